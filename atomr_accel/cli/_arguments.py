@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from .. import __version__
+from ._errors import Misunderstood, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,9 +40,25 @@ exit codes:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Leaves to others how a command ends, and does not pass over what it could not print."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the words.
+
+        Raises:
+            Misunderstood: always.
+        """
+        raise Misunderstood(message, self.format_usage())
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        del file  # help and versions go to standard output, and nothing else comes here
+        print_text(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of ``atomr-accel``; what it makes has ``command``, ``json`` and ``schema``."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="atomr-accel",
         description="Look at devices, libraries and running programs of atomr_accel.",
         epilog="`atomr-accel COMMAND --help` has examples of each.\n\n" + _EXIT_CODES,
@@ -79,11 +96,9 @@ class _Schema(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         del namespace, values, option_string
-        import sys
-
         from ._documents import schema
 
-        sys.stdout.write(schema(parser.prog.rpartition(" ")[2]))
+        print_text(schema(parser.prog.rpartition(" ")[2]))
         parser.exit()
 
 

@@ -62,6 +62,10 @@ class Measurement:
     unit: str
     prepared: Callable[[Device, int], Awaitable[Once]]
 
+    def of_size(self, size: int | str) -> str:
+        """What is done, with its size."""
+        return self.what.format(size=size)
+
 
 async def _product(device: Device, size: int) -> Once:
     a, b = [await device.put(array) for array in data_of("gemm", size)]
@@ -227,15 +231,15 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _listed(out: Output) -> int:
-    out.table("Measurements", ("name", "what"), [(m.name, m.what) for m in MEASUREMENTS])
+    out.table("Measurements", ("name", "what"), [(m.name, m.of_size("n")) for m in MEASUREMENTS])
     parts = [
         MeasurementPart(
             name=m.name,
-            what=m.what,
-            seconds=0.0,
-            least=0.0,
-            most=0.0,
-            rate=0.0,
+            what=m.of_size("n"),
+            seconds=None,
+            least=None,
+            most=None,
+            rate=None,
             unit=m.unit,
             rivals=[],
         )
@@ -243,7 +247,12 @@ def _listed(out: Output) -> int:
     ]
     out.document(
         BenchDocument(
-            version=__version__, device="", repeats=0, rivals={}, left_out={}, measurements=parts
+            version=__version__,
+            device=None,
+            repeats=None,
+            rivals={},
+            left_out={},
+            measurements=parts,
         )
     )
     return ExitCode.OK
@@ -329,7 +338,7 @@ def _part(
     theirs = _RIVALS_CALL_IT.get(measurement.name, measurement.name)
     return MeasurementPart(
         name=measurement.name,
-        what=measurement.what.format(size=size),
+        what=measurement.of_size(size),
         seconds=median,
         least=ordered[0],
         most=ordered[-1],
@@ -352,6 +361,10 @@ def _show(document: BenchDocument, out: Output) -> None:
     names = list(document.rivals)
     rows = []
     for part in document.measurements:
+        assert part.seconds is not None
+        assert part.least is not None
+        assert part.most is not None
+        assert part.rate is not None
         ratios = {rival.name: rival.ratio for rival in part.rivals}
         spread = f"{time_of(part.least)} to {time_of(part.most)}"
         cells = [_ratio(ratios.get(name)) for name in names]
@@ -403,7 +416,7 @@ def _plot(document: BenchDocument, file: str) -> None:
         axes.set_xlabel("our time by theirs (below 1: faster)")
         axes.legend()
     else:
-        axes.barh(places, [part.seconds for part in document.measurements])
+        axes.barh(places, [part.seconds or 0.0 for part in document.measurements])
         axes.set_xlabel("seconds")
     axes.set_xscale("log")
     axes.set_yticks(places, [part.name for part in document.measurements])

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..libraries.host._disk_cache import base_folder, is_safe, read
+from ..libraries.host._disk_cache import base_folder, is_safe, is_whole
 from ._documents import CacheDocument, KindPart
 from ._errors import ExitCode, Refusal
 from ._output import Toned, path_text, size_of
@@ -160,7 +160,7 @@ def _done(
 def _is_whole(path: Path) -> bool:
     """Whether a file holds what it should; one that is being written does not count."""
     try:
-        return path.name.startswith(".") or read(path) is not None
+        return path.name.startswith(".") or is_whole(path)
     except FileNotFoundError:
         return True  # a host has made room
     except OSError:

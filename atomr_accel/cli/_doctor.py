@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -179,8 +180,11 @@ def _cache_folder(machine: Machine) -> FindingPart:
     if folder is None:
         return _finding("cache on disk", "note", "off, or there is no home", advice)
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return _finding("cache on disk", "warning", f"{nearest} cannot be written", advice)
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()  # who is root has access to what takes nothing
+    except OSError as error:
+        found = f"{nearest} cannot be written: {error.strerror}"
+        return _finding("cache on disk", "warning", found, advice)
     return _finding("cache on disk", "ok", str(folder))
 
 

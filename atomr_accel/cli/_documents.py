@@ -23,7 +23,7 @@ class ErrorDocument(Document, frozen=True, kw_only=True, tag="error"):
     """Instead of any other, where a command could not be done.
 
     Attributes:
-        command: which.
+        command: which; empty where there is none of that name.
         message: why, and what to do.
         exit_code: what it exits with.
     """
@@ -172,7 +172,7 @@ class FindingPart(Part, frozen=True, kw_only=True):
     Attributes:
         name: what.
         level: ``"problem"`` stops programs, ``"warning"`` will under load or is slow, ``"note"``
-            is good to know.
+            is good to know, ``"ok"`` is as it should be.
         found: what there is.
         advice: what to do; empty where nothing is to be done.
     """
@@ -273,20 +273,20 @@ class MeasurementPart(Part, frozen=True, kw_only=True):
     Attributes:
         name: such as ``"gemm"``.
         what: what was done, with its sizes.
-        seconds: the median.
-        least: the shortest.
-        most: the longest.
-        rate: how much in a second, in ``unit``.
+        seconds: the median; None with ``--list``, which measures nothing.
+        least: the shortest; likewise.
+        most: the longest; likewise.
+        rate: how much in a second, in ``unit``; likewise.
         unit: such as ``"GFLOP/s"``.
         rivals: the same by others.
     """
 
     name: str
     what: str
-    seconds: float
-    least: float
-    most: float
-    rate: float
+    seconds: float | None
+    least: float | None
+    most: float | None
+    rate: float | None
     unit: str
     rivals: list[RivalPart]
 
@@ -296,16 +296,16 @@ class BenchDocument(Document, frozen=True, kw_only=True, tag="bench"):
 
     Attributes:
         version: of atomr_accel.
-        device: such as ``"cuda:0"``.
-        repeats: how often each was taken.
+        device: such as ``"cuda:0"``; None with ``--list``.
+        repeats: how often each was taken; None with ``--list``.
         rivals: versions of those that are installed, by name.
         left_out: why others were not measured, by name.
         measurements: in their order.
     """
 
     version: str
-    device: str
-    repeats: int
+    device: str | None
+    repeats: int | None
     rivals: dict[str, str]
     left_out: dict[str, str]
     measurements: list[MeasurementPart]
@@ -319,13 +319,15 @@ class TraceDocument(Document, frozen=True, kw_only=True, tag="trace"):
 
     Attributes:
         program: what was run.
-        files: timelines, one for each device that it has opened.
+        files: timelines that were written, one for each system that may have devices.
         exit_code: the program's.
+        problem: why others could not be written; None if all were.
     """
 
     program: str
     files: list[str]
     exit_code: int
+    problem: str | None
 
 
 class DashboardDocument(Document, frozen=True, kw_only=True, tag="dashboard"):
@@ -443,9 +445,10 @@ DOCUMENTS: Final[dict[str, type[Document]]] = {
 """The document of each command; any may print an ``ErrorDocument`` instead."""
 
 
-def encoded(document: Document) -> bytes:
-    """A document as indented JSON and a newline."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+def encoded(document: Document, *, in_a_line: bool = False) -> bytes:
+    """A document as JSON and a newline; indented, unless it is to be in a line."""
+    text = msgspec.json.encode(document)
+    return (text if in_a_line else msgspec.json.format(text, indent=2)) + b"\n"
 
 
 def decoded(command: str, data: bytes | str) -> Document:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +41,45 @@ class Refusal(Exception):
         self.code = code
 
 
+class Misunderstood(Refusal):
+    """The words of a command line were not understood.
+
+    Args:
+        message: what is wrong with them.
+        usage: how the command is used, for people.
+    """
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message, ExitCode.USAGE)
+        self.usage = usage
+
+
 class CannotWrite(Exception):
     """Standard output does not take what is written: the disk is full, say."""
+
+
+def standard_output() -> TextIO:
+    """Where results go.
+
+    Raises:
+        CannotWrite: it was closed before the command began.
+    """
+    if sys.stdout is None:
+        raise CannotWrite("cannot write the output: standard output is closed")
+    return sys.stdout
+
+
+def print_text(text: str) -> None:
+    """Print text as it is.
+
+    Raises:
+        CannotWrite: it was not written.
+        BrokenPipeError: nobody reads it any more.
+    """
+    output = standard_output()
+    with writing():
+        output.write(text)
+        output.flush()
 
 
 @contextmanager

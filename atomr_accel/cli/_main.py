@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ._arguments import parser
-from ._errors import CannotWrite, ExitCode, Refusal, writing
+from ._arguments import COMMANDS, parser
+from ._errors import CannotWrite, ExitCode, Misunderstood, Refusal, writing
 from ._output import Output
 
 if TYPE_CHECKING:
@@ -43,25 +43,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return ExitCode.PIPE
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except BaseExceptionGroup as group:  # of tasks, which trio has interrupted
-        if group.split(KeyboardInterrupt)[1] is not None:
-            raise
-        return ExitCode.INTERRUPTED
     except CannotWrite as error:
-        _discard_output()
+        if sys.stdout is not None:
+            _discard_output()
         if sys.stderr is not None:
             sys.stderr.write(f"atomr-accel: {error}\n")
         return ExitCode.WRONG
+    except BaseException as error:
+        if not _is_interrupt(error):
+            raise
+        return ExitCode.INTERRUPTED
     return code
 
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
         args = parser().parse_args(argv)
-    except SystemExit as end:  # argparse has said all there is to say
-        return end.code if isinstance(end.code, int) else ExitCode.USAGE
+    except SystemExit:  # help, a version or a schema was printed
+        return ExitCode.OK
+    except Misunderstood as error:
+        words = sys.argv[1:] if argv is None else argv
+        names = {command.name for command in COMMANDS}
+        out = Output(as_json="--json" in words)
+        if not out.as_json and sys.stderr is not None:
+            sys.stderr.write(error.usage)
+        out.refuse(next((w for w in words if w in names), ""), str(error), error.code)
+        return error.code
     out = Output(as_json=args.json)
     try:
         command = cast("_Module", import_module(f"._{args.command}", __package__))
@@ -69,6 +76,17 @@ def _run(argv: Sequence[str] | None) -> int:
     except Refusal as refusal:
         out.refuse(args.command, str(refusal), refusal.code)
         return refusal.code
+    except BaseException as error:
+        if out.as_json and not out.printed and _is_interrupt(error):
+            out.refuse(args.command, "it was interrupted", ExitCode.INTERRUPTED)
+        raise
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether it is Ctrl-C and nothing else; in the middle of tasks trio makes a group of it."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(KeyboardInterrupt)[1] is None
+    return isinstance(error, KeyboardInterrupt)
 
 
 def _fill_standard_descriptors() -> None:

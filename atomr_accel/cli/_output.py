@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal, TextIO, final
 
-from ._errors import writing
+from ._errors import standard_output, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,24 +46,37 @@ class Output:
 
     Args:
         as_json: print documents as JSON, and no text.
+
+    Attributes:
+        as_json: that.
+        on_terminal: whether somebody looks at it.
+        printed: whether there was a document yet.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json: Final = as_json
+        self.printed: bool = False
         self.on_terminal: Final = _is_terminal(sys.stdout)
 
     # --- for scripts ---------------------------------------------------------------------
 
-    def document(self, document: Document) -> None:
-        """Print a document as JSON, in UTF-8 whatever the locale; nothing without ``--json``."""
-        if not self.as_json or sys.stdout is None:
+    def document(self, document: Document, *, in_a_line: bool = False) -> None:
+        """Print a document as JSON, in UTF-8 whatever the locale; nothing without ``--json``.
+
+        Args:
+            document: what to print.
+            in_a_line: not indented, for one of many.
+        """
+        if not self.as_json:
             return
         from ._documents import encoded
 
+        output = standard_output()
+        self.printed = True
         with writing():
-            sys.stdout.flush()
-            sys.stdout.buffer.write(encoded(document))
-            sys.stdout.buffer.flush()
+            output.flush()
+            output.buffer.write(encoded(document, in_a_line=in_a_line))
+            output.buffer.flush()
 
     def refuse(self, command: str, message: str, code: int) -> None:
         """Say why a command could not be done."""
@@ -72,32 +85,34 @@ class Output:
 
             self.document(ErrorDocument(command=command, message=message, exit_code=int(code)))
         elif sys.stderr is not None:
-            sys.stderr.write(f"atomr-accel {command}: {printable(message)}\n")
+            name = f"atomr-accel {command}".rstrip()
+            sys.stderr.write(f"{name}: {printable(message)}\n")
 
     # --- for people ----------------------------------------------------------------------
 
     def line(self, text: str = "", tone: Tone | None = None) -> None:
         """Print a line."""
-        if self.as_json or sys.stdout is None:
+        if self.as_json:
             return
-        text = printable(text)
+        text, output = printable(text), standard_output()
         with writing():
-            if (console := _console(sys.stdout)) is None:
-                sys.stdout.write(f"{text}\n")
+            if (console := _console(output)) is None:
+                output.write(f"{text}\n")
             else:
                 style = _STYLES[tone] if tone else None
                 console.print(text, style=style, markup=False, highlight=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Print a table, followed by an empty line; nothing if it has no rows."""
-        if self.as_json or sys.stdout is None or not rows:
+        if self.as_json or not rows:
             return
+        output = standard_output()
         with writing():
-            if (console := _console(sys.stdout)) is not None:
+            if (console := _console(output)) is not None:
                 console.print(rich_table(title, columns, rows))
                 return
             text = plain_table(columns, rows, _width(self.on_terminal))
-            sys.stdout.write(f"{printable(title)}\n{text}\n")
+            output.write(f"{printable(title)}\n{text}\n")
 
     def console(self) -> Console | None:
         """What rich draws on; None where it does not."""

@@ -6,12 +6,13 @@ import runpy
 import sys
 import traceback
 from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..actors._system import beside_systems
 from ._errors import ExitCode, Refusal
-from ._output import path_text
+from ._output import path_text, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -44,6 +45,26 @@ def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool)
             return _ended(args)
 
 
+def _require_module(name: str) -> None:
+    """Refuse a module that is not there, or a package that cannot be run.
+
+    Raises:
+        Refusal: that.
+    """
+    looked = name
+    try:
+        spec = find_spec(looked)
+        if spec is not None and spec.submodule_search_locations is not None:
+            looked = f"{name}.__main__"
+            spec = find_spec(looked)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package that it is in lacks something
+        spec = None
+    if spec is None:
+        raise Refusal(f"there is no module {printable(looked)}")
+
+
 @contextmanager
 def _as_main(args: argparse.Namespace) -> Iterator[None]:
     """What `python` does before it runs a program: its words, and where it finds its modules."""
@@ -62,6 +83,7 @@ def _ended(args: argparse.Namespace) -> int:
     """Run it to its end; what it exits with, as `python` would."""
     try:
         if args.module:
+            _require_module(args.program)
             runpy.run_module(args.program, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(args.program, run_name="__main__")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
-
-import msgspec
 
 from ..dashboard import running
 from ..telemetry._nvml_library import NvmlLibrary
 from ._documents import HardwarePart, ProgramPart, TopDocument
-from ._errors import ExitCode, Refusal, writing
+from ._errors import ExitCode, Refusal, standard_output, writing
 from ._output import Cell, Tone, Toned, rich_table, size_of
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             out.document(first)
         elif out.as_json:
             # One object in each line: what is read as it comes is not indented.
-            _keep_looking(args, read, first, _write_line)
+            _keep_looking(args, read, first, partial(out.document, in_a_line=True))
         else:
             _live(args, read, first, out)
     return ExitCode.OK
@@ -274,12 +272,6 @@ def _keep_looking(
             return
 
 
-def _write_line(document: TopDocument) -> None:
-    with writing():
-        sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
-        sys.stdout.buffer.flush()
-
-
 def _live(
     args: argparse.Namespace,
     read: Callable[[], list[HardwarePart]],
@@ -293,7 +285,8 @@ def _live(
         def show(document: TopDocument) -> None:
             for block in blocks(document):
                 out.table(*block)
-            sys.stdout.flush()
+            with writing():
+                standard_output().flush()
 
         _keep_looking(args, read, first, show)
         return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,31 +33,82 @@ def run(args: argparse.Namespace, out: Output) -> int:
         Refusal: there is no place for the timeline.
     """
     first = Path(args.output)
-    if first.is_dir() or not os.access(first.parent, os.W_OK | os.X_OK):
-        raise Refusal(f"{path_text(first)} cannot be written; say where with -o")
+    _require_writable(first)
+    numbers = count()
     files: list[Path] = []
+    problems: list[str] = []
+
+    def told(file: Path, error: OSError) -> str:
+        return f"{path_text(file)} cannot be written: {error.strerror}"
 
     @asynccontextmanager
     async def timeline(system: ActorSystem) -> AsyncIterator[None]:
         if not isinstance(system, System):  # one without devices
             yield
             return
-        file = numbered(first, len(files))
-        files.append(file)
-        async with trace(system, file):
-            yield
+        file = numbered(first, next(numbers))
+        ended = False
+        try:
+            async with trace(system, file):
+                files.append(file)
+                yield
+                ended = True
+        except OSError as error:
+            if file not in files:
+                raise Refusal(told(file, error)) from error
+            if not ended:  # it is the program's
+                raise
+            files.remove(file)
+            problems.append(told(file, error))
 
     try:
         code = run_beside(timeline, args, as_json=out.as_json)
-    finally:  # a program that was interrupted has a timeline, too
-        names = [path_text(file) for file in files]
-        sys.stderr.write(
-            f"wrote {', '.join(names)}: open at https://ui.perfetto.dev\n"
-            if names
-            else "nothing was written: the program has opened no system that may have devices\n"
-        )
-    out.document(TraceDocument(program=path_text(args.program), files=names, exit_code=code))
+    except Refusal:
+        raise
+    except BaseException:  # a program that was interrupted has a timeline, too
+        _tell(files, problems)
+        raise
+    document = TraceDocument(
+        program=path_text(args.program),
+        files=_tell(files, problems),
+        exit_code=code,
+        problem="; ".join(problems) or None,
+    )
+    out.document(document)
     return code
+
+
+def _require_writable(file: Path) -> None:
+    """Refuse a file that cannot be opened, before the program runs; none is left behind."""
+    there = file.exists()
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        reason = f"{path_text(file)} cannot be written: {error.strerror}"
+        raise Refusal(f"{reason}; say where with -o") from error
+    if not there:
+        file.unlink()
+
+
+def _tell(files: list[Path], problems: list[str]) -> list[str]:
+    """Say on standard error what was written and what was not.
+
+    Returns:
+        The names of those that something was written to. Of a program that failed itself, nothing
+        else tells that its timeline did, too.
+    """
+    names = [path_text(file) for file in files if file.exists() and file.stat().st_size]
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+    if names:
+        sys.stderr.write(f"wrote {', '.join(names)}: open at https://ui.perfetto.dev\n")
+    elif not (files or problems):
+        sys.stderr.write(
+            "nothing was written: the program has opened no system that may have devices\n"
+        )
+    elif not problems:
+        sys.stderr.write(f"nothing was written to {', '.join(map(path_text, files))}\n")
+    return names
 
 
 def numbered(file: Path, number: int) -> Path:

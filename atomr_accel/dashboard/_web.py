@@ -10,7 +10,6 @@ are no cookies: a browser would send them to every other port of this machine, t
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from contextlib import aclosing
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ..telemetry._host_header import MISDIRECTED, REFUSAL, is_here
 from ._patch import encode
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if not is_here(headers.getlist("host"), self._names):
-            return PlainTextResponse("this is not the host that was asked for", 421)
+            return PlainTextResponse(REFUSAL, MISDIRECTED)
         if scope["method"] != "GET":
             return PlainTextResponse("there is nothing to change here", 405, {"Allow": "GET"})
         if scope["path"] in _FILES or self._has_token(scope, headers):
@@ -119,27 +119,6 @@ class _Guard:
         if scheme.lower() != "bearer":
             given = QueryParams(scope["query_string"]).get("token", "")
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
-
-
-def is_here(hosts: list[str], names: frozenset[str]) -> bool:
-    """Whether a request's ``Host`` is one that nobody else can have made lead here.
-
-    A name may lead anywhere, an address leads where it says. The port may be another one: that of
-    a tunnel.
-    """
-    if len(hosts) != 1:
-        return False
-    host = hosts[0].lower()
-    name, colon, port = host.rpartition(":")
-    if not colon or not port.isdecimal():
-        name = host
-    if name in names or name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
 
 
 class _Events(Response):

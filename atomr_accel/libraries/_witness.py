@@ -74,7 +74,7 @@ class Witness(Protocol):
     def entered(self, program: Any) -> None:
         """The block of a batch or a recording begins."""
 
-    def left(self, program: Any, error: BaseException | None) -> None:
+    def left(self, program: Any, error: BaseException | None, *, body: bool) -> None:
         """The block of a batch or a recording has ended, and with what error."""
 
     def chosen(self, program: Any, kind: str, flag: Any) -> None:

@@ -283,6 +283,8 @@ class Done(_Entry, frozen=True, tag="done"):
         result: what it gave.
         error: the type's name and the message.
         fault: whether the device went down with it.
+        body: whether it is the program's own block that has raised, and nothing that was called
+            there; of a batch or a recording that is left.
     """
 
     call: int
@@ -290,6 +292,7 @@ class Done(_Entry, frozen=True, tag="done"):
     result: Value = None
     error: tuple[str, str] = ("", "")
     fault: bool = False
+    body: bool = False
 
 
 @final

@@ -75,7 +75,8 @@ async def explain(
     """Explain the first fault of a journal, by a minimal program that faults again.
 
     What the calls up to the fault came to is reduced by delta debugging. Each trial is a program of
-    its own, run in a process of its own. Buffers whose calls are left out are zeros.
+    its own, run in a process of its own. Buffers whose calls are left out are zeros, and so are
+    arrays of which the journal holds hashes alone.
 
     Args:
         path: the journal's file, or where else it is kept.
@@ -142,6 +143,7 @@ class _Search:
         self._made: dict[int, Ref] = {}
         self._makers: dict[int, Recall] = {}
         self.trials = 0
+        self._zeros = 0  # arrays that are not in the journal
         for recall in recorded.calls:
             for entry in recall.brought:
                 number = entry.ref.id if isinstance(entry, Outside) else entry.id
@@ -186,7 +188,7 @@ class _Search:
             if not await fails(self._candidates):
                 if reason:
                     raise Unsupported(f"the fault cannot be written as a program: {reason}")
-                raise JournalError("the fault does not come again, not even with all calls")
+                raise JournalError(self._not_again())
             found = await minimal(self._candidates, fails)
         text = self._text(writer, found)
         if out is not None:
@@ -249,7 +251,18 @@ class _Search:
             content = await self._recorded.array(array)
             if content is not None:
                 found[array.hash] = content
+            else:
+                self._zeros += 1
         return found
+
+    def _not_again(self) -> str:
+        text = "the fault does not come again, not even with all calls"
+        if not self._zeros:
+            return text
+        return (
+            f"{text}; but zeros stood for {self._zeros} arrays, of which the journal holds hashes "
+            "alone: record with contents=True"
+        )
 
 
 def arrays_of(value: Any) -> list[Array]:

@@ -98,8 +98,9 @@ def open_journal(
         A context manager. Leaving its block waits until all is written, for ten seconds at most.
 
     Raises:
-        JournalError: the device has a journal already; as the block is left, where writing has
-            failed and the block raises nothing itself.
+        JournalError: the device has a journal already; the file cannot be begun, as on a full disk,
+            and then there is none; as the block is left, where writing has failed and the block
+            raises nothing itself.
         FileExistsError: there is a journal of this name.
         Unsupported: a URL: nothing here writes to databases but ``RedisStorage``.
     """

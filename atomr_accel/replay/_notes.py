@@ -280,8 +280,8 @@ class Notes:
             self._place(note)
             self._done(note, program)
 
-    def left(self, program: Any, error: BaseException | None) -> None:
-        """Note that the block of a batch or a recording has ended."""
+    def left(self, program: Any, error: BaseException | None, *, body: bool) -> None:
+        """Note that the block of a batch or a recording has ended, and whether itself raised."""
         number = self._programs.get(program)
         if number is None or not self._notes_calls():
             return
@@ -293,7 +293,7 @@ class Notes:
                 self._output(got, "result", array.copy())
             self._done(note, None)
         else:
-            self._failed(note, error)
+            self._failed(note, error, body=body)
         self._programs.pop(program)
         self._fetched.pop(program, None)
 
@@ -551,14 +551,14 @@ class Notes:
         )
         return Done(note.number, outcome, describer.result(result)), tuple(arrays)
 
-    def _failed(self, note: _Note, error: BaseException) -> None:
+    def _failed(self, note: _Note, error: BaseException, *, body: bool = False) -> None:
         if not self.open:
             return
         if isinstance(error, Exception):
             self._place(note)
             described = type(error).__name__, str(error)[:1000]
             fault = isinstance(error, ContextPoisoned | DeviceLost)
-            self._add(Done(note.number, "error", None, described, fault))
+            self._add(Done(note.number, "error", None, described, fault, body))
         elif note.number:  # otherwise nothing has happened
             if self._results and note.submission is None:
                 self._copy_outputs(note, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -17,7 +18,7 @@ from ._reading import Recall, Recorded, reading
 from ._restore import Missing, Restorer, refs_given, refs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..device import Device
     from ._storage import Storage
@@ -114,8 +115,9 @@ async def replay(
     """Make the calls of a journal again, one after the other, and compare what they give.
 
     Calls of a batch are awaited one by one, which comes to the same; recordings are recorded and
-    replayed. A call that was cancelled is not made: what it may have written is taken from the
-    journal, or counts as unknown.
+    replayed. What a fault has taken down comes after what was called later and still ended well. A
+    call that was cancelled is not made: what it may have written is taken from the journal, or
+    counts as unknown.
 
     Args:
         path: the journal's file, or where else it is kept.
@@ -246,22 +248,41 @@ class Player:
         Args:
             until: the number of the last one; None: all.
         """
-        for recall in self._recorded.calls:
-            if until is not None and recall.call.number > until:
-                break
-            await self._before(recall)
-            try:
-                await self._call(recall)
-            except Missing as missing:
-                self._skip(recall, str(missing))
+        calls = self._recorded.calls
+        if until is not None:
+            calls = tuple(each for each in calls if each.call.number <= until)
+        later = taken_down(calls)
+        for _, generation in groupby(calls, key=lambda each: each.call.generation):
+            there = [*generation]
+            postponed = [each for each in there if each.call.number in later]
+            for recall in there:
+                await self._before(recall, drop=not postponed)
+                if recall.call.number not in later:
+                    await self._try(recall)
+            for recall in postponed:
+                await self._try(recall)
+            for recall in there if postponed else ():
+                self._drop(recall)
         for number in [*self._programs]:
             await self._leave(number)
 
+    async def _try(self, recall: Recall) -> None:
+        """Make a call again, or say why that cannot be."""
+        try:
+            await self._call(recall)
+        except Missing as missing:
+            self._skip(recall, str(missing))
+
     # --- before a call ----------------------------------------------------------------------
 
-    async def _before(self, recall: Recall) -> None:
+    def _drop(self, recall: Recall) -> None:
+        """Let go of what the program had let go of before a call."""
         for number in recall.dropped:
             self.restorer.buffers.pop(number, None)
+
+    async def _before(self, recall: Recall, *, drop: bool) -> None:
+        if drop:
+            self._drop(recall)
         if recall.call.generation != self._generation:
             self._generation = recall.call.generation
             for number, ref in [*self.restorer.buffers.items()]:
@@ -390,6 +411,7 @@ class Player:
             self._programs[number] = program  # it is replayed from now on
             return
         del self._programs[number]
+        body = done is not None and done.body  # then nobody knows how its calls ended
         if done is None or done.outcome == "ok":
             wanted: str | None = ""
         else:
@@ -397,11 +419,11 @@ class Player:
             for made in program.made:
                 self.restorer.buffers.pop(made, None)
                 self.restorer.lost[made] = "its batch did not end well"
-        several = wanted in (None, "ExceptionGroup")
+        several = body or wanted in (None, "ExceptionGroup")
         for name, (culprit, error) in program.raised.items():
             if name != wanted and not several:
                 self._differs(culprit, f"raised {name}: {error}")
-        if wanted and not program.raised and done is not None and not done.fault:
+        if wanted and not program.raised and done is not None and not (body or done.fault):
             self._differs(recall, f"ended well, and did not raise {wanted}")
 
     async def _leave(self, number: int) -> None:
@@ -546,6 +568,36 @@ class Player:
         text = str(recall)
         message = f"call {text}: {f'{where}: ' if where else ''}{what}"
         self.report.differences.append(Difference(recall.call.number, text, where, found, message))
+
+
+def taken_down(calls: Sequence[Recall]) -> set[int]:
+    """The numbers of calls that went down with the device, or are in batches that did.
+
+    What was called after them in the same generation, and ended well, ran before the fault was
+    seen, so it did not wait for them. They are made last: otherwise they would take it down, too.
+    A call of such a batch keeps its place where others used its buffers afterwards, and ended well.
+    """
+    found = {each.call.number for each in calls if each.done is not None and each.done.fault}
+    batches = {
+        each.call.target.id
+        for each in calls
+        if each.call.number in found and each.call.method == "leave"
+        if isinstance(each.call.target, Handle)
+    }
+    used: set[int] = set()
+    generation = 0
+    for recall in reversed(calls):
+        call, done = recall.call, recall.done
+        if call.generation != generation:
+            used, generation = set(), call.generation
+        if call.program in batches:
+            touched = {ref.id for ref in refs_given(call).values()}
+            touched.update(ref.id for _, ref in refs_of(None if done is None else done.result))
+            if used.isdisjoint(touched):
+                found.add(call.number)
+        elif done is not None and done.outcome == "ok":
+            used.update(ref.id for ref in refs_given(call).values())
+    return found
 
 
 def _whole(array: Array, number: int) -> Ref:

@@ -116,10 +116,12 @@ class Recorded:
         """What an array held, or None where only its hash is known.
 
         Raises:
-            JournalDamaged: what is kept has another hash.
+            JournalDamaged: what is kept has another hash, or is gone from a journal of contents.
         """
         data = await self._storage.content(array.hash)
         if data is None:
+            if self.header.contents and array.hash:
+                raise JournalDamaged("the content of an array is missing", record=0)
             return None
         dtype = DTYPES[array.dtype]
         size = int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize
@@ -143,6 +145,9 @@ async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Rec
     storage = storage_of(source)
     async with storage.open(create=False):
         records = await storage.records()
+        if not records:
+            raise JournalError(f"{storage!r} has ended before anything was written: it is empty")
+        check_chain(records[:1], dropping=False)  # before it is believed what it says
         dropping = _header(storage, records).when_full == "drop"
         check_chain(records, dropping=dropping)
         yield Recorded(storage, [_decoded(record) for record in records])
@@ -164,7 +169,7 @@ def storage_of(source: str | os.PathLike[str] | Storage) -> Storage:
 
 
 def _header(storage: Storage, records: list[Record]) -> Header:
-    header = _decoded(records[0]) if records else None
+    header = _decoded(records[0])
     if not isinstance(header, Header) or header.schema != SCHEMA:
         raise JournalError(f"{storage!r} holds no journal of version {SCHEMA}")
     return header
@@ -173,7 +178,7 @@ def _header(storage: Storage, records: list[Record]) -> Header:
 def _decoded(record: Record) -> Entry:
     try:
         return decode(record.data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise JournalDamaged(
             f"record {record.number} is not what was written", record=record.number
         ) from error

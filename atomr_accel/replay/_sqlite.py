@@ -22,6 +22,19 @@ T = TypeVar("T")
 _MARK: Final = 0x61746A6C
 """SQLite's ``application_id`` of a journal: "atjl"."""
 
+_OURS_ALONE: Final = 0o600
+"""Arrays of the program may be in there. SQLite gives the files beside it the same mode."""
+
+_NO_DAMAGE: Final = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
+"""What SQLite says of files that may be whole."""
+
 _TABLES: Final = f"""
     PRAGMA application_id = {_MARK};
     PRAGMA user_version = {SCHEMA};
@@ -38,7 +51,8 @@ class SqliteStorage:
     """A journal in a file, with a write-ahead log beside it while it is open.
 
     Each append is a transaction (``synchronous=NORMAL``): what was appended is there after the
-    program was killed. After a power failure the last transactions may be gone, whole.
+    program was killed. After a power failure the last transactions may be gone, whole. The file is
+    made for its user alone (mode 0600).
 
     Args:
         path: the file.
@@ -82,16 +96,23 @@ class SqliteStorage:
         return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
 
     def _create(self) -> None:
-        with self.path.open("xb"):
-            pass
-        self._connection = _connected(self.path)
-        self._connection.executescript(_TABLES)
+        self.path.touch(mode=_OURS_ALONE, exist_ok=False)
+        try:
+            self._connection = _connected(self.path)
+            self._connection.executescript(_TABLES)
+        except sqlite3.Error as error:
+            self._close()
+            for left in ("", "-journal", "-wal", "-shm"):  # the name is free again
+                self.path.with_name(self.path.name + left).unlink(missing_ok=True)
+            raise JournalError(f"{self.path} cannot be written: {error}") from error
 
     def _open(self) -> None:
         if not self.path.exists():
             raise FileNotFoundError(f"there is no journal {self.path}")
-        self._connection = _connected(self.path)
+        if not self.path.is_file():
+            raise JournalError(f"{self.path} is no journal: it is no file")
         with _damage_told(self.path):
+            self._connection = _connected(self.path)
             (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
             (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
             self._connection.execute("PRAGMA query_only = ON")
@@ -133,13 +154,13 @@ class SqliteStorage:
             rows = self._opened().execute(
                 "SELECT number, before, digest, data FROM records ORDER BY number"
             )
-            return [Record(*row) for row in rows]
+            return [Record(number, *map(_bytes, others)) for number, *others in rows]
 
     def _content(self, key: bytes) -> bytes | None:
         with _damage_told(self.path):
             found = self._opened().execute("SELECT data FROM contents WHERE hash = ?", (key,))
             row = found.fetchone()
-        return None if row is None else bytes(row[0])
+        return None if row is None else _bytes(row[0])
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -152,16 +173,30 @@ class SqliteStorage:
             self._connection = None
 
 
+def _bytes(value: object) -> bytes:
+    """What a column of bytes has; nothing in place of anything else, which no digest fits."""
+    return value if isinstance(value, bytes) else b""
+
+
 @contextmanager
 def _damage_told(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code == sqlite3.SQLITE_NOTADB:
+            raise JournalError(f"{path} is no journal") from error
+        if code in _NO_DAMAGE:
+            raise JournalError(f"{path} cannot be read now: {error}") from error
         raise JournalDamaged(f"{path} cannot be read: {error}", record=0) from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:
     # One call at a time, but each perhaps in another thread.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
     return connection

@@ -89,7 +89,8 @@ class Storage(Protocol):
         Raises:
             FileExistsError: there is one already, and it should be made.
             FileNotFoundError: there is none, and it should be read.
-            JournalError: what is there is no journal, or of another version.
+            JournalError: what is there is no journal, or of another version; or one cannot be
+                made, and nothing is left of it.
         """
 
     async def append(

@@ -86,14 +86,14 @@ _TABLE: Final = (
         "op_seconds",
         "histogram",
         (*_D, "library"),
-        "From the submission of an op to its answer, of those that were executed.",
+        "From the submission of an op to its answer, of those that are done.",
         SECONDS,
     ),
     Metric(
         "op_queued_seconds",
         "histogram",
         (*_D, "library"),
-        "From the submission of an op until it was sent to the host, of those that were executed.",
+        "From the submission of an op until it was sent to the host, of those that are done.",
         SECONDS,
     ),
     Metric(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from datetime import UTC, datetime
 from typing import Final, final
 
@@ -14,6 +15,12 @@ _STANDARD: Final = frozenset(
     {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 )
 """What every record has, or other formatters leave there."""
+
+_DEEPEST: Final = 32
+"""Containers in containers beyond this are not told."""
+
+_MOST_BITS: Final = 4096
+"""Of a whole number; Python refuses to write far larger ones in decimals."""
 
 
 @final
@@ -30,7 +37,8 @@ class JsonFormatter(logging.Formatter):
     then the fields of this package, as far as they are known: ``actor``, ``device``,
     ``generation``, ``lane``, ``op``, ``status``, ``status_name``, ``library`` and ``call``; then
     what else the program gives in ``extra``; ``traceparent`` where one is set; ``exception`` and
-    ``stack`` as text.
+    ``stack`` as text. What JSON has no form for is text, too: what ``repr`` gives, ``"nan"``
+    and ``"inf"`` among it. No record is lost for what is in ``extra``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -55,4 +63,39 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line, default=repr)
+        return json.dumps(_plain(line), allow_nan=False)
+
+
+def _plain(value: object, inside: tuple[int, ...] = ()) -> object:
+    """A value as JSON can have it.
+
+    Args:
+        value: anything.
+        inside: the identities of the containers that it is in.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MOST_BITS else hex(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(float(value))
+    if not isinstance(value, dict | list | tuple):
+        return _text(value)
+    if id(value) in inside or len(inside) >= _DEEPEST:
+        return "..."
+    inside = (*inside, id(value))
+    if isinstance(value, dict):
+        return {
+            _plain(key) if key is None or isinstance(key, str | int) else _text(key): (
+                _plain(item, inside)
+            )
+            for key, item in value.items()
+        }
+    return [_plain(item, inside) for item in value]
+
+
+def _text(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - whatever it raises, the record is of more worth
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"

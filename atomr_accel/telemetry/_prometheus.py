@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from ..actors._util import check_instance, check_whole
+from ._host_header import MISDIRECTED, REFUSAL, is_here
 from ._packages import package
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     import prometheus_client
 
@@ -26,8 +27,13 @@ _log = logging.getLogger("atomr_accel.telemetry")
 _PATH: Final = b"/metrics"
 _RECEIVE: Final = 1 << 14
 _MOST_CONNECTIONS: Final = 64
+_FIRST_SECONDS: Final = 10.0
+"""A connection that has not asked anything after so long is closed."""
+
 _IDLE_SECONDS: Final = 90.0
-"""A connection that asks nothing for so long is closed: longer than scrapes mostly lie apart."""
+"""The same of one that has asked before: longer than scrapes mostly lie apart."""
+
+_TEXT: Final = [("Content-Type", "text/plain")]
 
 
 @final
@@ -79,17 +85,22 @@ def _family(core: Any, metric: Metric, points: tuple[Point, ...]) -> Any:
 
 @asynccontextmanager
 async def serve_prometheus(
-    metrics: Metrics, *, host: str = "127.0.0.1", port: int = 0
+    metrics: Metrics, *, host: str = "127.0.0.1", port: int = 0, names: Iterable[str] = ()
 ) -> AsyncIterator[int]:
     """Serve ``http://host:port/metrics`` for the length of an ``async with`` block.
 
     It runs in trio, beside the program, and answers nothing but scrapes. Whoever reaches the
-    address can read them: there is neither a password nor encryption.
+    address can read them: there is neither a password nor encryption. Pages in a browser cannot,
+    for a request has to name this machine by an address, as ``localhost``, or by one of ``names``.
+
+    It has 64 connections at most. Then one that waits for a request gives way to a new one: that
+    which has waited for longest.
 
     Args:
         metrics: what to serve.
         host: the address to listen on. By default, only programs of this machine reach it.
         port: the port; 0 for any that is free.
+        names: host names by which scrapers may call it, beside ``localhost`` and addresses.
 
     Yields:
         The port.
@@ -100,7 +111,7 @@ async def serve_prometheus(
     """
     check_instance("host", host, str)
     check_whole("port", port)
-    page = _Page(metrics)
+    page = _Page(metrics, frozenset(name.lower() for name in names))
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(port, host=host)
         nursery.start_soon(partial(trio.serve_listeners, page.serve, listeners))
@@ -112,29 +123,37 @@ async def serve_prometheus(
 
 @final
 class _Page:
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, names: frozenset[str]) -> None:
+        self._names = names
         self._h11 = package("h11", "h11")
         self._exposition = package("prometheus_client.exposition", "prometheus-client")
         self._registry = package("prometheus_client", "prometheus-client").CollectorRegistry()
         self._registry.register(PrometheusCollector(metrics))
         self._connections = 0
+        self._idle: dict[trio.CancelScope, None] = {}  # what waits for a request, longest first
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Answer what comes over one connection, one after the other."""
         if self._connections >= _MOST_CONNECTIONS:
-            await trio.aclose_forcefully(stream)
-            return
+            if not self._idle:
+                await trio.aclose_forcefully(stream)
+                return
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.cancel()
         self._connections += 1
         h11 = self._h11
         try:
             connection = h11.Connection(h11.SERVER)
+            seconds = _FIRST_SECONDS
             while connection.our_state is h11.IDLE:
-                with trio.move_on_after(_IDLE_SECONDS) as scope:
-                    await self._answer_next(connection, stream)
+                with trio.move_on_after(seconds) as scope:
+                    await self._answer_next(connection, stream, scope)
                     if connection.our_state is h11.DONE and connection.their_state is h11.DONE:
                         connection.start_next_cycle()
                 if scope.cancelled_caught:
                     break
+                seconds = _IDLE_SECONDS
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
             pass  # whoever asked has left
         except Exception:  # noqa: BLE001 (as below: it would end the server, and the program)
@@ -143,22 +162,33 @@ class _Page:
             self._connections -= 1
             await trio.aclose_forcefully(stream)
 
-    async def _answer_next(self, connection: Any, stream: trio.SocketStream) -> None:
+    async def _answer_next(
+        self, connection: Any, stream: trio.SocketStream, scope: trio.CancelScope
+    ) -> None:
+        """Answer the next request; without its body, which nobody wants.
+
+        Args:
+            connection: h11's.
+            stream: where it comes from.
+            scope: what is cancelled where it gives way before the request is there.
+        """
         h11 = self._h11
+        request = None
         try:
-            request = None
-            while True:
-                event = connection.next_event()
-                if event is h11.NEED_DATA:
+            self._idle[scope] = None
+            try:
+                while (event := connection.next_event()) is h11.NEED_DATA:
                     connection.receive_data(await stream.receive_some(_RECEIVE))
-                elif isinstance(event, h11.Request):
-                    request = event
-                elif isinstance(event, h11.EndOfMessage):
-                    break
-                elif not isinstance(event, h11.Data):  # the connection is over
-                    return
-            assert request is not None
+            finally:
+                self._idle.pop(scope, None)
+            if not isinstance(event, h11.Request):  # the connection is over
+                return
+            request = event
             status, headers, body = self._answer(request)
+            while isinstance(connection.next_event(), h11.Data):
+                pass
+            if connection.their_state is not h11.DONE:
+                headers = [*headers, ("Connection", "close")]  # the rest of it is not waited for
         except h11.RemoteProtocolError as error:
             status, headers, body = error.error_status_hint, [], b""
             if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -170,8 +200,11 @@ class _Page:
         await stream.send_all(sent + connection.send(h11.EndOfMessage()))
 
     def _answer(self, request: Any) -> tuple[int, list[tuple[str, str]], bytes]:
+        hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
+        if not is_here(hosts, self._names):
+            return MISDIRECTED, _TEXT, f"{REFUSAL}\n".encode()
         if request.target.partition(b"?")[0] != _PATH:
-            return 404, [("Content-Type", "text/plain")], b"metrics are at /metrics\n"
+            return 404, _TEXT, b"metrics are at /metrics\n"
         if request.method not in (b"GET", b"HEAD"):
             return 405, [("Allow", "GET, HEAD")], b""
         accepted = b",".join(value for name, value in request.headers if name == b"accept")
@@ -180,4 +213,4 @@ class _Page:
             return 200, [("Content-Type", content_type)], encode(self._registry)
         except Exception:  # noqa: BLE001 (the program goes on)
             _log.exception("metrics cannot be told")
-            return 500, [("Content-Type", "text/plain")], b"see the log\n"
+            return 500, _TEXT, b"see the log\n"

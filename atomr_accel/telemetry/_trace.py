@@ -48,6 +48,13 @@ class _File:
             except OSError as error:
                 self.failure = error
 
+    def close(self) -> None:
+        """Close the file; an error of that is no more than one of writing, and hides no other."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self.failure = self.failure or error
+
     def _write(self, notes: Notes) -> None:
         self._file.write(self._recorder.encode(notes))
         self._file.flush()
@@ -85,8 +92,8 @@ async def trace(
     system = watched.system if isinstance(watched, Device) else watched
     recorder = Recorder(timed=timed)
     opened = await trio.to_thread.run_sync(Path(path).open, "wb")
-    with opened:
-        file = _File(opened, recorder)
+    file = _File(opened, recorder)
+    try:
         for device in system.devices:
             seen = device.statistics()
             standby = None if seen.standby is None else seen.standby.state
@@ -103,5 +110,7 @@ async def trace(
                         recorder.unfinished(op)
                 recorder.finish()
                 await file.write()
-        if file.failure is not None:
-            raise file.failure
+    finally:
+        file.close()
+    if file.failure is not None:
+        raise file.failure

@@ -77,7 +77,10 @@ def test_for_people(command: Commands) -> None:
 def test_a_list(command: Commands) -> None:
     document = command.document("bench", "--list")
     assert [part.name for part in document.measurements] == [m.name for m in MEASUREMENTS]
-    assert "ask" in command("bench", "--list").out
+    assert {part.seconds for part in document.measurements} == {document.device} == {None}
+    text = command("bench", "--list").out
+    assert "a product of n x n, awaited" in text
+    assert "{" not in text
 
 
 def test_a_device_that_is_not_there(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

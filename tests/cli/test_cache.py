@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,19 @@ def test_what_is_damaged_is_found_and_cleared(kept: Path, command: Commands) -> 
     assert not bad.exists()
     assert command("cache", "verify").code == 0
     assert DiskCache("dnn-plans").get(b"plan") == b"a plan"
+
+
+def test_a_file_of_whatever_size_takes_little_memory(kept: Path, command: Commands) -> None:
+    large = kept / "cubins" / ("2" * 64)
+    for head in (b"", damage(kept).read_bytes()[:32]):
+        large.write_bytes(head)
+        os.truncate(large, 32 << 20)
+        tracemalloc.start()
+        document = command.document("cache", "verify", "cubins", code=1)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kinds(document)["cubins"].damaged >= 1
+        assert most < 8 << 20
 
 
 def test_clear_takes_one_kind_or_all(kept: Path, command: Commands) -> None:

@@ -178,11 +178,19 @@ def test_the_environment(environ: dict[str, str], level: str | None, tmp_path: P
     assert (None if finding is None else finding.level) == level
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    finding = found(machine(tmp_path), "cache on disk")
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    """Also where who asks may do everything, and there is no writing."""
+    finding = found(
+        machine(tmp_path, environ={"ATOMR_CACHE_DIR": "/proc/no/where"}), "cache on disk"
+    )
     assert finding is not None
     assert finding.level == "warning"
+    assert "/proc cannot be written" in finding.found
+    good = found(
+        machine(tmp_path, environ={"ATOMR_CACHE_DIR": str(tmp_path / "a")}), "cache on disk"
+    )
+    assert good is not None
+    assert good.level == "ok"
     off = found(machine(tmp_path, environ={"ATOMR_CACHE_DIR": ""}), "cache on disk")
     assert off is not None
     assert off.level == "note"

@@ -94,6 +94,21 @@ def test_words_that_mean_nothing_are_2(words: list[str], command: Commands) -> N
     assert "atomr-accel" in done.err
 
 
+@pytest.mark.parametrize(
+    "words", [["--no-such-word"], ["cache", "--no-such-word"], ["probe", "--device", "x"]]
+)
+def test_words_that_mean_nothing_are_an_object_with_json(
+    words: list[str], command: Commands
+) -> None:
+    done = command(*words, "--json")
+    assert (done.code, done.err) == (2, "")
+    told = json.loads(done.out)
+    assert told["document"] == "error"
+    assert told["command"] == (words[0] if len(words) > 1 else "")
+    assert told["exit_code"] == 2
+    assert told["message"]
+
+
 def test_a_refusal_is_an_object_too(command: Commands) -> None:
     refusal = command.document("cache", "clear", "no-such-kind", code=2)
     assert (refusal.command, refusal.exit_code) == ("cache", 2)
@@ -111,6 +126,8 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, command: Commands) -> No
     words = ("--backend", "cpu", "--isolation", "thread", "--no-faults", "--seconds", "60")
     done = command("stress", *words)
     assert (done.code, done.out, done.err) == (130, "", "")
+    told = command.document("stress", *words, code=130)
+    assert (told.command, told.exit_code) == ("stress", 130)
 
 
 def test_what_goes_wrong_beside_ctrl_c_is_not_hidden(
@@ -139,11 +156,32 @@ def test_a_full_disk_is_told() -> None:
     assert done.stderr == b"atomr-accel: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.parametrize("words", [["--version"], ["cache", "--help"], ["probe", "--schema"]])
+def test_what_is_not_printed_is_told(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 (no file to be made)
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(words) == 1
+    assert "cannot write the output: No space left" in capfd.readouterr().err
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(words) == 141
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words) == 1
+    assert "standard output is closed" in capfd.readouterr().err
+
+
 def test_without_standard_streams_a_command_works() -> None:
-    """And nothing that it opens takes their places."""
+    """And nothing that it opens takes their places. What it cannot print is no success."""
     words = "bench ask --quick --repeats 1 --backend cpu --rivals ''"
-    closed = f"exec {sys.executable} -m atomr_accel {words} <&- >&- 2>&-"
-    assert subprocess.run(["sh", "-c", closed], cwd=ROOT, check=False).returncode == 0
+    for closed, code in (("<&- 2>&-", 0), ("<&- >&- 2>&-", 1)):
+        words = words if code == 0 else "cache"
+        shell = ["sh", "-c", f"exec {sys.executable} -m atomr_accel {words} {closed}"]
+        done = subprocess.run(shell, cwd=ROOT, check=False, stdout=subprocess.PIPE)
+        assert (done.returncode, b"ask" in done.stdout) == (code, code == 0)
 
 
 def test_an_odd_locale_changes_letters_and_no_more(tmp_path: Path) -> None:

@@ -208,7 +208,36 @@ def test_a_program_without_systems_has_no_timeline(tmp_path: Path, command: Comm
     assert not (tmp_path / "run.pftrace").exists()
 
 
+def test_what_is_not_there_was_not_run(tmp_path: Path, command: Commands) -> None:
+    (tmp_path / "package_of_tests").mkdir()
+    for words in (
+        [tmp_path / "nothing.py"],
+        ["-m", "no_such_module_of_tests"],
+        ["-m", "no_such_package_of_tests.module"],
+        ["-m", "wsgiref"],
+    ):
+        done = command("trace", "-o", tmp_path / "run.pftrace", *words)
+        assert (done.code, done.out) == (3, "")
+        assert done.err.startswith("atomr-accel trace: there is no ")
+        assert done.err.count("\n") == 1
+    assert not (tmp_path / "run.pftrace").exists()
+
+
+def test_a_timeline_that_cannot_be_written_is_not_listed(tmp_path: Path, command: Commands) -> None:
+    """However the program ends, which ends as it would."""
+    text = SCRIPT.partition("    async with open_system")[0] + "\ntrio.run(main)\n"
+    document = command.document("trace", "-o", "/dev/full", script(tmp_path, text))
+    assert (document.files, document.exit_code) == ([], 0)
+    assert document.problem.startswith("/dev/full cannot be written: No space left")
+    failing = script(tmp_path, text.replace("print(WORD", "raise LookupError(WORD"))
+    done = command("trace", "-o", "/dev/full", failing)
+    assert done.code == 1
+    assert "LookupError" in done.err
+    assert "nothing was written to /dev/full" in done.err
+    sys.modules.pop("beside")
+
+
 def test_a_timeline_that_has_no_place(tmp_path: Path, command: Commands) -> None:
     path = script(tmp_path, "raise SystemExit(9)")
-    for place in (tmp_path, tmp_path / "not" / "there"):
+    for place in (tmp_path, tmp_path / "not" / "there", "/proc/no.pftrace"):
         assert "-o" in command.document("trace", "-o", place, path, code=3).message

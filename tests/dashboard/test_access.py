@@ -14,7 +14,7 @@ import trio
 
 from atomr_accel.actors import open_system
 from atomr_accel.dashboard import open_dashboard
-from atomr_accel.dashboard._web import is_here
+from atomr_accel.telemetry._host_header import is_here
 
 from ..harness import program
 from .client import ask, looking, place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,16 @@ def shifted(x: Any) -> None:
 def dies_of_seven(x: Any) -> None:
     if (x == 7).any():
         raise SystemExit  # which no host survives
+
+
+def dies_when_told(pipe: str) -> None:
+    with open(pipe, "rb") as told:  # noqa: PTH123 (no file, but what it waits for)
+        told.read()
+    os._exit(3)
+
+
+def dies(_pipe: str) -> None:
+    os._exit(3)
 
 
 def gelu(x: Any) -> Any:

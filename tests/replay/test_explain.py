@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, Unsupported
 from atomr_accel.replay import JournalError, explain, open_journal
+from atomr_accel.replay._entries import Array
 from atomr_accel.replay._minimal import minimal
+from atomr_accel.replay._reading import Recorded
 from atomr_accel.testing import poison
 
 from ..harness import ROOT, cpu_only, opened, program, sized
@@ -79,7 +81,9 @@ async def _record_a_fault(path: Path, name: str) -> Path:
 
 @cpu_only
 @program
-async def test_a_fault_is_reduced_to_the_calls_that_it_takes(tmp_path: Path) -> None:
+async def test_a_fault_is_reduced_to_the_calls_that_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each trial says here what a process would: a function that gets a 7 dies."""
     path = await record_a_fault(tmp_path)
     needed = (
@@ -109,7 +113,16 @@ async def test_a_fault_is_reduced_to_the_calls_that_it_takes(tmp_path: Path) -> 
     async def never(_text: str) -> bool:
         return False
 
-    with pytest.raises(JournalError, match="does not come again"):
+    with pytest.raises(JournalError, match=r"not even with all calls$"):
+        await explain(path, faults=never)
+
+    async def hash_alone(_recorded: Recorded, _array: Array) -> None:
+        return None
+
+    monkeypatch.setattr(Recorded, "array", hash_alone)
+    with pytest.raises(
+        JournalError, match=r"zeros stood for \d+ arrays.*record with contents=True"
+    ):
         await explain(path, faults=never)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -37,6 +40,7 @@ from atomr_accel.replay._entries import Call, Dropped, Opaque, decode, encoder
 from atomr_accel.replay._storage import START, check_chain, digest_of
 
 from ..harness import ROOT, opened, program, settled
+from ..seeds import draw
 from .programs import SOURCE, gelu, scaled
 
 if TYPE_CHECKING:
@@ -272,6 +276,34 @@ async def test_a_full_disk_ends_the_journal_and_not_the_program(tmp_path: Path) 
 
 
 @program
+async def test_a_journal_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with opened(isolation="thread") as device:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            with pytest.raises(JournalError, match="cannot be written"):
+                async with open_journal(device, path):
+                    pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not any(os.scandir(tmp_path))
+        async with open_journal(device, path):
+            modes = {entry.stat().st_mode & 0o777 for entry in os.scandir(tmp_path)}
+    assert modes == {0o600}
+    assert await read_journal(path) == []
+
+
+@program
+async def test_a_journal_that_ended_before_its_first_record_says_so(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "journal")
+    async with storage.open(create=True):
+        pass
+    with pytest.raises(JournalError, match="ended before anything was written"):
+        await read_journal(storage)
+
+
+@program
 async def test_an_error_of_the_program_is_not_hidden_by_one_of_the_journal(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "journal")
     async with opened(isolation="thread") as device:
@@ -358,9 +390,34 @@ async def test_damage_is_told(tmp_path: Path) -> None:
         await damaged("INSERT INTO records VALUES (?, x'', x'', x'')", count + 5)
     ).record == count
     assert "array" in str(await damaged("UPDATE contents SET data = zeroblob(length(data))"))
+    assert "missing" in str(await damaged("DELETE FROM contents"))
+    assert (await damaged("UPDATE records SET data = 'text' WHERE number = 5")).record == 5
+    assert "array" in str(await damaged("UPDATE contents SET data = 'text'"))
+    bad = b"\x81\xa1a\xa1\xff"  # a map with text that is no UTF-8
+    assert (await damaged("UPDATE records SET data = ? WHERE number = 0", bad)).record == 0
     path.write_bytes(good[:4096] + b"\xff" * (len(good) - 4096))
     with pytest.raises(JournalDamaged, match="cannot be read"):
         await read_journal(path)
+
+
+@program
+async def test_whatever_is_in_the_file_is_an_error_of_journals(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    await recorded(path)
+    good, rng = path.read_bytes(), random.Random(draw())
+    for content in (b"", b"hello\n" * 1000, rng.randbytes(5000)):
+        path.write_bytes(content)
+        with pytest.raises(JournalError):
+            await read_journal(path)
+    lines: set[int] = set()
+    for _ in range(20):
+        changed = bytearray(good)
+        changed[rng.randrange(len(good))] ^= 1 << rng.randrange(8)
+        for content in (bytes(changed), good[: rng.randrange(1, len(good))]):
+            path.write_bytes(content)
+            with contextlib.suppress(JournalError):
+                lines.add(len(await read_journal(path)))
+    assert lines <= {6}
 
 
 @program
@@ -368,6 +425,8 @@ async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with pytest.raises(FileNotFoundError):
         await read_journal(path)
+    with pytest.raises(JournalError, match="it is no file"):
+        await read_journal(tmp_path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE cats (name)")
     with pytest.raises(JournalError, match="is no journal"):

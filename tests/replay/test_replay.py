@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from atomr_accel import GpuRefStale
+from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.replay import (
     Deviation,
     Report,
@@ -25,11 +27,14 @@ from atomr_accel.replay import (
     view_of,
 )
 from atomr_accel.replay._compare import deviation, ulps_between
+from atomr_accel.replay._entries import Call, Done, Handle, Ref
+from atomr_accel.replay._player import taken_down
+from atomr_accel.replay._reading import Recall
 from atomr_accel.testing import kill_host
 
 from ..harness import cpu_only, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
-from .programs import Random, shifted
+from .programs import Random, dies, dies_when_told, shifted
 
 
 async def again(path: Path, **options: Any) -> Report:
@@ -242,6 +247,77 @@ async def test_what_a_fault_took_is_gone_in_the_replay_as_well(tmp_path: Path) -
     report = await again(path)
     assert report.same, report
     assert "raised GpuRefStale" in (await read_journal(path))[2]
+
+
+@program
+@pytest.mark.parametrize(
+    ("wrong", "error"), [(False, KeyError), (True, TypeError)], ids=["its own", "of a call"]
+)
+async def test_what_the_block_of_a_batch_raised_is_no_difference(
+    wrong: bool, error: type[Exception], tmp_path: Path
+) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True, results=True):
+            x = await device.put(np.eye(4))
+            with pytest.raises(error):
+                async with device.batch() as batch:
+                    batch.blas.gemm(x, x)
+                    if wrong:
+                        batch.blas.gemm(x, 3)  # type: ignore[arg-type]
+                    raise KeyError("mine")
+            await device.get(x)
+        report = await replay(path, device)
+    assert report.same, report
+    assert f"leave() raised {error.__name__}" in (await read_journal(path))[-2]
+
+
+@cpu_only
+@program
+async def test_what_ended_well_beside_a_fault_ends_well_again(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "journal", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    async with opened(standby=None) as device:
+        async with open_journal(device, path, contents=True, results=True):
+            x = await device.put(np.eye(4))
+            await device.run(shifted, x)  # so that there is a lane
+            async with trio.open_nursery() as nursery:
+
+                async def die() -> None:
+                    with pytest.raises(ContextPoisoned):
+                        await device.run(dies_when_told, str(pipe))
+
+                nursery.start_soon(die)
+                await trio.testing.wait_all_tasks_blocked()
+                await device.copy(x)
+                async with await trio.open_file(pipe, "wb"):
+                    pass
+            await device.put(np.ones(2))
+        assert "copy" in (await read_journal(path))[3]
+        report = await replay(path, device, functions={"dies_when_told": dies})
+    assert report.same, report
+    assert report.calls == 5
+
+
+def recalled(number: int, method: str, *given: int, outcome: str = "ok", **named: Any) -> Recall:
+    fault = outcome == "fault"
+    made = Handle(9) if method == "batch" else None
+    target = Handle(9) if method == "leave" else "device"
+    args = tuple(Ref(each, "float32", (1,)) for each in given)
+    done = Done(number, "error" if fault else outcome, made, fault=fault)
+    return Recall(Call(number, target, method, args, **named), done)
+
+
+def test_a_call_of_a_batch_that_went_down_keeps_its_place_if_others_used_its_buffers() -> None:
+    calls = [
+        recalled(1, "batch"),
+        recalled(2, "fill", 1, outcome="sent", program=9),
+        recalled(3, "fill", 2, outcome="sent", program=9),
+        recalled(4, "get", 1),
+        recalled(5, "leave", outcome="fault"),
+        recalled(6, "get", 2, generation=2),
+    ]
+    assert taken_down(calls) == {3, 5}
 
 
 # --- by how much ---------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,39 @@ def test_a_line_has_all_that_is_given(caplog: pytest.LogCaptureFixture) -> None:
     assert line["traceparent"].startswith("00-4bf")
     assert "KeyError" in line["exception"]
     assert line["time"].endswith("+00:00")
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise LookupError
+
+
+def test_no_record_is_lost_for_what_json_has_no_form_for(caplog: pytest.LogCaptureFixture) -> None:
+    circle: list[Any] = [1]
+    circle.append({"again": circle})
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    given = {
+        "loss": math.nan,
+        "bounds": (-math.inf, 1.5, True, None),
+        "keys": {(1, 2): 3, 4: 5, None: 6, "text": math.inf},
+        "circle": circle,
+        "large": 1 << 100_000,
+        "odd": [Unspeakable(), {1}],
+        "deep": deep,
+    }
+    logging.getLogger("mine").error("text", extra=given)
+
+    def refused(name: str) -> None:
+        raise AssertionError(name)
+
+    text = JsonFormatter().format(caplog.records[0])
+    line = json.loads(text, parse_constant=refused)
+    assert line["loss"] == "nan"
+    assert line["bounds"] == ["-inf", 1.5, True, None]
+    assert line["keys"] == {"(1, 2)": 3, "4": 5, "null": 6, "text": "inf"}
+    assert line["circle"] == [1, {"again": "..."}]
+    assert line["large"] == hex(1 << 100_000)
+    assert line["odd"] == ["<Unspeakable, whose repr raised LookupError>", "{1}"]
+    assert line["deep"]

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[Callable[[], Awaitable[Client]]]:
+async def served(**options: Any) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
     """A page with something on it, as a function that connects to it."""
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         stack.enter_context(metrics.observe(CircuitBreaker()))
-        port = await stack.enter_async_context(serve_prometheus(metrics))
+        port = await stack.enter_async_context(serve_prometheus(metrics, **options))
 
         async def connect() -> Client:
             stream = await trio.open_tcp_stream("127.0.0.1", port)
@@ -63,7 +63,7 @@ class Client:
     async def ask(
         self, method: str, target: str, **headers: str
     ) -> tuple[int, dict[str, str], str]:
-        fields = [("Host", "here"), *headers.items()]
+        fields = [*({"Host": "localhost"} | headers).items()]
         request = h11.Request(method=method, target=target, headers=fields)
         sent = self.connection.send(request) + self.connection.send(h11.EndOfMessage())
         await self.stream.send_all(sent)
@@ -171,15 +171,61 @@ async def test_who_sends_half_a_request_or_leaves_disturbs_nobody() -> None:
 async def test_connections_are_not_without_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_prometheus, "_MOST_CONNECTIONS", 2)
     async with served() as connect:
-        clients = [await connect() for _ in range(2)]
-        for client in clients:
+
+        async def ask(client: Client) -> Client:
             assert (await client.ask("GET", "/metrics"))[0] == 200
-        third = await connect()
+            await trio.testing.wait_all_tasks_blocked()
+            return client
+
+        first = await ask(await connect())
+        second = await ask(await connect())
+        await ask(first)
+        await ask(await connect())
         with pytest.raises((h11.RemoteProtocolError, trio.BrokenResourceError)):
-            await third.ask("GET", "/metrics")
-        await clients[0].stream.aclose()
-        await trio.testing.wait_all_tasks_blocked()
+            await ask(second)  # it had waited for longest, and has given way
+        await ask(first)
+
+
+@program
+async def test_idle_connections_keep_no_scraper_out() -> None:
+    async with served() as connect:
+        for _ in range(_prometheus._MOST_CONNECTIONS + 10):
+            await connect()
         assert (await (await connect()).ask("GET", "/metrics"))[0] == 200
+
+
+@program
+async def test_a_connection_that_asks_nothing_is_closed_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_prometheus, "_FIRST_SECONDS", 0.0)
+    async with served() as connect:
+        assert await (await connect()).stream.receive_some() == b""
+
+
+@program
+async def test_an_answer_waits_for_no_body() -> None:
+    async with served() as connect:
+        client = await connect()
+        await client.stream.send_all(
+            b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\nx"
+        )
+        answer = await client.stream.receive_some()
+        assert answer.startswith(b"HTTP/1.1 405")
+        assert b"Connection: close" in answer
+        assert await client.stream.receive_some() == b""
+
+
+@program
+async def test_pages_of_other_names_read_nothing() -> None:
+    async with served(names=["Metrics.Example"]) as connect:
+        client = await connect()
+        for host, status in (
+            ("evil.example", 421),
+            ("metrics.example:9464", 200),
+            ("127.0.0.1:1", 200),
+        ):
+            assert (await client.ask("GET", "/metrics", Host=host))[0] == status
 
 
 @program

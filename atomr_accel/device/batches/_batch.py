@@ -488,7 +488,7 @@ class Batch(Collector):
             raise
         finally:
             if self.witness is not None:
-                self.witness.left(self, failure)
+                self.witness.left(self, failure, body=error is not None)
             del failure  # its traceback has this frame in it
             await self._let_go()
         if error is not None:

@@ -174,7 +174,7 @@ class Recording(Collector):
         self._drop_libraries()
         self._written.update(map(self._root, tuple(self._written)))
         if self.witness is not None:
-            self.witness.left(self, error)
+            self.witness.left(self, error, body=error is not None)
         if error is None:
             await self._prepared()
         else:

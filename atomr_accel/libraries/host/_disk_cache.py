@@ -16,11 +16,12 @@ import os
 import stat
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, BinaryIO, Final, final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 FOLDER_VARIABLE: Final = "ATOMR_CACHE_DIR"
 """The environment variable that says where files go; empty, it turns them off. By default
@@ -29,6 +30,7 @@ they go where the platform keeps a user's caches: on Linux to ``atomr-accel`` in
 
 _MAGIC: Final = b"atomr-cache-1\n"
 _HASH_BYTES: Final = hashlib.sha256().digest_size
+_PIECE: Final = 1 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -82,7 +84,7 @@ class DiskCache:
             handle, temporary = tempfile.mkstemp(dir=folder, prefix=".")
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(_MAGIC + _hash(name, data) + data)
+                    file.writelines((_MAGIC, _hash(name, (data,)), data))
                 Path(temporary).replace(folder / name)
             except BaseException:
                 Path(temporary).unlink(missing_ok=True)
@@ -164,10 +166,26 @@ def read(path: Path) -> bytes | None:
     Raises:
         OSError: it cannot be read.
     """
-    content = path.read_bytes()
-    head = len(_MAGIC) + _HASH_BYTES
-    data = content[head:]
-    return data if content[:head] == _MAGIC + _hash(path.name, data) else None
+    with path.open("rb") as file:
+        told = _told_hash(file)
+        if told is None:
+            return None  # whatever it is, and however large
+        data = file.read()
+    return data if told == _hash(path.name, (data,)) else None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of a cache holds what was written there; in pieces, of whatever size it is.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        told = _told_hash(file)
+        if told is None:
+            return False
+        pieces = iter(partial(file.read, _PIECE), b"")
+        return told == _hash(path.name, pieces)
 
 
 def _default_folder() -> Path | None:
@@ -185,5 +203,13 @@ def _name(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def _hash(name: str, data: bytes) -> bytes:
-    return hashlib.sha256(name.encode() + data).digest()
+def _told_hash(file: BinaryIO) -> bytes | None:
+    """The hash that a file begins with; None if it is no file of a cache."""
+    return file.read(_HASH_BYTES) if file.read(len(_MAGIC)) == _MAGIC else None
+
+
+def _hash(name: str, pieces: Iterable[bytes]) -> bytes:
+    found = hashlib.sha256(name.encode())
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
