@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import trio
+
 if TYPE_CHECKING:
     from ._messages import Message
     from ._ref import ActorRef
@@ -90,7 +92,8 @@ class Instruments:
     __slots__ = ("_followers", "_instruments", "active", "each_op", "methods")
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
-        self.active = self.each_op = False
+        self.active: bool = False
+        self.each_op: bool = False
         self._instruments: list[Instrument] = []
         self.methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
         self._followers: list[Callable[[], None]] = []
@@ -106,13 +109,12 @@ class Instruments:
             raise TypeError(f"an instrument must be an instance of Instrument, got {instrument!r}")
         self._instruments.append(instrument)
         self._sort()
+        self._tell_followers()
 
     def remove(self, instrument: Instrument) -> None:
         """Tell one no more, if it is still told."""
-        left = [one for one in self._instruments if one is not instrument]
-        if len(left) < len(self._instruments):
-            self._instruments = left
-            self._sort()
+        if self._drop(instrument):
+            self._tell_followers()
 
     def follow(self, changed: Callable[[], None]) -> None:
         """Have a function called whenever instruments come or go."""
@@ -127,6 +129,17 @@ class Instruments:
         """Whether anybody overrides one of these methods."""
         return any(name in self.methods for name in names)
 
+    def _drop(self, instrument: Instrument) -> bool:
+        left = [one for one in self._instruments if one is not instrument]
+        dropped = len(left) < len(self._instruments)
+        self._instruments = left
+        self._sort()
+        return dropped
+
+    def _tell_followers(self) -> None:
+        for changed in tuple(self._followers):
+            changed()
+
     def _sort(self) -> None:
         methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
         for instrument in self._instruments:
@@ -137,8 +150,6 @@ class Instruments:
         self.methods = methods
         self.active = bool(methods)
         self.each_op = any(name.startswith("op_") for name in methods)
-        for changed in tuple(self._followers):
-            changed()
 
     def __call__(self, name: str, *args: object) -> None:
         """Call a method of all instruments that have it."""
@@ -146,5 +157,9 @@ class Instruments:
             try:
                 method(*args)
             except Exception:  # noqa: BLE001 (logged)
-                self.remove(instrument)
+                self._drop(instrument)
+                if trio.lowlevel.in_trio_run():
+                    # Followers do things of their own, such as submitting ops, and whoever tells
+                    # is in the middle of something.
+                    trio.lowlevel.current_trio_token().run_sync_soon(self._tell_followers)
                 _log.exception("%r failed and will not be called again", instrument)

@@ -120,8 +120,8 @@ class Port:
         prompt: bool = True,
     ) -> None:
         self._prompt = prompt
-        self.device = device
-        self.reports = (False, False)
+        self.device: Told = device
+        self.reports: tuple[bool, bool] = (False, False)
         self._instruments = device.instruments
         self.name = name
         self.index = index

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _OpNote = tuple["WatchedDevice", str, str, "OpTimes", "Outcome", int]
 _Later = tuple["Callable[..., None]", tuple[Any, ...]]
+Notes = tuple[list[_OpNote], list[_Later]]
 
 
 @final
@@ -265,14 +266,19 @@ class Recorder(DeviceInstrument):
             del self._sent[key]
         return sent
 
+    def take(self) -> Notes:
+        """What was noted since the last time, for ``encode``."""
+        notes = self._ops, self._later
+        self._ops, self._later = [], []
+        return notes
+
     # --- encoding, in a worker thread ----------------------------------------------------------
 
-    def encode(self) -> bytes:
-        """The packets for what was noted since the last time."""
+    def encode(self, notes: Notes) -> bytes:
+        """The packets for what was noted."""
         if self._encoder is None:
             self._begin()
-        ops, self._ops = self._ops, []
-        later, self._later = self._later, []
+        ops, later = notes
         self._slices: list[Slice] = []
         for add, args in later:
             add(*args)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ..device import System
+    from ._recorder import Notes
 
 _EVERY_SECONDS: Final = 0.25
 """A program that is killed loses what it has done for so long."""
@@ -43,12 +44,12 @@ class _File:
             return
         with trio.CancelScope(shield=True):
             try:
-                await trio.to_thread.run_sync(self._write)
+                await trio.to_thread.run_sync(self._write, self._recorder.take())
             except OSError as error:
                 self.failure = error
 
-    def _write(self) -> None:
-        self._file.write(self._recorder.encode())
+    def _write(self, notes: Notes) -> None:
+        self._file.write(self._recorder.encode(notes))
         self._file.flush()
 
 

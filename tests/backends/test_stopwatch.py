@@ -111,9 +111,9 @@ def test_clocks_are_compared_again_and_nothing_is_left(timeline: Timeline) -> No
     first = watch.start()
     for seconds in range(100):
         timeline.now += 10**9
-        token = watch.start()
+        begun = watch.start()
         timeline.work(stream, 1_500)
-        token = watch.stop(token)
+        token = watch.stop(begun)
         timeline.now += 10_000
         if seconds % 10 == 3:
             watch.drop(watch.start())  # of an op that was not launched

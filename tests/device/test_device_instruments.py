@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from atomr_accel import ContextPoisoned, DeviceInstrument, DeviceLost, OutOfMemory, open_system
 from atomr_accel.testing import poison
@@ -259,3 +260,23 @@ async def test_times_are_told_while_somebody_wants_them() -> None:
     ((_, last),) = [row for row in recorder.times if row[0] == "blas.gemm"]
     assert not last.launched
     assert last.device_seconds is None
+
+
+async def test_a_timed_instrument_that_fails_as_an_op_is_submitted_upsets_no_order() -> None:
+    class Faulty(Timer):
+        def op_submitted(self, op: WatchedOp) -> None:
+            if op.name == "blas.gemm":
+                raise ZeroDivisionError
+
+    async with opened() as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        await device.blas.gemm(a, a)
+        with device.system.instrumented(Faulty()):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(device.blas.gemm, a, a)
+            assert not device.system._instruments.active
+        await trio.testing.wait_all_tasks_blocked()
+        await device.blas.gemm(a, a)
+        assert device.statistics().faults == 0
+        assert not any(any(port.reports) for port in device._core.ports.values())

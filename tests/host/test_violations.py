@@ -26,6 +26,7 @@ from atomr_accel.wire import (
     Message,
     MultiFrame,
     ProtocolViolation,
+    Times,
     Value,
     append_frame,
     encoder,
@@ -293,6 +294,7 @@ EVERY_KIND: Final = (
     failure(seq=4),
     pack_exception(4, KeyError(2), pickles=True),
     pack_exception(1, RemoteError("m", type_name="T")),
+    Times(5, [(1, 1, 2, 3, 0), (2, 1, 0, 0, -7)]),
 )
 
 
@@ -312,6 +314,9 @@ WRONG: Final[dict[str, bytes]] = {
     "a value of an unknown op": frame_of(Value(9, msgspec.Raw(b"\xc0"))),
     "a failure of an unknown op": frame_of(failure(seq=9)),
     "a failure of another lane's op": frame_of(failure(seq=5)),
+    "times of an unknown op": frame_of(Times(5, [(9, 1, 2, 3, 0)])),
+    "times of another lane's op": frame_of(Times(5, [(5, 1, 2, 3, 0)])),
+    "times that are none": frame_of(Times(-5, [(1, 1, 2, 3, 0)])),
     "no msgpack": framed(b"\xc1\xc1"),
     "an unknown reply": frame_of({"type": "Nonsense"}),
     "numbers that are none": frame_of([1.5]),

@@ -13,7 +13,8 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.lanes import Op, Port
+from atomr_accel.actors._instrument import Instruments
+from atomr_accel.lanes import DeviceInstrument, Op, Outcome, Port, WatchedOp
 from atomr_accel.lanes._loop_flusher import _of_run
 from atomr_accel.wire import Fault, Frames, Message, append_frame
 
@@ -165,3 +166,41 @@ async def in_time(function: Any) -> None:
 
 def _never(fault: Any, suspect: str) -> None:
     raise AssertionError(fault, suspect)
+
+
+@program
+async def test_instruments_of_the_device_are_told_of_what_it_takes_over() -> None:
+    told: list[tuple[int, ...]] = []
+
+    class Watch(DeviceInstrument):
+        def op_submitted(self, op: WatchedOp) -> None:
+            told.append((op.seq, op.device.generation))
+
+        def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+            told.append((op.seq,))
+
+    class Device:
+        name, path, generation = "cpu:0", "/gpu-0", 7
+        instruments = Instruments([Watch()])
+
+    lane = Lane(prompt=False)
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+        nursery.start_soon(lane.run, scope)
+        op = lane.submit()
+        await trio.testing.wait_all_tasks_blocked()
+        lane.hand_over(scope)
+        await trio.testing.wait_all_tasks_blocked()
+    assert told == []
+    lane.port.move_to(lane.after, Device())
+    assert told == [(op.seq, 7)]
+    assert op.times is not None
+    assert op.times.sent
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lane.run, trio.CancelScope())
+        answer = bytearray()
+        append_frame(answer, [op.seq])
+        lane.end.send(answer)
+        await op.wait()
+        lane.end.close()
+    assert told == [(op.seq, 7), (op.seq,)]
