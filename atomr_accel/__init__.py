@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RemoteError,
         StandbyWarning,
         Unsupported,
+        WorldBroken,
     )
     from .device import (
         Device,
@@ -73,6 +74,7 @@ __all__ = [
     "WatchedDevice",
     "WatchedOp",
     "WatchedTransfer",
+    "WorldBroken",
     "from_asyncio",
     "open_device",
     "open_system",

@@ -54,6 +54,15 @@ TABLES: Final = {
         Table("cudnn", "dnn.host._prototypes", ("cudnn.h",)),
         Table("cufft", "fft.host._prototypes", ("cufft.h", "cufftXt.h")),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
+        Table(
+            "nccl",
+            "nccl.host._prototypes",
+            ("nccl.h",),
+            {
+                "offsetof(ncclConfig_t, blocking)": "CONFIG_BLOCKING_AT",
+                "offsetof(ncclConfig_t, trafficClass)": "CONFIG_BYTES - 4",
+            },
+        ),
     )
 }
 """By library."""
