@@ -14,9 +14,8 @@ from ..wire._exchange import REDUCING, Exchange, elements_of_a_round, exchange
 from ..wire._messages import Abort, AskBegun, Collect, Join, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ..wire._exchange import Piece
 
 _Array = np.ndarray[Any, Any]
 
@@ -89,8 +88,8 @@ class CpuCollectives:
         dtype = DTYPES[step.dtype]
         plan = exchange(step, rank, size)
         room = elements_of_a_round(step.kind, size, dtype.itemsize)
-        source = self._elements(step.source, (piece.begin + piece.count for piece in plan.gives), dtype)
-        target = self._elements(step.target, (piece.begin + piece.count for piece in plan.takes), dtype)
+        source = self._elements(step.source, plan.gives, dtype)
+        target = self._elements(step.target, plan.takes, dtype)
         number = step.at
         for begin in range(0, step.longest, room):
             slot = area.slot(rank, dtype)
@@ -133,9 +132,9 @@ class CpuCollectives:
             first, seen = found[0]
             target[first : first + len(seen)] = _reduced([each for _, each in found], step)
 
-    def _elements(self, address: int, ends: Iterable[int], dtype: np.dtype[Any]) -> _Array:
+    def _elements(self, address: int, pieces: list[Piece], dtype: np.dtype[Any]) -> _Array:
         """A buffer as elements, up to the last that is wanted."""
-        count = max(ends, default=0)
+        count = max((piece.begin + piece.count for piece in pieces), default=0)
         if not count:
             return np.empty(0, dtype)
         return self._context.array(address, (count,), dtype)

@@ -214,16 +214,15 @@ class CudaCollectives:
             case _:
                 # The library has no such collectives in all its releases: they are sends.
                 plan = exchange(step, joined.rank, joined.size)
-                for to, piece in zip(plan.takers, plan.gives * _copies(plan.parts, len(plan.takers)), strict=False):
+                gives = plan.gives * (len(plan.takers) if plan.parts == 1 else 1)
+                for to, piece in zip(plan.takers, gives, strict=False):
                     if piece.count:
                         at = source + piece.begin * itemsize
                         joined.call("ncclSend", at, piece.count * itemsize, BYTES, to, *end)
                 for piece in plan.takes:
                     if piece.count:
                         at = target + piece.begin * itemsize
-                        joined.call(
-                            "ncclRecv", at, piece.count * itemsize, BYTES, piece.rank, *end
-                        )
+                        joined.call("ncclRecv", at, piece.count * itemsize, BYTES, piece.rank, *end)
 
     def _operator(self, joined: Communicator, step: Step, made: list[c_int]) -> int:
         """``ncclRedOp_t``; one that multiplies is made for the call."""
@@ -265,11 +264,6 @@ class CudaAborts:
     def _ask_begun(self, message: AskBegun) -> int:
         joined = self._joined.get(message.communicator)
         return 0 if joined is None else joined.ask()
-
-
-def _copies(parts: int, takers: int) -> int:
-    """How often what a rank gives is given: each taker gets a part, or all get the one."""
-    return takers if parts == 1 else 1
 
 
 def raise_aborted() -> NoReturn:
