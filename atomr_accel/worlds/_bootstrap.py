@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import trio
@@ -72,7 +72,7 @@ class SharedMeeting:
     """Ranks that meet in memory of this machine."""
 
     def __init__(self, area: Area) -> None:
-        self._area: Final = area
+        self._area: Area | None = area
         self._addresses: list[int] = []
         self._mapped = AsyncExitStack()
 
@@ -104,8 +104,10 @@ class SharedMeeting:
 
     def abort(self) -> None:
         """See ``Meeting.abort``: also those go who are threads of this process."""
-        self._area.abort()
+        if self._area is not None:
+            self._area.abort()
 
     async def close(self) -> None:
         """Have hosts unmap it."""
+        self._area = None  # with it goes the program's mapping
         await self._mapped.aclose()

@@ -30,13 +30,17 @@ pytestmark = [cpu_only, pytest.mark.slow]
 
 @asynccontextmanager
 async def world_of(
-    size: int, *, standing: float | None = None, **options: Any
+    size: int, mortal: int, *, hangs_after: float | None = None, **options: Any
 ) -> AsyncIterator[World]:
-    """A world of devices with hosts of their own."""
+    """A world of devices, one of which has a host that can die; those of others are threads."""
     async with AsyncExitStack() as stack:
         devices = [
-            await stack.enter_async_context(opened(0, isolation="process", op_deadline=standing))
-            for _ in range(size)
+            await stack.enter_async_context(
+                opened(0, isolation="process", op_deadline=hangs_after)
+                if number == mortal
+                else opened(0, isolation="thread")
+            )
+            for number in range(size)
         ]
         yield await stack.enter_async_context(open_world(devices, **options))
 
@@ -60,8 +64,7 @@ DEATHS: dict[str, Callable[[Device], Awaitable[object]]] = {
 @pytest.mark.parametrize("how", DEATHS)
 @program
 async def test_survivors_are_told_and_the_world_comes_back(how: str, gate: Gate) -> None:
-    standing = 0.4 if how == "hang" else None
-    async with world_of(3, standing=standing) as world:
+    async with world_of(3, 1, hangs_after=0.4) as world:
         first, second, third = world.devices
         kept = await first.put(np.arange(5.0))
         hold = await gate.kernel(first)
@@ -75,19 +78,15 @@ async def test_survivors_are_told_and_the_world_comes_back(how: str, gate: Gate)
             failures.append(caught.value)
 
         async with world.watch() as epochs, trio.open_nursery() as nursery:
-            if how != "hang":  # which would count as a hang itself
-                nursery.start_soon(hold, x[0])  # so that the collective is under way meanwhile
-                await trio.testing.wait_all_tasks_blocked()
-            else:
-                await DEATHS[how](second)
-                gate.open()
-            if how != "hang":
-                for _ in range(3):
-                    nursery.start_soon(broken)
-                await trio.testing.wait_all_tasks_blocked()
-                await DEATHS[how](second)
-                gate.open()
+            nursery.start_soon(hold, x[0])  # so that collectives are under way meanwhile
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(3):
+                nursery.start_soon(broken)
+            await trio.testing.wait_all_tasks_blocked()
+            await DEATHS[how](second)
+            gate.open()
             assert await anext(epochs) == 2
+        assert len(failures) == 3
         assert len({id(failure.__cause__) for failure in failures}) <= 1
         assert {failure.rank for failure in failures} <= {1}
         # Survivors have lost nothing, and the dead rank what it always does.
@@ -107,7 +106,7 @@ async def test_survivors_are_told_and_the_world_comes_back(how: str, gate: Gate)
 
 @program
 async def test_a_world_shrinks_and_refuses_what_was_called_before() -> None:
-    async with world_of(3, on_break="shrink") as world:
+    async with world_of(3, 0, on_break="shrink") as world:
         devices = world.devices
         x = await ones(world)
         await kill_host(devices[0])
@@ -123,7 +122,7 @@ async def test_a_world_shrinks_and_refuses_what_was_called_before() -> None:
 
 @program
 async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
-    async with world_of(2, op_deadline=0.5) as world:
+    async with world_of(2, 1, op_deadline=0.5) as world, world.watch() as epochs:
         x = await ones(world)
         pid = world.devices[1].statistics().host_pid
         assert pid is not None
@@ -131,6 +130,7 @@ async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
         with pytest.raises(WorldBroken, match="does not answer") as caught:
             await world.all_reduce(x)
         assert caught.value.rank == 1
+        assert await anext(epochs) == 2
         y = await world.all_reduce(await ones(world))
         assert (await world.devices[0].get(y[0])).tolist() == [2.0] * 8
 
@@ -138,7 +138,7 @@ async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
 @program
 async def test_a_device_that_is_lost_ends_its_world() -> None:
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(opened(0, isolation="process"))
+        one = await stack.enter_async_context(opened(0, isolation="thread"))
         with pytest.raises(DeviceLost):
             async with opened(0, isolation="thread") as other, open_world([one, other]) as world:
                 x = await ones(world)
@@ -153,9 +153,9 @@ async def test_a_device_that_is_lost_ends_its_world() -> None:
 @program
 async def test_leaving_a_world_leaves_nothing() -> None:
     async with AsyncExitStack() as stack:
-        devices = [await stack.enter_async_context(opened(0)) for _ in range(2)]
-        async with open_world(devices):
-            pass
+        devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(2)]
+        async with open_world(devices) as world:
+            await world.barrier()  # which makes devices take memory
         before = descriptors()
         for _ in range(3):
             async with open_world(devices) as world:

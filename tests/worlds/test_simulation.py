@@ -37,6 +37,7 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
     async with Simulation(size, seed, deadline=5.0, **options) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
         answers: dict[int, str] = {}
+        told: list[WorldBroken] = []
 
         async def caller(first: int) -> None:
             for op in range(first, 20, 4):
@@ -46,11 +47,9 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
                     call = start(engine, term, op, values)
                     await call.wait()
                 except WorldBroken as error:
+                    told.append(error)
                     assert op not in answers
                     answers[op] = "broken"
-                    assert error.epoch <= engine.membership.epoch
-                    if error.rank is not None:
-                        assert error.__cause__ is not None
                 else:
                     assert op not in answers
                     answers[op] = "done"
@@ -70,7 +69,7 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
         async def watch() -> None:
             with engine.watch() as changes:
                 async for epoch in changes:
-                    epochs.append(epoch)
+                    epochs.append(epoch)  # noqa: PERF401 - it is cancelled in the end
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
@@ -82,6 +81,9 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
             nursery.cancel_scope.cancel()
         assert sorted(answers) == list(range(20))
         assert epochs == sorted(set(epochs))
+        assert all(error.epoch <= engine.membership.epoch for error in told)
+        causes = {(error.epoch, id(error.__cause__)) for error in told}
+        assert len(causes) == len({epoch for epoch, _ in causes})  # one cause for an epoch
         if options.get("shrink") and not engine.membership.members:
             return
         if engine.membership.phase != "over":
