@@ -5,11 +5,11 @@
 """
 
 from ._collectives import Collectives
-from ._world import Group, World, WorldStatistics, open_world
+from ._world import CollectiveGroup, World, WorldStatistics, open_world
 
 __all__ = [
+    "CollectiveGroup",
     "Collectives",
-    "Group",
     "World",
     "WorldStatistics",
     "open_world",

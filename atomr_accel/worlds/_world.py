@@ -198,7 +198,7 @@ class World(Collectives):
         letter.finish()
         return result
 
-    def group(self) -> AbstractAsyncContextManager[Group]:
+    def group(self) -> AbstractAsyncContextManager[CollectiveGroup]:
         """Collectives that go together: ``async with world.group() as group:``.
 
         Its calls give buffers at once, which hold their results when the block was left; all are
@@ -210,9 +210,9 @@ class World(Collectives):
         return self._group()
 
     @asynccontextmanager
-    async def _group(self) -> AsyncIterator[Group]:
+    async def _group(self) -> AsyncIterator[CollectiveGroup]:
         term = await self._engine.whole()
-        group = Group(self, term)
+        group = CollectiveGroup(self, term)
         yield group
         call = group._submit()
         if call is not None:
@@ -306,7 +306,7 @@ class World(Collectives):
 
 
 @final
-class Group(Collectives):
+class CollectiveGroup(Collectives):
     """Collectives that go together; see ``World.group``."""
 
     def __init__(self, world: World, term: Term) -> None:

@@ -139,7 +139,9 @@ def ask_compiler(table: Table, folder: Path) -> dict[str, Any]:
         f'std::printf(",\\n%s: %lld", {json.dumps(json.dumps(name))}, (long long)({expression}));'
         for name, expression in numbers.items()
     ]
-    known = [line for line in lines if set(re.findall(r"cu\w+|CU\w+|nccl[A-Z]\w+", line)) <= declared]
+    known = [
+        line for line in lines if set(re.findall(r"cu\w+|CU\w+|nccl[A-Z]\w+", line)) <= declared
+    ]
     body = "\n".join(known)
     source.write_text(
         f"{includes}{DESCRIBE}\n"

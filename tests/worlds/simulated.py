@@ -221,9 +221,13 @@ class Rank:
         answered()
 
     def kill(self) -> bool:
-        """It dies."""
-        self.die()
+        """It dies, as soon as it can."""
+        self.network.nursery.start_soon(self._die_soon)
         return True
+
+    async def _die_soon(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.die()
 
 
 def _aborted() -> LibraryError:
