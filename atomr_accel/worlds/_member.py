@@ -119,7 +119,7 @@ class DeviceMember:
             answered()
             return
         op = self.core.submit(port, "nccl.abort", Abort(number))
-        op.when_answered(answered)
+        op.when_answered(partial(_call, answered))
 
     def kill(self) -> bool:
         """See ``Member.kill``."""
@@ -145,6 +145,10 @@ class DeviceMember:
             return
         op = self.core.submit(port, name, message, reads, (*writes, _order(self.core)))
         op.when_answered(partial(_tell, op, answered))
+
+
+def _call(answered: Callable[[], object]) -> None:
+    answered()
 
 
 def _tell(op: Op, answered: Callable[[Exception | None], object]) -> None:

@@ -6,7 +6,7 @@ Everything is checked before anything is sent to any device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
@@ -111,7 +111,8 @@ class Plan:
         return found
 
     def _each(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
-        if isinstance(refs, GpuRef) or not isinstance(refs, Sequence):
+        given: object = refs
+        if not isinstance(given, Sequence):
             raise TypeError(f"{name} must be a list of GpuRefs, one for each rank")
         if len(refs) != self.size:
             raise ValueError(f"{name} has {len(refs)} buffers, but the world has {self.size} ranks")
@@ -170,9 +171,9 @@ class Plan:
         kind: Kind,
         dtype: np.dtype[Any],
         longest: int,
-        ends: dict[int, tuple[GpuRef | None, GpuRef | None]],
+        ends: Mapping[int, tuple[GpuRef | None, GpuRef | None]],
         *,
-        counts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] | None = None,
+        counts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] | None = None,
         **options: Any,
     ) -> None:
         """Add a collective.
@@ -409,7 +410,8 @@ def _reduction(
     if scale is not None:
         if op != "sum":
             raise ValueError(f"scale goes with op='sum' only, not {op!r}")
-        if not isinstance(scale, Real) or isinstance(scale, bool):
+        number: object = scale
+        if isinstance(number, bool) or not isinstance(number, Real):
             raise TypeError(f"scale must be a real number, not {type(scale).__name__}")
         if dtype.name in _INTEGERS:
             raise TypeError(f"scale goes with floating dtypes, not {dtype.name}")

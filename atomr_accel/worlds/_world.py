@@ -66,7 +66,7 @@ class World(Collectives):
     that opened it may call them, also at the same time.
     """
 
-    def __init__(self, devices: Sequence[Device], engine: Engine) -> None:
+    def __init__(self, devices: Sequence[Device], engine: Engine[DeviceMember]) -> None:
         self._all = tuple(devices)
         self._engine = engine
         self._mail = Mail()

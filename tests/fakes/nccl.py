@@ -19,7 +19,7 @@ from atomr_accel._errors import LibraryError
 from atomr_accel.libraries.nccl.host import _prototypes as prototypes
 
 IN_PROGRESS, INVALID_ARGUMENT = 7, 4
-REDUCTIONS: Final = {
+REDUCTIONS: Final[dict[int, Any]] = {
     0: np.add.reduce,
     1: np.multiply.reduce,
     2: np.maximum.reduce,
@@ -38,8 +38,9 @@ Array = np.ndarray[Any, Any]
 def memory(pointer: int, count: int, dtype: np.dtype[Any]) -> Array:
     """Elements at a pointer."""
     assert pointer or not count, "a null pointer"
-    buffer = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointer)
-    return np.frombuffer(buffer, dtype)
+    buffer = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(pointer)
+    found: Array = np.ctypeslib.as_array(buffer).view(dtype)
+    return found
 
 
 class Comm:
@@ -75,6 +76,11 @@ class FakeNccl:
         self.functions = {
             name: self._wrapped(name) for name in prototypes.PROTOTYPES if name[4:5].isupper()
         }
+
+    def forget(self) -> None:
+        """Who has joined before never has."""
+        self._cliques.clear()
+        self.comms.clear()
 
     def _wrapped(self, name: str) -> Any:
         words = prototypes.PROTOTYPES[name].split()

@@ -19,7 +19,7 @@ from ..harness import cpu_only, opened, program
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import GpuRef
 
 pytestmark = cpu_only
 
@@ -85,9 +85,11 @@ async def test_averages_scales_and_complex_numbers() -> None:
         z = await put(world, [np.array([1 + 2j]), np.array([3 - 4j])])
         same(await get(world, await world.all_reduce(z, "avg")), [np.array([2 - 1j])] * 2)
         same(await get(world, await world.all_reduce(z, scale=0.5)), [np.array([2 - 1j])] * 2)
-        for bad in ({"op": "min"}, {"op": "sum", "scale": True}, {"op": "avg", "scale": 2.0}):
+        wrong: tuple[dict[str, Any], ...]
+        wrong = ({"op": "min"}, {"op": "sum", "scale": True}, {"op": "avg", "scale": 2.0})
+        for bad in wrong:
             with pytest.raises((TypeError, ValueError)):
-                await world.all_reduce(z, **bad)  # type: ignore[arg-type]
+                await world.all_reduce(z, **bad)
 
 
 @program
@@ -191,18 +193,18 @@ async def test_nothing_is_sent_where_anything_is_wrong() -> None:
 async def test_an_op_comes_after_what_writes_its_buffers() -> None:
     async with world_of(2) as world:
         one, other = world.devices
-        for _ in range(10):
-            x = [await device.full((64, 64), 1.0, np.float32) for device in (one, other)]
-            async with trio.open_nursery() as nursery:
-                products = []
-
-                async def multiply(device: Device, ref: GpuRef, products: list[GpuRef]) -> None:
-                    products.append(await device.blas.gemm(ref, ref))
-
-                nursery.start_soon(multiply, one, x[0], products)
-                nursery.start_soon(world.all_reduce, x)
-            y = await world.all_reduce(x, out=x)
-            same(await get(world, y), [np.full((64, 64), 2, np.float32)] * 2)
+        x = await put(world, [np.full((64, 64), 1.0, np.float32)] * 2)
+        for number in range(5):
+            products = [
+                await device.blas.gemm(ref, ref)
+                for device, ref in zip((one, other), x, strict=True)
+            ]
+            total = await world.all_reduce(products, out=products)
+            for device, ref in zip((one, other), total, strict=True):
+                await device.blas.scal(0.5**7, ref.reshape((4096,)))
+            same(await get(world, total), [np.full((64, 64), 1, np.float32)] * 2)
+            x = total
+            assert world.statistics().completed == number + 1
 
 
 @program

@@ -94,7 +94,7 @@ class CpuCollectives:
         for begin in range(0, step.longest, room):
             slot = area.slot(rank, dtype)
             for part, piece in enumerate(plan.gives):
-                count = min(room, piece.count - begin)
+                count = min(room, piece.length - begin)
                 if count > 0:
                     first = piece.begin + begin
                     slot[part * room : part * room + count] = source[first : first + count]
@@ -121,7 +121,7 @@ class CpuCollectives:
         own_part = joined.rank * room if plan.parts > 1 else 0
         found = []
         for piece in plan.takes:
-            count = min(room, piece.count - begin)
+            count = min(room, piece.length - begin)
             if count > 0:
                 seen = joined.area.slot(piece.rank, target.dtype)[own_part : own_part + count]
                 found.append((piece.begin + begin, seen))
@@ -134,7 +134,7 @@ class CpuCollectives:
 
     def _elements(self, address: int, pieces: list[Piece], dtype: np.dtype[Any]) -> _Array:
         """A buffer as elements, up to the last that is wanted."""
-        count = max((piece.begin + piece.count for piece in pieces), default=0)
+        count = max((piece.begin + piece.length for piece in pieces), default=0)
         if not count:
             return np.empty(0, dtype)
         return self._context.array(address, (count,), dtype)

@@ -102,7 +102,7 @@ class Communicator:
         with self._lock:
             if self._aborted:
                 raise_aborted()
-            if not self._cell:
+            if not self._cell.value:
                 return 0
             status = c_int()
             self._library.call("ncclCommGetAsyncError", self._cell, byref(status))
@@ -113,7 +113,7 @@ class Communicator:
         with self._lock:
             if not self._aborted:
                 self._aborted = True
-                if self._cell:
+                if self._cell.value:
                     self._library.call("ncclCommAbort", self._cell)
 
     def ask(self) -> int:
@@ -216,13 +216,15 @@ class CudaCollectives:
                 plan = exchange(step, joined.rank, joined.size)
                 gives = plan.gives * (len(plan.takers) if plan.parts == 1 else 1)
                 for to, piece in zip(plan.takers, gives, strict=False):
-                    if piece.count:
+                    if piece.length:
                         at = source + piece.begin * itemsize
-                        joined.call("ncclSend", at, piece.count * itemsize, BYTES, to, *end)
+                        joined.call("ncclSend", at, piece.length * itemsize, BYTES, to, *end)
                 for piece in plan.takes:
-                    if piece.count:
+                    if piece.length:
                         at = target + piece.begin * itemsize
-                        joined.call("ncclRecv", at, piece.count * itemsize, BYTES, piece.rank, *end)
+                        joined.call(
+                            "ncclRecv", at, piece.length * itemsize, BYTES, piece.rank, *end
+                        )
 
     def _operator(self, joined: Communicator, step: Step, made: list[c_int]) -> int:
         """``ncclRedOp_t``; one that multiplies is made for the call."""

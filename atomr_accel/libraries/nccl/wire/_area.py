@@ -82,7 +82,8 @@ class Area:
 
     def slot(self, rank: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """A rank's slot, as elements."""
-        return self._slots[rank].view(dtype)
+        found: np.ndarray[Any, Any] = self._slots[rank].view(dtype)
+        return found
 
     def arrive(self, rank: int, number: int) -> None:
         """A rank has come to a number."""

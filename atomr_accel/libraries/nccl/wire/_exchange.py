@@ -31,12 +31,12 @@ class Piece(NamedTuple):
     Attributes:
         rank: whose they are, or whom they are for.
         begin: where they begin in the source, or in the target.
-        count: how many.
+        length: how many.
     """
 
     rank: int
     begin: int
-    count: int
+    length: int
 
 
 class Exchange(NamedTuple):
