@@ -29,7 +29,7 @@ CALLED: Final = (
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
-    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng"),
+    *("dnn", "dnn-plans", "fft", "kernels", "nccl", "nccl-aborts", "nvrtc", "rng"),
 )
 """The names of their lanes."""
 NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng")

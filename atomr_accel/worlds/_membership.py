@@ -100,12 +100,12 @@ class Membership:
     """
 
     def __init__(self, members: Iterable[int], *, shrink: bool = False) -> None:
-        self.epoch = 1
+        self.epoch: int = 1
         self.members: tuple[int, ...] = tuple(members)
         self.phase: Phase = "gathering"
         self.broken: Broken | None = None
-        self.breaks = 0
-        self.completed = 0
+        self.breaks: int = 0
+        self.completed: int = 0
         self.shrinks: Final = shrink
         self._ready: set[int] = set()
         self._joining: set[int] = set()

@@ -55,7 +55,6 @@ _TYPES: Final = {
 
 TYPES: Final = {
     **{dtype: number for dtype, (_, number) in _TYPES.items()},
-    "bool": 1,
     "complex64": 7,  # of twice as many elements
     "complex128": 8,
 }
