@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, final
@@ -317,7 +317,7 @@ class Engine(Generic[_M]):
             self._happen(self.membership.gone(number, error))
 
     def _happen(self, effects: list[Effect]) -> None:
-        """What follows of something: ops are settled at once, the rest is done by a task.
+        """What follows of something: who waits is told at once, the rest is done by a task.
 
         This is called in the midst of answers that arrive, where nothing may be submitted.
         """
@@ -326,6 +326,12 @@ class Engine(Generic[_M]):
                 call = self._calls.pop(effect.op)
                 call.broken = effect.broken
                 call.done.set()
+            elif isinstance(effect, Opened):
+                ranks = len(self.membership.members)
+                _log.info("epoch %d of a world: %d ranks", effect.epoch, ranks)
+                for watcher in list(self._watchers):
+                    with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+                        watcher.send_nowait(effect.epoch)
             else:
                 self._effects.append(effect)
                 self._work.set()
@@ -345,18 +351,13 @@ class Engine(Generic[_M]):
                 term, self.term = self.term, None
                 if term is not None:
                     self._nursery.start_soon(self._leave, term, effect.members)
-            case Opened():
-                if effect.epoch == self.membership.epoch:
-                    _log.info("epoch %d of a world: %d ranks", effect.epoch, len(self._members))
-                for watcher in list(self._watchers):
-                    watcher.send_nowait(effect.epoch)
             case Ended():
                 self._end = effect.broken
                 for watcher in list(self._watchers):
                     watcher.close()
                 self._change()
-            case Settled():
-                raise AssertionError("ops are settled at once")
+            case Settled() | Opened():
+                raise AssertionError("these are told at once")
 
     async def _form(self, form: Form) -> None:
         """Have members meet, and join."""
