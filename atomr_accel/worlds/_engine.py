@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -143,6 +143,7 @@ class Term:
         meeting: what they have met by.
         begun: when they began to join.
         at: the number of the next round; see ``nccl/wire/_area``.
+        sent: how many ops each member was sent.
     """
 
     epoch: int
@@ -151,15 +152,25 @@ class Term:
     meeting: Meeting
     begun: float
     at: int = 1
+    sent: Counter[int] = field(default_factory=Counter)
 
 
 @final
 @dataclass(eq=False)
 class Call:
-    """An op in flight, and who waits for it."""
+    """An op in flight, and who waits for it.
+
+    Attributes:
+        name: what to call it.
+        begun: when it was sent.
+        places: the members that take part, and which of their ops it is, from 1 on.
+        done: set when it is over.
+        broken: why it was not done.
+    """
 
     name: str
     begun: float
+    places: dict[int, int] = field(default_factory=dict)
     done: trio.Event = field(default_factory=trio.Event)
     broken: Broken | None = None
 
@@ -251,6 +262,8 @@ class Engine(Generic[_M]):
         call = self._calls[op] = Call(name, trio.current_time())
         for part in parts:
             member = term.members[part.rank]
+            term.sent[member] += 1
+            call.places[member] = term.sent[member]
             self._members[member].collect(
                 term.number, name, part, partial(self._answered, term, op, member)
             )
@@ -435,17 +448,14 @@ class Engine(Generic[_M]):
             term = self.term
             if term is None:
                 continue
-            begun, what = min(
-                ((call.begun, call.name) for call in self._calls.values()),
-                default=(math.inf, ""),
-            )
+            oldest = next(iter(self._calls.values()), None)
             if self.membership.phase == "joining":
-                begun, what = term.begun, "joining"
-            if trio.current_time() - begun >= deadline:
-                why = f"{what} had not ended after {deadline} s, the world's op_deadline"
-                await self._blame(term, why)
+                oldest = Call("joining", term.begun)
+            if oldest is not None and trio.current_time() - oldest.begun >= deadline:
+                why = f"{oldest.name} had not ended after {deadline} s, the world's op_deadline"
+                await self._blame(term, oldest, why)
 
-    async def _blame(self, term: Term, why: str) -> None:
+    async def _blame(self, term: Term, call: Call, why: str) -> None:
         """End the hosts that hang: those that do not answer, or have not begun what others have."""
         begun: dict[int, int] = {}
         all_told = trio.Event()
@@ -463,9 +473,10 @@ class Engine(Generic[_M]):
             await all_told.wait()
         if term is not self.term or term.epoch != self.membership.epoch:
             return
-        most = max(begun.values(), default=0)
-        suspects = [each for each in term.members if begun.get(each, -1) < most]
-        suspects = [each for each in term.members if each not in begun] or suspects
+        suspects = [each for each in term.members if each not in begun]
+        behind = [each for each, place in call.places.items() if begun.get(each, 0) < place]
+        if not suspects and len(behind) < len(call.places):
+            suspects = behind
         cause: Exception = TimeoutError(why)
         for member in suspects:
             name = self._members[member].name

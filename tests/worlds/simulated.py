@@ -76,9 +76,9 @@ class Network:
         self.sizes: dict[int, int] = {}
         self.results: dict[int, dict[int, int]] = defaultdict(dict)
 
-    def round(self, number: int, at: int) -> Round:
-        """That of a communicator at a place."""
-        return self.rounds.setdefault((number, at), Round(self.sizes[number]))
+    def round(self, number: int, at: int, wanted: int) -> Round:
+        """That of a communicator at a place, for so many ranks."""
+        return self.rounds.setdefault((number, at), Round(wanted))
 
     async def meet(self, members: Sequence[Rank]) -> Place:
         """Have them meet, which takes a while."""
@@ -94,7 +94,7 @@ class Rank:
         self.network = network
         self.number = number
         self.name = f"simulated:{number}"
-        self.alive = self.hung = self.lost_for_good = False
+        self.alive = self.hung = self.stuck = self.lost_for_good = False
         self.under_way: dict[trio.CancelScope, tuple[int, Answered]] = {}
         self.joined: set[int] = set()
         self.begun: dict[int, int] = defaultdict(int)
@@ -108,7 +108,7 @@ class Rank:
         while True:
             if self.lost_for_good:
                 raise DeviceLost(f"{self.name} is lost")
-            self.alive, self.hung = True, False
+            self.alive, self.hung, self.stuck = True, False, False
             ready()
             await self.changed.wait()
             self.changed = trio.Event()
@@ -155,22 +155,23 @@ class Rank:
         assert place == (b"", rank)
         assert self.network.sizes.setdefault(number, size) == size
         self.joined.add(number)
-        self._start(number, 0, rank, 0, lambda _values: None, answered)
+        self._start(number, 0, size, rank, 0, lambda _values: None, answered)
 
     def collect(self, number: int, name: str, part: Part, answered: Answered) -> None:
         """Add up what all ranks bring."""
         (step,) = part.steps
-        self.begun[number] += not self.hung
+        self.begun[number] += not self.stuck
 
         def done(values: dict[int, int]) -> None:
             self.network.results[step.target][self.number] = sum(values.values())
 
-        self._start(number, step.at, part.rank, step.source, done, answered)
+        self._start(number, step.at, step.count, part.rank, step.source, done, answered)
 
     def _start(
         self,
         number: int,
         at: int,
+        wanted: int,
         rank: int,
         value: int,
         done: Callable[[dict[int, int]], None],
@@ -184,22 +185,23 @@ class Rank:
             return
         scope = trio.CancelScope()
         self.under_way[scope] = number, answered
-        self.network.nursery.start_soon(self._come, scope, number, at, rank, value, done)
+        self.network.nursery.start_soon(self._come, scope, number, at, wanted, rank, value, done)
 
     async def _come(
         self,
         scope: trio.CancelScope,
         number: int,
         at: int,
+        wanted: int,
         rank: int,
         value: int,
         done: Callable[[dict[int, int]], None],
     ) -> None:
         with scope:
             await trio.sleep(self.network.random.random() / 100)
-            if self.hung:
+            if self.hung or self.stuck:
                 await trio.sleep_forever()
-            together = self.network.round(number, at)
+            together = self.network.round(number, at, wanted)
             together.come(rank, value)
             await together.full.wait()
             await trio.sleep(self.network.random.random() / 100)
@@ -237,15 +239,16 @@ def _aborted() -> LibraryError:
 
 
 def start(engine: Engine[Rank], term: Term, op: int, values: dict[int, int]) -> Call:
-    """Begin an op of all ranks; ``values`` are what each member brings."""
+    """Begin an op of some ranks; ``values`` are what each member of them brings."""
     parts = [
         Part(
             rank,
-            (Step("all_reduce", "int64", 1, values[member], op, longest=1, at=term.at),),
+            (Step("all_reduce", "int64", len(values), values[member], op, at=term.at),),
             (),
             (),
         )
         for rank, member in enumerate(term.members)
+        if member in values
     ]
     return engine.submit(term, "all_reduce", parts, term.at + 2)
 

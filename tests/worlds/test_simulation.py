@@ -190,6 +190,24 @@ def test_a_rank_that_hangs_is_killed_at_the_deadline_and_named() -> None:
     run(program)
 
 
+def test_who_takes_no_part_is_not_blamed() -> None:
+    async def program() -> None:
+        async with Simulation(3, deadline=8.0) as simulation:
+            engine = simulation.engine
+            term = await engine.whole()
+            for op in range(3):
+                await start(engine, term, op, {0: 1, 1: 1}).wait()
+            simulation.ranks[1].stuck = True
+            call = start(engine, term, 9, dict.fromkeys(range(3), 1))
+            with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
+                await call.wait()
+            assert caught.value.rank == 1
+            assert (await engine.whole()).epoch == 2
+            assert [rank.deaths for rank in simulation.ranks] == [0, 1, 0]
+
+    run(program)
+
+
 def test_a_caller_that_is_cancelled_leaves_and_the_op_goes_on() -> None:
     async def program() -> None:
         async with Simulation(3) as simulation:
