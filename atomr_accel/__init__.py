@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RemoteError,
         StandbyWarning,
         Unsupported,
+        WorldBroken,
     )
     from .device import (
         Candidate,
@@ -102,6 +103,7 @@ __all__ = [
     "WatchedDevice",
     "WatchedOp",
     "WatchedTransfer",
+    "WorldBroken",
     "from_asyncio",
     "open_device",
     "open_devices",

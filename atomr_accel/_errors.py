@@ -10,6 +10,7 @@
     ├── EventStale               the event's point is of an older generation (also a RuntimeError)
     ├── GpuRefSealed             a write to a sealed buffer (also a ValueError)
     ├── OutOfMemory              no device memory left for a request
+    ├── WorldBroken              a rank of a world failed while the op was in flight
     ├── LibraryError             a vendor library refused a call
     │   └── CompileError         a kernel's source does not compile
     ├── LinAlgError              a matrix has no such factorization (also NumPy's LinAlgError)
@@ -116,6 +117,26 @@ class EventStale(AccelError, RuntimeError):
 
 class GpuRefSealed(AccelError, ValueError):
     """The op would write to a sealed buffer, which is read-only for good."""
+
+
+class WorldBroken(AccelError):
+    """A collective was not done: a rank of its world failed, or left.
+
+    Every op in flight gets an instance of its own; ``__cause__`` is what went wrong, one instance
+    for all. The world is being formed anew when you see it, and the next op waits for that. What
+    the op should have written holds anything; what it only read is whole, but for the failed rank.
+
+    Attributes:
+        rank: the rank that failed, as it was in that epoch; None where that cannot be told.
+        epoch: the world's epoch that ended.
+    """
+
+    _fields = ("rank", "epoch")
+
+    def __init__(self, message: str, *, rank: int | None, epoch: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.epoch = epoch
 
 
 class OutOfMemory(AccelError):

@@ -43,6 +43,7 @@ FOR_USERS = (
     "atomr_accel.replay",
     "atomr_accel.solvers",
     "atomr_accel.testing",
+    "atomr_accel.worlds",
 )
 """Where users import from; what the other packages export is for the layers after them."""
 

@@ -32,21 +32,12 @@ CALLED: Final = (
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
-    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng", "solver", "sparse", "sparse-waits"),
-    "tensor",
+    *("dnn", "dnn-plans", "fft", "kernels", "nccl", "nccl-aborts", "nvrtc", "rng", "solver"),
+    *("sparse", "sparse-waits", "tensor"),
 )
 """The names of their lanes."""
 NAMES: Final = (
-    "array",
-    "blas",
-    "blaslt",
-    "cub",
-    "dnn",
-    "fft",
-    "linalg",
-    "nvrtc",
-    "rng",
-    "sparse",
+    *("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng", "sparse"),
     "tensor",
 )
 """The names of the facades."""

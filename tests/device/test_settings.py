@@ -25,6 +25,7 @@ from atomr_accel.libraries.cub import _call as cub
 from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
 from atomr_accel.libraries.linalg import _facade as linalg
+from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.nvrtc import _facade as nvrtc
 from atomr_accel.libraries.rng import _draws as rng
 from atomr_accel.libraries.sparse import _part as sparse
@@ -154,6 +155,8 @@ def test_every_lane_can_have_a_priority() -> None:
         sparse.LANE,
         sparse.WAITING,
         tensor.LANE,
+        COLLECTIVES,
+        ABORTS,
     )
     assert sorted(spec.name for spec in specs) == sorted(LANES)
     assert sorted(_LANES) == sorted([MEMORY_LANE, *LANES, PROGRAMS.name, "run"])

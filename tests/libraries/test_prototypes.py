@@ -40,6 +40,7 @@ ACCEPTED: Final = {
     "u64*": {"size*", "ptr"},
     "ptr*": {"ptr*", "ptr"},
     "ptr": {"ptr"},
+    "id128": {"id128"},
 }
 """The words of tables that a type in C may have. The compiler tells no size_t from others."""
 
@@ -57,6 +58,7 @@ template <class T> constexpr const char* plain() {
   else if constexpr (std::is_same_v<T, double>) return "double";
   else if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
     return std::is_signed_v<T> ? "i64" : "u64";
+  else if constexpr (std::is_class_v<T> && sizeof(T) == 128) return "id128";
   else return "?";
 }
 template <class T> const char* type() {
@@ -139,7 +141,9 @@ def ask_compiler(table: Table, folder: Path) -> dict[str, Any]:
         f'std::printf(",\\n%s: %lld", {json.dumps(json.dumps(name))}, (long long)({expression}));'
         for name, expression in numbers.items()
     ]
-    known = [line for line in lines if set(re.findall(r"cu\w+|CU\w+", line)) <= declared]
+    known = [
+        line for line in lines if set(re.findall(r"cu\w+|CU\w+|nccl[A-Z]\w+", line)) <= declared
+    ]
     body = "\n".join(known)
     source.write_text(
         f"{includes}{DESCRIBE}\n"
@@ -213,7 +217,7 @@ def test_every_symbol_is_in_the_library(name: str) -> None:
         assert all(issubclass(kind, TYPES[word]) for kind, word in kinds)
     status = min(status for status in tables.STATUS_NAMES if status) if named_here else 1
     named = library.error("a call", status).status_name
-    assert named.startswith(name.upper().removesuffix("LT"))
+    assert named.upper().startswith(name.upper().removesuffix("LT"))
 
 
 def test_every_table_of_the_package_is_held_against_headers() -> None:

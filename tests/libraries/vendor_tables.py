@@ -59,6 +59,15 @@ TABLES: Final = {
         Table("cusparse", "sparse.host._prototypes", ("cusparse.h",)),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
         Table("cutensor", "tensor.host._prototypes", ("cutensor.h",)),
+        Table(
+            "nccl",
+            "nccl.host._prototypes",
+            ("nccl.h",),
+            {
+                "offsetof(ncclConfig_t, blocking)": "CONFIG_BLOCKING_AT",
+                "offsetof(ncclConfig_t, trafficClass)": "CONFIG_BYTES - 4",
+            },
+        ),
     )
 }
 """By library."""

@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+@final
+class Id128(ctypes.Structure):
+    """128 bytes that a function takes by value, such as ``ncclUniqueId``."""
+
+    _fields_ = (("content", ctypes.c_char * 128),)
+
+
 TYPES: Final[dict[str, Any]] = {
     "char": c_byte,
     "int": c_int,
@@ -50,6 +57,7 @@ TYPES: Final[dict[str, Any]] = {
     "i64*": POINTER(c_int64),
     "size*": POINTER(c_size_t),
     "ptr*": POINTER(c_void_p),
+    "id128": Id128,
 }
 """The words a prototype table may use."""
 

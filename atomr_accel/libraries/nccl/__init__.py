@@ -1,0 +1,1 @@
+"""NCCL: collectives of devices; what hosts do for ``atomr_accel.worlds``."""

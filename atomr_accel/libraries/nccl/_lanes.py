@@ -1,0 +1,27 @@
+"""The lanes of collectives: one that takes part in them, and one that is free to end them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .._library import LaneSpec
+
+_HOST: Final = "atomr_accel.libraries.nccl.host"
+
+# Collectives wait for other devices, which is no fault of this one: the world has a deadline of
+# its own. So they have a thread, and a stream, which keep nothing else waiting.
+COLLECTIVES: Final = LaneSpec(
+    "nccl",
+    {"cpu": f"{_HOST}._cpu:CpuCollectives", "cuda": f"{_HOST}._cuda:CudaCollectives"},
+    hangs=False,
+    blocks=True,
+)
+"""Where ranks join communicators and take part in collectives."""
+
+ABORTS: Final = LaneSpec(
+    "nccl-aborts",
+    {"cpu": f"{_HOST}._cpu:CpuAborts", "cuda": f"{_HOST}._cuda:CudaAborts"},
+    hangs=False,
+    blocks=True,
+)
+"""Answers at once, also while the other waits for a rank that is gone."""

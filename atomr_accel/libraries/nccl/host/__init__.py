@@ -1,0 +1,1 @@
+"""NCCL: executors, inside a host."""

@@ -1,0 +1,197 @@
+"""Collectives on the CPU backend: hosts meet in memory that they share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...._errors import LibraryError
+from ..wire._area import Aborted, Area
+from ..wire._exchange import REDUCING, Exchange, elements_of_a_round, exchange
+from ..wire._messages import Abort, AskBegun, Collect, Join, Step
+
+if TYPE_CHECKING:
+    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ..wire._exchange import Piece
+
+_Array = np.ndarray[Any, Any]
+
+_UFUNCS: Final = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+@final
+class _Communicator:
+    """One rank's end of a communicator."""
+
+    def __init__(self, rank: int, size: int, area: Area) -> None:
+        self.rank: Final = rank
+        self.size: Final = size
+        self.area: Final = area
+        self.begun = 0
+
+
+# All of a context's: one lane is in the midst of a collective while the other aborts it.
+_communicators: Final[WeakKeyDictionary[Any, dict[int, _Communicator]]] = WeakKeyDictionary()
+
+
+@final
+class CpuCollectives:
+    """Takes part in collectives; a handler returns when the rank's part is done."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        self._context = context
+        self._joined = _communicators.setdefault(context, {})
+        self.handlers: Final = {Join: self._join, Collect: self._collect}
+
+    def close(self) -> None:
+        """What a communicator has is the program's."""
+
+    def _join(self, message: Join) -> None:
+        self._context.check()
+        memory = self._context.bytes_at(message.area, Area.nbytes(message.size))
+        joined = _Communicator(message.rank, message.size, Area(memory, message.size))
+        self._joined[message.communicator] = joined
+        self._meet(joined)
+
+    def _meet(self, joined: _Communicator) -> None:
+        """Wait for all others: the round that comes before those of collectives."""
+        try:
+            joined.area.arrive(joined.rank, 1)
+            joined.area.wait(range(joined.size), 1)
+        except Aborted:
+            _raise_aborted()
+
+    def _collect(self, message: Collect) -> None:
+        self._context.check()
+        joined = self._joined.get(message.communicator)
+        if joined is None:
+            _raise_aborted()
+        joined.begun += 1
+        try:
+            for step in message.steps:
+                self._take_part(joined, step)
+        except Aborted:
+            _raise_aborted()
+
+    def _take_part(self, joined: _Communicator, step: Step) -> None:
+        rank, size, area = joined.rank, joined.size, joined.area
+        dtype = DTYPES[step.dtype]
+        plan = exchange(step, rank, size)
+        room = elements_of_a_round(step.kind, size, dtype.itemsize)
+        source = self._elements(step.source, plan.gives, dtype)
+        target = self._elements(step.target, plan.takes, dtype)
+        number = step.at
+        for begin in range(0, step.longest, room):
+            slot = area.slot(rank, dtype)
+            for part, piece in enumerate(plan.gives):
+                count = min(room, piece.length - begin)
+                if count > 0:
+                    first = piece.begin + begin
+                    slot[part * room : part * room + count] = source[first : first + count]
+            number += 1
+            area.arrive(rank, number)
+            if rank in plan.takers:
+                area.wait(plan.givers, number)
+                self._take(joined, step, plan, target, begin, room)
+            number += 1
+            area.arrive(rank, number)
+            if rank in plan.givers:
+                area.wait(plan.takers, number)
+
+    def _take(
+        self,
+        joined: _Communicator,
+        step: Step,
+        plan: Exchange,
+        target: _Array,
+        begin: int,
+        room: int,
+    ) -> None:
+        """Read others' slots of this round."""
+        own_part = joined.rank * room if plan.parts > 1 else 0
+        found = []
+        for piece in plan.takes:
+            count = min(room, piece.length - begin)
+            if count > 0:
+                seen = joined.area.slot(piece.rank, target.dtype)[own_part : own_part + count]
+                found.append((piece.begin + begin, seen))
+        if step.kind not in REDUCING:
+            for first, seen in found:
+                target[first : first + len(seen)] = seen
+        elif found:
+            first, seen = found[0]
+            target[first : first + len(seen)] = _reduced([each for _, each in found], step)
+
+    def _elements(self, address: int, pieces: list[Piece], dtype: np.dtype[Any]) -> _Array:
+        """A buffer as elements, up to the last that is wanted."""
+        count = max((piece.begin + piece.length for piece in pieces), default=0)
+        if not count:
+            return np.empty(0, dtype)
+        return self._context.array(address, (count,), dtype)
+
+
+@final
+class CpuAborts:
+    """Aborts communicators, and tells how far they are."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        self._joined = _communicators.setdefault(context, {})
+        self.handlers: Final = {Abort: self._abort, AskBegun: self._ask_begun}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _abort(self, message: Abort) -> None:
+        joined = self._joined.pop(message.communicator, None)
+        if joined is not None:
+            joined.area.abort()
+
+    def _ask_begun(self, message: AskBegun) -> int:
+        joined = self._joined.get(message.communicator)
+        return 0 if joined is None else joined.begun
+
+
+def _reduced(parts: list[_Array], step: Step) -> _Array:
+    """Elements of all ranks made one, in their order, so every rank gets the same bits."""
+    dtype = parts[0].dtype
+    # Narrow floats are added up in float32 and rounded once.
+    narrow = dtype.kind not in "biufc" or dtype == np.float16
+    wide = np.dtype(np.float32) if narrow else dtype
+    combine = _UFUNCS[step.reduction]
+    scale = None if step.scale is None else wide.type(step.scale)
+
+    def scaled(part: _Array) -> _Array:
+        widened = part.astype(wide)
+        return widened if scale is None else (widened * scale).astype(wide)
+
+    total = scaled(parts[0])
+    for part in parts[1:]:
+        combine(total, scaled(part), out=total)
+    if step.reduction == "avg":
+        if dtype.kind in "iu":  # as the vendor's library does: towards zero
+            quotient = total // len(parts)
+            quotient += ((total < 0) & (total % len(parts) != 0)).astype(dtype)
+            return quotient
+        total = total / wide.type(len(parts))
+    return total.astype(dtype)
+
+
+def _raise_aborted() -> NoReturn:
+    raise LibraryError(
+        "the communicator was aborted",
+        library="nccl",
+        call="ncclCommAbort",
+        status=6,
+        status_name="ncclRemoteError",
+    )

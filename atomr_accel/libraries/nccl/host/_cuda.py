@@ -1,0 +1,279 @@
+"""Collectives on CUDA: one communicator of NCCL for each rank, and calls that never block.
+
+A call of NCCL on such a communicator may come back before it is done, and is then asked about
+until it is. What it waits for may be a rank that is gone, so the other lane can abort the
+communicator meanwhile, and whoever asks finds that out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from ctypes import byref, c_int, c_void_p, create_string_buffer
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...._errors import LibraryError
+from ...host._vendor import Id128, VendorLibrary
+from ..wire._exchange import REDUCING, exchange
+from ..wire._messages import ID_BYTES, Abort, AskBegun, Collect, Join, MakeId, Step
+from ._prototypes import (
+    BYTES,
+    HOST_IMMEDIATE,
+    IN_PROGRESS,
+    PROTOTYPES,
+    REDUCTIONS,
+    STATUS_NAMES,
+    TYPES,
+    config,
+)
+
+if TYPE_CHECKING:
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+
+_NAP_SECONDS: Final = 20e-6
+_LONGEST_NAP: Final = 1e-3
+
+
+@cache
+def _library() -> VendorLibrary:
+    return VendorLibrary("nccl", PROTOTYPES, STATUS_NAMES)
+
+
+@final
+class Communicator:
+    """One rank's end of a communicator (``ncclComm_t``).
+
+    Attributes:
+        rank: which rank it is.
+        size: how many there are.
+        begun: how many collects were begun.
+    """
+
+    def __init__(self, library: VendorLibrary, rank: int, size: int) -> None:
+        self._library = library
+        self.rank: Final = rank
+        self.size: Final = size
+        self.begun = 0
+        self._cell = c_void_p()
+        self._lock = threading.Lock()  # held for as long as a call is inside the library
+        self._aborted = False
+
+    def join(self, meeting: bytes) -> None:
+        """Be there once all others are."""
+        found = Id128.from_buffer_copy(meeting)
+        self._call(
+            "ncclCommInitRankConfig", byref(self._cell), self.size, found, self.rank, config()
+        )
+        self.settle("ncclCommInitRankConfig")
+
+    @property
+    def handle(self) -> c_void_p:
+        """The vendor's handle."""
+        return self._cell
+
+    def _call(self, function: str, *args: Any) -> None:
+        with self._lock:
+            if self._aborted:
+                raise_aborted()
+            status = self._library.functions[function](*args)
+        if status not in (0, IN_PROGRESS):
+            raise self._library.error(function, status)
+
+    def call(self, function: str, *args: Any) -> None:
+        """Call a function whose last argument is the communicator, or the one before a stream."""
+        self._call(function, *args)
+
+    def settle(self, function: str) -> None:
+        """Wait until the library has done what it was asked for, without its lock."""
+        nap = _NAP_SECONDS
+        while (status := self.status()) == IN_PROGRESS:
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+        if status:
+            raise self._library.error(function, status)
+
+    def status(self) -> int:
+        """What the library says of it (``ncclCommGetAsyncError``)."""
+        with self._lock:
+            if self._aborted:
+                raise_aborted()
+            if not self._cell.value:
+                return 0
+            status = c_int()
+            self._library.call("ncclCommGetAsyncError", self._cell, byref(status))
+            return status.value
+
+    def abort(self) -> None:
+        """End it, with what is under way on the device."""
+        with self._lock:
+            if not self._aborted:
+                self._aborted = True
+                if self._cell.value:
+                    self._library.call("ncclCommAbort", self._cell)
+
+    def ask(self) -> int:
+        """How many collects were begun.
+
+        Raises:
+            LibraryError: what went wrong meanwhile.
+        """
+        status = self.status()
+        if status not in (0, IN_PROGRESS):
+            raise self._library.error("ncclCommGetAsyncError", status)
+        return self.begun
+
+
+_communicators: Final[WeakKeyDictionary[Any, dict[int, Communicator]]] = WeakKeyDictionary()
+
+
+@final
+class CudaCollectives:
+    """Queues collectives on its stream."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._library: Final = _library()
+        self._pointer = context.pointer
+        self._stream = stream
+        self._joined = _communicators.setdefault(context, {})
+        self.handlers: Final = {
+            MakeId: self._make_id,
+            Join: self._join,
+            Collect: self._collect,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library."""
+        _library()
+
+    def close(self) -> None:
+        """Abort what is left."""
+        for communicator in self._joined.values():
+            communicator.abort()
+        self._joined.clear()
+
+    def _make_id(self, _message: MakeId) -> bytes:
+        cell = create_string_buffer(ID_BYTES)
+        self._library.call("ncclGetUniqueId", cell)
+        return cell.raw
+
+    def _join(self, message: Join) -> None:
+        joined = Communicator(self._library, message.rank, message.size)
+        self._joined[message.communicator] = joined
+        joined.join(message.meeting)
+
+    def _collect(self, message: Collect) -> None:
+        joined = self._joined.get(message.communicator)
+        if joined is None:
+            raise_aborted()
+        joined.begun += 1
+        made: list[c_int] = []
+        try:
+            self._library.call("ncclGroupStart")
+            try:
+                for step in message.steps:
+                    if step.longest:
+                        self._queue(joined, step, made)
+            finally:
+                # Also where a call has failed: the group is this thread's, and would go on.
+                joined.call("ncclGroupEnd")
+            joined.settle("ncclGroupEnd")
+        finally:
+            for cell in made:
+                joined.call("ncclRedOpDestroy", cell.value, joined.handle)
+
+    def _queue(self, joined: Communicator, step: Step, made: list[c_int]) -> None:
+        source = self._pointer(step.source) if step.source else 0
+        target = self._pointer(step.target) if step.target else 0
+        end = joined.handle, self._stream.pointer
+        itemsize = DTYPES[step.dtype].itemsize
+        if step.kind in REDUCING:
+            count = step.count * (2 if step.dtype.startswith("complex") else 1)
+            how = TYPES[step.dtype], self._operator(joined, step, made)
+            match step.kind:
+                case "all_reduce":
+                    joined.call("ncclAllReduce", source, target, count, *how, *end)
+                case "reduce":
+                    joined.call("ncclReduce", source, target, count, *how, step.root, *end)
+                case _:
+                    joined.call("ncclReduceScatter", source, target, count, *how, *end)
+            return
+        match step.kind:
+            case "broadcast":
+                if joined.rank == step.root and not target:
+                    target = source  # in place: it is there already
+                nbytes = step.count * itemsize
+                joined.call("ncclBroadcast", source, target, nbytes, BYTES, step.root, *end)
+            case "all_gather":
+                joined.call("ncclAllGather", source, target, step.count * itemsize, BYTES, *end)
+            case _:
+                # The library has no such collectives in all its releases: they are sends.
+                plan = exchange(step, joined.rank, joined.size)
+                gives = plan.gives * (len(plan.takers) if plan.parts == 1 else 1)
+                for to, piece in zip(plan.takers, gives, strict=False):
+                    if piece.length:
+                        at = source + piece.begin * itemsize
+                        joined.call("ncclSend", at, piece.length * itemsize, BYTES, to, *end)
+                for piece in plan.takes:
+                    if piece.length:
+                        at = target + piece.begin * itemsize
+                        joined.call(
+                            "ncclRecv", at, piece.length * itemsize, BYTES, piece.rank, *end
+                        )
+
+    def _operator(self, joined: Communicator, step: Step, made: list[c_int]) -> int:
+        """``ncclRedOp_t``; one that multiplies is made for the call."""
+        if step.scale is None:
+            return REDUCTIONS[step.reduction]
+        cell = c_int()
+        # Complex numbers are summed as pairs of real ones.
+        dtype = {"complex64": "float32", "complex128": "float64"}.get(step.dtype, step.dtype)
+        scalar = np.asarray(step.scale).astype(DTYPES[dtype])
+        joined.call(
+            "ncclRedOpCreatePreMulSum",
+            byref(cell),
+            scalar.ctypes.data,
+            TYPES[step.dtype],
+            HOST_IMMEDIATE,
+            joined.handle,
+        )
+        made.append(cell)
+        return cell.value
+
+
+@final
+class CudaAborts:
+    """Aborts communicators, and tells how far they are, while the other lane waits."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        del stream
+        self._joined = _communicators.setdefault(context, {})
+        self.handlers: Final = {Abort: self._abort, AskBegun: self._ask_begun}
+
+    def close(self) -> None:
+        """The other lane's executor aborts what is left."""
+
+    def _abort(self, message: Abort) -> None:
+        joined = self._joined.pop(message.communicator, None)
+        if joined is not None:
+            joined.abort()
+
+    def _ask_begun(self, message: AskBegun) -> int:
+        joined = self._joined.get(message.communicator)
+        return 0 if joined is None else joined.ask()
+
+
+def raise_aborted() -> NoReturn:
+    """Say that nothing more can be done with a communicator."""
+    raise LibraryError(
+        "the communicator was aborted",
+        library="nccl",
+        call="ncclCommAbort",
+        status=6,
+        status_name="ncclRemoteError",
+    )

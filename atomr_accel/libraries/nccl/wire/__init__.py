@@ -1,0 +1,1 @@
+"""NCCL: what both sides of the wall know."""

@@ -1,0 +1,141 @@
+"""Memory in which the ranks of one communicator on this machine meet.
+
+Each rank has a word, which it alone counts up, and a slot, which it alone writes. A round has two
+numbers: a rank's word reaches the first when its slot is filled, and the second when it has read
+what it wants of the slots of others. Who waits for a word sleeps until it changes (``futex``).
+
+The program numbers the rounds, of all ranks alike, so ranks that take no part in some of them
+need not count along. To abort is to set a word that all look at, and to change all others so that
+whoever sleeps wakes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SLOT_BYTES: Final = 1 << 18
+"""What a rank gives in one round."""
+
+_PAGE: Final = 4096
+_STRIDE: Final = 8
+"""Words from one rank's to the next, so that each has a cache line of its own."""
+
+_ABORTED: Final = (1 << 64) - 1
+_FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, (1 << 31) - 1
+_FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
+_LOOK_SECONDS: Final = 1
+_NAP_SECONDS: Final = 1e-4
+"""Where nothing wakes who sleeps."""
+
+
+class Aborted(Exception):
+    """The communicator was aborted."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _syscall() -> Any:
+    if sys.platform != "linux" or _FUTEX is None or sys.byteorder != "little":
+        return None
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    call.argtypes = [
+        *(ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32),
+    ]
+    return call
+
+
+_CALL: Final = _syscall()
+
+
+@final
+class Area:
+    """The memory, as one process has it mapped.
+
+    Args:
+        memory: all of it, as bytes.
+        size: how many ranks meet in it.
+    """
+
+    def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> None:
+        begin = _slots_begin(size)
+        self._words: Final = memory[: (size + 1) * _STRIDE * 8].view(np.uint64)[::_STRIDE]
+        self._slots: Final = memory[begin : begin + size * SLOT_BYTES].reshape(size, SLOT_BYTES)
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """How many bytes it takes for so many ranks."""
+        return _slots_begin(size) + size * SLOT_BYTES
+
+    def slot(self, rank: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """A rank's slot, as elements."""
+        found: np.ndarray[Any, Any] = self._slots[rank].view(dtype)
+        return found
+
+    def arrive(self, rank: int, number: int) -> None:
+        """A rank has come to a number."""
+        self._words[rank + 1] = number
+        self._wake(rank + 1)
+
+    def wait(self, ranks: Iterable[int], number: int) -> None:
+        """Wait until ranks have come to a number.
+
+        Raises:
+            Aborted: it was aborted meanwhile, or before.
+        """
+        for rank in ranks:
+            while True:
+                seen = int(self._words[rank + 1])
+                if self.aborted:
+                    raise Aborted
+                if seen >= number:
+                    break
+                self._sleep(rank + 1, seen)
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was aborted."""
+        return bool(self._words[0])
+
+    def abort(self) -> None:
+        """Let all who wait go, and all who come; any process may, as often as it likes."""
+        self._words[0] = 1
+        for at in range(1, len(self._words)):
+            self._words[at] = _ABORTED
+            self._wake(at)
+
+    def _sleep(self, at: int, seen: int) -> None:
+        """Sleep until a word is no longer what it was seen to be."""
+        if _CALL is None:
+            time.sleep(_NAP_SECONDS)
+            return
+        limit = _Timespec(_LOOK_SECONDS, 0)
+        word = self._words[at : at + 1].ctypes.data
+        seen_half = seen & 0xFFFFFFFF  # the kernel looks at 32 bits
+        if _CALL(_FUTEX, word, _FUTEX_WAIT, seen_half, ctypes.byref(limit), None, 0):
+            number = ctypes.get_errno()
+            if number not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+                raise OSError(number, "futex")
+
+    def _wake(self, at: int) -> None:
+        if _CALL is not None:
+            word = self._words[at : at + 1].ctypes.data
+            _CALL(_FUTEX, word, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
+
+
+def _slots_begin(size: int) -> int:
+    words = (size + 1) * _STRIDE * 8
+    return -(-words // _PAGE) * _PAGE

@@ -1,0 +1,97 @@
+"""What a rank puts where others see it, and what it takes, for each collective.
+
+Every collective goes in rounds: all that give fill their slots, all that get read them. In some
+a slot has one part, which all read; in others it has a part for each rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ._area import SLOT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._messages import Step
+
+REDUCING: Final = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""The collectives that make one element of several."""
+
+_DIVIDED: Final = frozenset({"scatter", "reduce_scatter", "all_to_all", "all_to_all_v"})
+"""Those in which a rank gives something else to each."""
+
+_BY_ROOT: Final = frozenset({"broadcast", "scatter", "send"})
+_TO_ROOT: Final = frozenset({"reduce", "gather"})
+
+
+class Piece(NamedTuple):
+    """Elements that travel.
+
+    Attributes:
+        rank: whose they are, or whom they are for.
+        begin: where they begin in the source, or in the target.
+        length: how many.
+    """
+
+    rank: int
+    begin: int
+    length: int
+
+
+class Exchange(NamedTuple):
+    """A rank's part in a collective.
+
+    Attributes:
+        parts: how many a slot has.
+        gives: what it puts in each of them; nothing if it gives nothing.
+        takes: what it takes of others' slots.
+        givers: the ranks that give.
+        takers: the ranks that take.
+    """
+
+    parts: int
+    gives: list[Piece]
+    takes: list[Piece]
+    givers: Sequence[int]
+    takers: Sequence[int]
+
+
+def exchange(step: Step, rank: int, size: int) -> Exchange:
+    """What a rank does in a step of a communicator of ``size`` ranks."""
+    kind, every = step.kind, range(size)
+    givers: Sequence[int] = (step.root,) if kind in _BY_ROOT else every
+    takers: Sequence[int] = (step.root,) if kind in _TO_ROOT else every
+    if kind == "send":
+        takers = (step.to,)
+    parts = size if kind in _DIVIDED else 1
+    gives = _pieces(step.sends or (step.count,) * parts, every) if step.source else []
+    if kind in REDUCING:
+        takes = [Piece(giver, 0, step.count) for giver in givers]
+    else:
+        takes = _pieces(step.receives or (step.count,) * len(givers), givers)
+    return Exchange(
+        parts,
+        gives if rank in givers else [],
+        takes if rank in takers and step.target else [],
+        givers,
+        takers,
+    )
+
+
+def _pieces(counts: Sequence[int], ranks: Sequence[int]) -> list[Piece]:
+    pieces, begin = [], 0
+    for rank, count in zip(ranks, counts, strict=False):
+        pieces.append(Piece(rank, begin, count))
+        begin += count
+    return pieces
+
+
+def elements_of_a_round(kind: str, size: int, itemsize: int) -> int:
+    """How many elements of a piece go in one round."""
+    return SLOT_BYTES // (size if kind in _DIVIDED else 1) // itemsize
+
+
+def numbers_of(kind: str, longest: int, size: int, itemsize: int) -> int:
+    """How many numbers a step takes: two for each of its rounds."""
+    return 2 * -(-longest // elements_of_a_round(kind, size, itemsize))

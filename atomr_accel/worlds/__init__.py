@@ -1,0 +1,16 @@
+"""Worlds: collectives over devices, which survive the death of a rank.
+
+``async with open_world([device0, device1]) as world:`` and then
+``await world.all_reduce([x0, x1])``.
+"""
+
+from ._collectives import Collectives
+from ._world import CollectiveGroup, World, WorldStatistics, open_world
+
+__all__ = [
+    "CollectiveGroup",
+    "Collectives",
+    "World",
+    "WorldStatistics",
+    "open_world",
+]

@@ -1,0 +1,113 @@
+"""How the ranks of a communicator find each other: what a world over machines would replace.
+
+A bootstrap is a function of members, in the order of their ranks, that gives a ``Meeting``. Where
+devices' memory is the machine's, hosts meet in memory that they share. Elsewhere the first
+rank's host makes an identifier, by which the vendor's library does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import trio
+
+from ..device.interop._sharing import mapped, unmap
+from ..libraries._request import Request, Submission, perform
+from ..libraries.nccl._lanes import COLLECTIVES
+from ..libraries.nccl.wire._area import Area
+from ..libraries.nccl.wire._messages import MakeId
+from ..wire import SLAB_SHIFT, map_file, shared_fd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..device._context import Context
+    from ..device._core import DeviceCore
+    from ..libraries._request import Driver
+    from ._member import DeviceMember
+
+
+async def meet(members: Sequence[DeviceMember]) -> SharedMeeting | NamedMeeting:
+    """Have devices of one machine meet.
+
+    Raises:
+        ContextPoisoned, DeviceLost: one of them failed.
+        LibraryMissing: the vendor's library is not installed.
+        OutOfMemory: no room for the memory that they share.
+    """
+    if members[0].core.capabilities.host_memory:
+        return await SharedMeeting.open([member.core for member in members])
+    return NamedMeeting(await perform(members[0].core, Request(COLLECTIVES, "nccl.id", _make_id)))
+
+
+def _make_id(_driver: Driver) -> Submission[bytes]:
+    return Submission(MakeId(), (), ())
+
+
+@final
+class NamedMeeting:
+    """Ranks that find each other by an identifier (``ncclUniqueId``)."""
+
+    def __init__(self, identifier: bytes) -> None:
+        self._identifier = identifier
+
+    def place_of(self, rank: int) -> tuple[bytes, int]:
+        """See ``Meeting.place_of``."""
+        del rank
+        return self._identifier, 0
+
+    def abort(self) -> None:
+        """Only hosts can."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+        await trio.lowlevel.checkpoint()
+
+
+@final
+class SharedMeeting:
+    """Ranks that meet in memory of this machine."""
+
+    def __init__(self, area: Area) -> None:
+        self._area: Area | None = area
+        self._addresses: list[int] = []
+        self._mapped = AsyncExitStack()
+
+    @classmethod
+    async def open(cls, cores: Sequence[DeviceCore]) -> SharedMeeting:
+        """Make memory, and have all hosts map it."""
+        nbytes = Area.nbytes(len(cores))
+        fd = shared_fd(nbytes, "atomr-world")
+        try:
+            memory = np.frombuffer(map_file(fd, nbytes), np.uint8)
+            meeting = cls(Area(memory, len(cores)))
+            async with AsyncExitStack() as undo:
+                undo.push_async_callback(meeting.close)
+                for core in cores:
+                    context, number = await mapped(core, fd, nbytes, sealed=False)
+                    meeting._add(core, context, number)
+                undo.pop_all()
+        finally:
+            os.close(fd)
+        return meeting
+
+    def _add(self, core: DeviceCore, context: Context, number: int) -> None:
+        self._addresses.append(number << SLAB_SHIFT)
+        self._mapped.push_async_callback(unmap, core, context, number)
+
+    def place_of(self, rank: int) -> tuple[bytes, int]:
+        """See ``Meeting.place_of``."""
+        return b"", self._addresses[rank]
+
+    def abort(self) -> None:
+        """See ``Meeting.abort``: also those go who are threads of this process."""
+        if self._area is not None:
+            self._area.abort()
+
+    async def close(self) -> None:
+        """Have hosts unmap it."""
+        self._area = None  # with it goes the program's mapping
+        await self._mapped.aclose()

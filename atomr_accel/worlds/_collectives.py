@@ -1,0 +1,261 @@
+"""The collectives, as worlds and groups have them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, final
+
+import numpy as np
+import trio
+
+from . import _plans as plans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..memory import GpuRef
+    from ._plans import Plan
+
+T = TypeVar("T")
+
+Op = Literal["sum", "prod", "min", "max", "avg"]
+"""How a reduction makes one element of several."""
+
+
+class Collectives:
+    """Calls that all ranks take part in.
+
+    A call takes a list of buffers, one for each rank in the order of ranks, and gives a list.
+    All are contiguous, and of one dtype. Nothing is sent to any device before everything was
+    checked. Who is cancelled before that has done nothing; afterwards the op goes on, and its
+    caller leaves.
+
+    All of them may raise:
+        TypeError, ValueError: wrong buffers, shapes, dtypes or ranks.
+        GpuRefStale: a buffer is of an older generation of its device, or was freed.
+        GpuRefSealed: an output is sealed.
+        WorldBroken: a rank failed meanwhile, or the world went on with other ranks.
+        OutOfMemory: no room for an output.
+    """
+
+    @abstractmethod
+    async def _carry_out(
+        self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
+    ) -> T: ...
+
+    async def all_reduce(
+        self,
+        x: Sequence[GpuRef],
+        op: Op = "sum",
+        *,
+        scale: float | None = None,
+        out: Sequence[GpuRef] | None = None,
+    ) -> list[GpuRef]:
+        """Reduce over all ranks; each gets the result (``ncclAllReduce``).
+
+        Args:
+            x: one buffer on each rank, all of one shape and dtype: integers of 8, 32 or 64 bits,
+                floats from fp8 on, or complex numbers, which have sum and avg only.
+            op: how. The average of integers is rounded towards zero.
+            scale: what each rank's elements are multiplied by before, with op ``"sum"`` and
+                floating dtypes (``ncclRedOpCreatePreMulSum``).
+            out: where to; may be ``x`` itself. By default, new buffers.
+
+        Returns:
+            The results, of the shape and dtype of ``x``.
+        """
+        return await self._carry_out(partial(plans.all_reduce, x=x, op=op, scale=scale, out=out))
+
+    async def reduce(
+        self,
+        x: Sequence[GpuRef],
+        root: int = 0,
+        op: Op = "sum",
+        *,
+        scale: float | None = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Reduce over all ranks; one of them gets the result (``ncclReduce``).
+
+        Args:
+            x: as in ``all_reduce``.
+            op: likewise.
+            scale: likewise.
+            root: the rank that gets it.
+            out: where to, on that rank; may be its ``x``.
+
+        Returns:
+            The result, on ``root``.
+        """
+        plan = partial(plans.reduce, x=x, root=root, op=op, scale=scale, out=out)
+        return await self._carry_out(plan)
+
+    async def broadcast(self, x: GpuRef, *, out: Sequence[GpuRef] | None = None) -> list[GpuRef]:
+        """Copy a buffer to all ranks (``ncclBroadcast``).
+
+        Args:
+            x: the buffer, of any shape and dtype; the rank that has it is the root.
+            out: where to; the root's may be ``x`` itself.
+
+        Returns:
+            The copies. The root's is ``x`` itself, unless ``out`` has another.
+        """
+        return await self._carry_out(partial(plans.broadcast, x=x, out=out))
+
+    async def all_gather(
+        self, x: Sequence[GpuRef], *, out: Sequence[GpuRef] | None = None
+    ) -> list[GpuRef]:
+        """Every rank gets the buffers of all (``ncclAllGather``).
+
+        Args:
+            x: one buffer on each rank, all of one shape and dtype. It may be the row of ``out``
+                that is its rank's: then it is in place.
+            out: where to, of shape ``(size, *x.shape)``.
+
+        Returns:
+            Buffers of that shape: row r is that of rank r.
+        """
+        return await self._carry_out(partial(plans.all_gather, x=x, out=out))
+
+    async def gather(
+        self, x: Sequence[GpuRef], root: int = 0, *, out: GpuRef | None = None
+    ) -> GpuRef:
+        """One rank gets the buffers of all (``ncclSend`` and ``ncclRecv``).
+
+        Args:
+            x: one buffer on each rank, all of one shape and dtype.
+            root: the rank that gets them.
+            out: where to, of shape ``(size, *x.shape)``.
+
+        Returns:
+            A buffer of that shape on ``root``.
+        """
+        return await self._carry_out(partial(plans.gather, x=x, root=root, out=out))
+
+    async def scatter(self, x: GpuRef, *, out: Sequence[GpuRef] | None = None) -> list[GpuRef]:
+        """Each rank gets a row of a buffer (``ncclSend`` and ``ncclRecv``).
+
+        Args:
+            x: of shape ``(size, ...)``; the rank that has it is the root.
+            out: where to, of the shape of a row.
+
+        Returns:
+            Row r on rank r.
+        """
+        return await self._carry_out(partial(plans.scatter, x=x, out=out))
+
+    async def reduce_scatter(
+        self,
+        x: Sequence[GpuRef],
+        op: Op = "sum",
+        *,
+        scale: float | None = None,
+        out: Sequence[GpuRef] | None = None,
+    ) -> list[GpuRef]:
+        """Reduce over all ranks; each gets a row of the result (``ncclReduceScatter``).
+
+        Args:
+            x: one buffer on each rank, of shape ``(size, ...)``.
+            op: as in ``all_reduce``.
+            scale: likewise.
+            out: where to, of the shape of a row. It may be the row of ``x`` that is its rank's:
+                then it is in place.
+
+        Returns:
+            Row r of the result on rank r.
+        """
+        plan = partial(plans.reduce_scatter, x=x, op=op, scale=scale, out=out)
+        return await self._carry_out(plan)
+
+    async def all_to_all(
+        self, x: Sequence[GpuRef], *, out: Sequence[GpuRef] | None = None
+    ) -> list[GpuRef]:
+        """Each rank gets a row of each (``ncclSend`` and ``ncclRecv``).
+
+        Args:
+            x: one buffer on each rank, of shape ``(size, ...)``.
+            out: where to, of the same shape.
+
+        Returns:
+            On rank r, row s is row r of what rank s gave.
+        """
+        return await self._carry_out(partial(plans.all_to_all, x=x, out=out))
+
+    async def all_to_all_v(
+        self,
+        x: Sequence[GpuRef],
+        counts: Sequence[Sequence[int]],
+        *,
+        out: Sequence[GpuRef] | None = None,
+    ) -> list[GpuRef]:
+        """Each rank gets some rows of each (``ncclSend`` and ``ncclRecv``).
+
+        Args:
+            x: one buffer on each rank; they differ in their first dimension only.
+            counts: ``counts[s][d]`` rows go from rank s to rank d. They are taken from ``x[s]``
+                in the order of d.
+            out: where to.
+
+        Returns:
+            On rank d, the rows from all ranks in the order of s.
+        """
+        return await self._carry_out(partial(plans.all_to_all_v, x=x, counts=counts, out=out))
+
+
+@final
+class Letter:
+    """What ``send`` has given and ``recv`` has not taken yet."""
+
+    def __init__(self, ref: GpuRef) -> None:
+        self.ref: Final = ref
+        self.done: Final = trio.Event()
+        self.error: Exception | None = None
+
+    def finish(self, error: Exception | None = None) -> None:
+        """It has arrived, or never will."""
+        self.error = error
+        self.done.set()
+
+
+@final
+class Mail:
+    """Letters by whom they are from and to, in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self._letters: dict[tuple[int, int], deque[Letter]] = {}
+        self._arrived: Final = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._letters.values()))
+
+    def put(self, source: int, to: int, letter: Letter, *, first: bool = False) -> None:
+        """Leave a letter; ``first`` if it was taken and could not be brought."""
+        letters = self._letters.setdefault((source, to), deque())
+        (letters.appendleft if first else letters.append)(letter)
+        self._arrived.unpark_all()
+
+    def withdraw(self, source: int, to: int, letter: Letter) -> bool:
+        """Take a letter back; whether it was still there."""
+        letters = self._letters.get((source, to), deque())
+        if letter in letters:
+            letters.remove(letter)
+            return True
+        return False
+
+    def take(self, source: int, to: int) -> Letter | None:
+        """The next letter, if there is one."""
+        letters = self._letters.get((source, to))
+        return letters.popleft() if letters else None
+
+    async def wait(self) -> None:
+        """Wait until another letter is left."""
+        await self._arrived.park()
+
+
+def scratch(plan: Plan) -> None:
+    """A collective that brings nothing, but all ranks come to it."""
+    byte = np.dtype(np.uint8)
+    refs = [plan.output(rank, (1,), byte, None) for rank in range(plan.size)]
+    plans.all_reduce(plan, refs, "max", None, refs)

@@ -1,0 +1,499 @@
+"""What a world does: members join communicators, ops go to them, and what breaks is told.
+
+Members and what they meet by are protocols: a device is one member, and so is a simulated rank
+of the tests. Everything that is decided is decided by ``Membership``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections import Counter, deque
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, final
+
+import trio
+
+from .._errors import (
+    AccelError,
+    ContextPoisoned,
+    DeviceLost,
+    LibraryMissing,
+    Unsupported,
+    WorldBroken,
+)
+from ._membership import Abort, Broken, Ended, Form, Membership, Opened, Settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ..libraries.nccl.wire._messages import Step
+    from ..memory import Block
+    from ._membership import Effect
+
+_GRACE_SECONDS: Final = 1.0
+"""A host that only has to say how far it is answers sooner than this."""
+
+_LOOKS: Final = 8
+"""A deadline is noticed within an eighth of it."""
+
+_numbers: Final = itertools.count(1)
+
+_log = logging.getLogger("atomr_accel.worlds")
+
+
+class Meeting(Protocol):
+    """What the ranks of one communicator meet by."""
+
+    def place_of(self, rank: int) -> tuple[bytes, int]:
+        """What a rank gets to join: what it finds the others by, and an address or 0."""
+
+    def abort(self) -> None:
+        """Let those go who wait in it, as far as the program can do that itself."""
+
+    async def close(self) -> None:
+        """Nobody is in it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of an op.
+
+    Attributes:
+        rank: which.
+        steps: what it does, in order.
+        reads: the blocks that it reads.
+        writes: the blocks that it writes.
+    """
+
+    rank: int
+    steps: tuple[Step, ...]
+    reads: tuple[Block, ...]
+    writes: tuple[Block, ...]
+
+
+class Member(Protocol):
+    """A device, as a world sees it. What it answers comes by calls, in any order."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+
+    async def follow(
+        self, ready: Callable[[], object], lost: Callable[[Exception], object]
+    ) -> None:
+        """Tell each time that it takes ops, and each time that it has failed.
+
+        Raises:
+            DeviceLost: it will not come back.
+        """
+
+    def join(
+        self,
+        number: int,
+        rank: int,
+        size: int,
+        place: tuple[bytes, int],
+        answered: Callable[[Exception | None], object],
+    ) -> None:
+        """Join the communicator of a number."""
+
+    def collect(
+        self, number: int, name: str, part: Part, answered: Callable[[Exception | None], object]
+    ) -> None:
+        """Take part in collectives."""
+
+    def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
+        """Ask how many collects were begun there."""
+
+    def abort(self, number: int, answered: Callable[[], object]) -> None:
+        """Leave a communicator, whatever is under way."""
+
+    def kill(self) -> bool:
+        """End its host, which hangs; whether that can be done."""
+
+
+_M_contra = TypeVar("_M_contra", bound=Member, contravariant=True)
+
+
+class Bootstrap(Protocol[_M_contra]):
+    """Has the members of a communicator meet, in the order of their ranks.
+
+    A world over several machines would bring another than that of devices.
+    """
+
+    async def __call__(self, members: Sequence[_M_contra], /) -> Meeting:
+        """What they meet by; nothing is left of it if this fails or is cancelled."""
+
+
+_M = TypeVar("_M", bound=Member)
+
+
+@dataclass(eq=False)
+class Term:
+    """An epoch in which members have met.
+
+    Attributes:
+        epoch: its number.
+        members: those in it, in the order of their ranks.
+        number: that of their communicator, which no other ever has.
+        meeting: what they have met by.
+        begun: when they began to join.
+        at: the number of the next round; see ``nccl/wire/_area``.
+        sent: how many ops each member was sent.
+    """
+
+    epoch: int
+    members: tuple[int, ...]
+    number: int
+    meeting: Meeting
+    begun: float
+    at: int = 1
+    sent: Counter[int] = field(default_factory=Counter)
+
+
+@final
+@dataclass(eq=False)
+class Call:
+    """An op in flight, and who waits for it.
+
+    Attributes:
+        name: what to call it.
+        begun: when it was sent.
+        places: the members that take part, and which of their ops it is, from 1 on.
+        done: set when it is over.
+        broken: why it was not done.
+    """
+
+    name: str
+    begun: float
+    places: dict[int, int] = field(default_factory=dict)
+    done: trio.Event = field(default_factory=trio.Event)
+    broken: Broken | None = None
+
+    async def wait(self) -> None:
+        """Wait until all ranks have done it. Who is cancelled leaves; the op goes on.
+
+        Raises:
+            WorldBroken: it was not done.
+        """
+        await self.done.wait()
+        if self.broken is not None:
+            raise broken_error(self.name, self.broken)
+
+
+@final
+class Engine(Generic[_M]):
+    """Runs a world.
+
+    Args:
+        members: its devices.
+        meet: has them meet.
+        shrink: go on without a member that has failed.
+        deadline: how long an op, or joining, may take in seconds; None: for ever.
+
+    Attributes:
+        membership: who is in it.
+        term: the present epoch's, once its members have met.
+        deadline: as given.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[_M],
+        meet: Bootstrap[_M],
+        *,
+        shrink: bool = False,
+        deadline: float | None = None,
+    ) -> None:
+        self.membership: Final = Membership(range(len(members)), shrink=shrink)
+        self.term: Term | None = None
+        self._members = members
+        self._meet = meet
+        self.deadline: Final = deadline
+        self._calls: dict[int, Call] = {}
+        self._effects: deque[Effect] = deque()
+        self._work = trio.Event()
+        self._changed = trio.Event()
+        self._forming = trio.CancelScope()
+        self._watchers: set[trio.MemorySendChannel[int]] = set()
+        self._end: Broken | None = None
+        self._closed = False
+
+    @property
+    def over(self) -> WorldBroken | None:
+        """Why there is no world any more, if that is so."""
+        return None if self._end is None else broken_error("the world", self._end)
+
+    # --- for callers -----------------------------------------------------------------------
+
+    async def whole(self) -> Term:
+        """Wait until all members are in it.
+
+        Raises:
+            WorldBroken: they never will be.
+        """
+        await trio.lowlevel.checkpoint()
+        while self.membership.phase != "whole":
+            if self._closed:
+                raise WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
+            if self._end is not None:
+                raise broken_error("the world", self._end)
+            await self._changed.wait()
+        assert self.term is not None
+        return self.term
+
+    def submit(self, term: Term, name: str, parts: Sequence[Part], at: int) -> Call:
+        """Send an op to all ranks that take part, here and now.
+
+        Args:
+            term: the present one, which is whole.
+            name: what to call it.
+            parts: what each rank does.
+            at: the number of the round after its own.
+        """
+        assert term is self.term
+        assert self.membership.phase == "whole"
+        term.at = at
+        op = self.membership.begin(term.members[part.rank] for part in parts)
+        call = self._calls[op] = Call(name, trio.current_time())
+        for part in parts:
+            member = term.members[part.rank]
+            term.sent[member] += 1
+            call.places[member] = term.sent[member]
+            self._members[member].collect(
+                term.number, name, part, partial(self._answered, term, op, member)
+            )
+        return call
+
+    @contextmanager
+    def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:
+        """A channel of the epochs that become whole from now on."""
+        send, receive = trio.open_memory_channel[int](math.inf)
+        self._watchers.add(send)
+        try:
+            with send, receive:
+                yield receive
+        finally:
+            self._watchers.discard(send)
+
+    # --- its tasks -------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        try:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                self._nursery = nursery
+                for number, member in enumerate(self._members):
+                    nursery.start_soon(self._follow, number, member)
+                if self.deadline is not None:
+                    nursery.start_soon(self._watch_deadline, self.deadline)
+                task_status.started()
+                while True:
+                    await self._work.wait()
+                    self._work = trio.Event()
+                    while self._effects:
+                        self._do(self._effects.popleft())
+        finally:
+            await self._leave_all()
+
+    async def _leave_all(self) -> None:
+        """Nobody calls any more: whoever still waits is told, and members leave."""
+        self._closed = True
+        now = self.membership
+        closing = Broken(now.epoch, None, DeviceLost("the world was left"), len(now.members))
+        for call in self._calls.values():
+            call.broken = closing
+            call.done.set()
+        self._calls.clear()
+        self.membership.close()
+        for watcher in list(self._watchers):
+            watcher.close()
+        self._change()
+        if self.term is not None:
+            term, self.term = self.term, None
+            with trio.CancelScope(shield=True):
+                await self._leave(term, self.membership.members)
+
+    async def _follow(self, number: int, member: Member) -> None:
+        try:
+            await member.follow(
+                lambda: self._happen(self.membership.ready(number)),
+                lambda cause: self._happen(self.membership.lost(number, cause)),
+            )
+        except DeviceLost as error:
+            self._happen(self.membership.gone(number, error))
+        except AccelError as error:  # its lanes cannot be had
+            self._happen(self.membership.gone(number, error))
+
+    def _happen(self, effects: list[Effect]) -> None:
+        """What follows of something: who waits is told at once, the rest is done by a task.
+
+        This is called in the midst of answers that arrive, where nothing may be submitted.
+        """
+        for effect in effects:
+            if isinstance(effect, Settled):
+                call = self._calls.pop(effect.op)
+                call.broken = effect.broken
+                call.done.set()
+            elif isinstance(effect, Opened):
+                ranks = len(self.membership.members)
+                _log.info("epoch %d of a world: %d ranks", effect.epoch, ranks)
+                for watcher in list(self._watchers):
+                    with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+                        watcher.send_nowait(effect.epoch)
+            else:
+                self._effects.append(effect)
+                self._work.set()
+        if effects:
+            self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Form():
+                self._nursery.start_soon(self._form, effect)
+            case Abort():
+                self._forming.cancel()
+                term, self.term = self.term, None
+                if term is not None:
+                    self._nursery.start_soon(self._leave, term, effect.members)
+            case Ended():
+                self._end = effect.broken
+                for watcher in list(self._watchers):
+                    watcher.close()
+                self._change()
+            case Settled() | Opened():
+                raise AssertionError("these are told at once")
+
+    async def _form(self, form: Form) -> None:
+        """Have members meet, and join."""
+        members = [self._members[number] for number in form.members]
+        if form.epoch != self.membership.epoch:
+            return
+        with trio.CancelScope() as self._forming:
+            try:
+                begun = trio.current_time()
+                meeting = await self._meet(members)
+            except (ContextPoisoned, DeviceLost) as error:
+                _log.debug("a device failed as ranks met: %s", error)  # who follows it tells
+                return
+            except (AccelError, OSError) as error:
+                self._failed(form.epoch, None, error)
+                return
+            term = Term(form.epoch, form.members, next(_numbers), meeting, begun)
+            if form.epoch != self.membership.epoch or self.membership.phase == "over":
+                await meeting.close()
+                return
+            self.term = term
+            for rank, member in enumerate(members):
+                answered = partial(self._joined, term, form.members[rank])
+                member.join(term.number, rank, len(members), meeting.place_of(rank), answered)
+
+    def _joined(self, term: Term, member: int, error: Exception | None) -> None:
+        if error is None:
+            self._happen(self.membership.joined(term.epoch, member))
+        else:
+            self._fail(term, member, error)
+
+    def _answered(self, term: Term, op: int, member: int, error: Exception | None) -> None:
+        if error is None:
+            self._happen(self.membership.answered(op, member))
+        else:
+            self._fail(term, member, error)
+
+    def _fail(self, term: Term, member: int, error: Exception) -> None:
+        """A member has not done what it was asked for."""
+        if term.epoch != self.membership.epoch:
+            return
+        if isinstance(error, (ContextPoisoned, DeviceLost)):
+            self._happen(self.membership.lost(member, error.__cause__ or error))  # type: ignore[arg-type]
+        else:
+            self._failed(term.epoch, member, error)
+
+    def _failed(self, epoch: int, member: int | None, error: Exception) -> None:
+        for_good = isinstance(error, (LibraryMissing, Unsupported))
+        self._happen(self.membership.failed(epoch, member, error, for_good=for_good))
+
+    async def _leave(self, term: Term, members: Sequence[int]) -> None:
+        """Have members leave a communicator; then nothing of it is left."""
+        term.meeting.abort()
+        left = trio.Event()
+        waiting = set(members)
+
+        def answered(member: int) -> None:
+            waiting.discard(member)
+            if not waiting:
+                left.set()
+
+        for member in members:
+            self._members[member].abort(term.number, partial(answered, member))
+        with trio.move_on_after(self.deadline or math.inf):
+            if waiting:
+                await left.wait()
+        await term.meeting.close()
+
+    # --- its deadline ----------------------------------------------------------------------
+
+    async def _watch_deadline(self, deadline: float) -> None:
+        """Find out who hangs when an op, or joining, takes too long."""
+        while True:
+            await trio.sleep(deadline / _LOOKS)
+            term = self.term
+            if term is None:
+                continue
+            oldest = next(iter(self._calls.values()), None)
+            if self.membership.phase == "joining":
+                oldest = Call("joining", term.begun)
+            if oldest is not None and trio.current_time() - oldest.begun >= deadline:
+                why = f"{oldest.name} had not ended after {deadline} s, the world's op_deadline"
+                await self._blame(term, oldest, why)
+
+    async def _blame(self, term: Term, call: Call, why: str) -> None:
+        """End the hosts that hang: those that do not answer, or have not begun what others have."""
+        begun: dict[int, int] = {}
+        all_told = trio.Event()
+
+        def answered(member: int, count: int, error: Exception | None) -> None:
+            if error is not None:
+                self._fail(term, member, error)
+            begun[member] = count
+            if len(begun) == len(term.members):
+                all_told.set()
+
+        for member in term.members:
+            self._members[member].ask_begun(term.number, partial(answered, member))
+        with trio.move_on_after(_GRACE_SECONDS):
+            await all_told.wait()
+        if term is not self.term or term.epoch != self.membership.epoch:
+            return
+        suspects = [each for each in term.members if each not in begun]
+        behind = [each for each, place in call.places.items() if begun.get(each, 0) < place]
+        if not suspects and len(behind) < len(call.places):
+            suspects = behind
+        cause: Exception = TimeoutError(why)
+        for member in suspects:
+            name = self._members[member].name
+            how = "does not answer" if member not in begun else "has not begun it"
+            cause = TimeoutError(f"{why}: {name} {how}")
+            if self._members[member].kill():
+                self._happen(self.membership.lost(member, cause))
+        self._failed(term.epoch, suspects[0] if suspects else None, cause)
+
+
+def broken_error(what: str, broken: Broken) -> WorldBroken:
+    """The error of an op that was in flight when a world broke."""
+    who = "a rank" if broken.rank is None else f"rank {broken.rank} of {broken.size}"
+    error = WorldBroken(
+        f"{what} was not done: {who} failed in epoch {broken.epoch}: {broken.cause}",
+        rank=broken.rank,
+        epoch=broken.epoch,
+    )
+    error.__cause__ = broken.cause
+    return error

@@ -1,0 +1,165 @@
+"""A device as a member of worlds."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
+
+import trio
+
+from .._errors import ContextPoisoned
+from ..lanes import uninterrupted
+from ..libraries.nccl._lanes import ABORTS, COLLECTIVES
+from ..libraries.nccl.wire._messages import Abort, AskBegun, Collect, Join
+from ..memory import block_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..device._core import DeviceCore
+    from ..lanes import Op
+    from ..memory import Block
+    from ..wire import Message
+    from ._engine import Part
+
+_orders: Final[WeakKeyDictionary[DeviceCore, Block]] = WeakKeyDictionary()
+
+
+def _order(core: DeviceCore) -> Block:
+    """What all collectives of a device write, so that they are begun in the program's order.
+
+    Ranks that began two collectives in different orders would wait for each other for ever, also
+    if those were of different worlds.
+    """
+    found = _orders.get(core)
+    if found is None or found.epoch is not core.memory.epoch:
+        found = _orders[core] = block_at(core.memory, 0, 0)
+    return found
+
+
+@final
+@uninterrupted
+class DeviceMember:
+    """A device: what a world asks of it are ops of its lanes for collectives."""
+
+    def __init__(self, core: DeviceCore) -> None:
+        self.core: Final = core
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return self.core.name
+
+    @property
+    def takes_ops(self) -> bool:
+        """Whether its lanes are open here and now."""
+        return COLLECTIVES.name in self.core.ports
+
+    async def follow(
+        self, ready: Callable[[], object], lost: Callable[[Exception], object]
+    ) -> None:
+        """See ``Member.follow``."""
+        core = self.core
+        with core.lifecycle.watch() as changes:
+            while True:
+                await core.open_lane(COLLECTIVES)
+                await core.open_lane(ABORTS)
+                try:
+                    while True:
+                        changes.receive_nowait()
+                except (trio.WouldBlock, trio.EndOfChannel):
+                    pass
+                if not core.ports.keys() >= {COLLECTIVES.name, ABORTS.name}:
+                    continue
+                ready()
+                try:
+                    generation = await changes.receive()
+                except trio.EndOfChannel:
+                    await core.ready()  # raises why
+                    return
+                lost(core.lifecycle.last_fault or _restarted(core, generation))
+
+    def join(
+        self,
+        number: int,
+        rank: int,
+        size: int,
+        place: tuple[bytes, int],
+        answered: Callable[[Exception | None], object],
+    ) -> None:
+        """See ``Member.join``."""
+        meeting, area = place
+        self._submit("nccl.join", Join(number, rank, size, meeting, area), answered)
+
+    def collect(
+        self, number: int, name: str, part: Part, answered: Callable[[Exception | None], object]
+    ) -> None:
+        """See ``Member.collect``."""
+        message = Collect(number, part.steps)
+        self._submit(f"nccl.{name}", message, answered, part.reads, part.writes)
+
+    def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
+        """See ``Member.ask_begun``."""
+        port = self.core.ports.get(ABORTS.name)
+        if port is not None:
+            op = self.core.submit(port, "nccl.begun", AskBegun(number))
+
+            def tell() -> None:
+                error = op.error
+                if not isinstance(error, ContextPoisoned):  # who follows the device tells that
+                    answered(op.value or 0, error)
+
+            op.when_answered(tell)
+
+    def abort(self, number: int, answered: Callable[[], object]) -> None:
+        """See ``Member.abort``."""
+        port = self.core.ports.get(ABORTS.name)
+        if port is None:  # its host is gone
+            answered()
+            return
+        op = self.core.submit(port, "nccl.abort", Abort(number))
+        op.when_answered(partial(_call, answered))
+
+    def kill(self) -> bool:
+        """See ``Member.kill``."""
+        context = self.core.context
+        if context is None:
+            return True
+        if context.host.pid is None:
+            return False
+        context.host.kill()
+        return True
+
+    def _submit(
+        self,
+        name: str,
+        message: Message,
+        answered: Callable[[Exception | None], object],
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> None:
+        port = self.core.ports.get(COLLECTIVES.name)
+        if port is None:
+            answered(self.core.lifecycle.last_fault or _restarted(self.core, 0))
+            return
+        op = self.core.submit(port, name, message, reads, (*writes, _order(self.core)))
+        op.when_answered(partial(_tell, op, answered))
+
+
+def _call(answered: Callable[[], object]) -> None:
+    answered()
+
+
+def _tell(op: Op, answered: Callable[[Exception | None], object]) -> None:
+    answered(op.error)
+
+
+def _restarted(core: DeviceCore, generation: int) -> ContextPoisoned:
+    return ContextPoisoned(
+        f"{core.name} is being restarted",
+        generation=generation,
+        status=0,
+        status_name="restarted",
+        op="idle",
+    )

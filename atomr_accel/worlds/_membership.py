@@ -1,0 +1,256 @@
+"""Who is in a world, in which epoch, and which op waits for whom: decisions, without I/O.
+
+A world is *gathering* until the devices of all its members take ops, then *joining* until all
+have joined a communicator, and then *whole*. What goes wrong in either of the last two breaks
+it: the epoch passes, every op in flight is settled, survivors leave the communicator, and it
+gathers again.
+
+What happens is told by calling methods; what follows is what they return. Whoever does that must
+do it in that order, and may do it later: what comes of an epoch that has passed is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_FAILURES: Final = 3
+"""So many communicators in a row are tried, if nobody can join although all devices are good."""
+
+Phase = Literal["gathering", "joining", "whole", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What broke an epoch.
+
+    Attributes:
+        epoch: which one.
+        rank: the rank that failed, as it was in that epoch; None where that cannot be told.
+        cause: how.
+        size: how many ranks there were.
+    """
+
+    epoch: int
+    rank: int | None
+    cause: Exception
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Have members, in the order of their ranks, join a new communicator."""
+
+    epoch: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Have the members that are left leave the communicator of an epoch."""
+
+    epoch: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The world is whole."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An op is over: done, or broken."""
+
+    op: int
+    broken: Broken | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The world is over for good."""
+
+    broken: Broken
+
+
+Effect = Form | Abort | Opened | Settled | Ended
+
+
+@final
+class Membership:
+    """The state of a world.
+
+    Args:
+        members: numbers of its devices. A member's rank is its place among those left.
+        shrink: go on without a member whose device has failed, rather than wait for it.
+
+    Attributes:
+        epoch: the present one; it passes whenever the world breaks.
+        members: those of this epoch, in the order of their ranks.
+        phase: what is being done.
+        broken: what broke the epoch before this one.
+        breaks: how many epochs have been broken.
+        completed: how many ops were done.
+        shrinks: as given.
+    """
+
+    def __init__(self, members: Iterable[int], *, shrink: bool = False) -> None:
+        self.epoch: int = 1
+        self.members: tuple[int, ...] = tuple(members)
+        self.phase: Phase = "gathering"
+        self.broken: Broken | None = None
+        self.breaks: int = 0
+        self.completed: int = 0
+        self.shrinks: Final = shrink
+        self._ready: set[int] = set()
+        self._joining: set[int] = set()
+        self._failures = 0
+        self._ops: dict[int, set[int]] = {}
+        self._numbers = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many ops are not settled."""
+        return len(self._ops)
+
+    # --- what is asked for -----------------------------------------------------------------
+
+    def begin(self, members: Iterable[int]) -> int:
+        """An op is sent to members; its number."""
+        assert self.phase == "whole"
+        self._numbers += 1
+        self._ops[self._numbers] = set(members)
+        return self._numbers
+
+    def close(self) -> list[Effect]:
+        """The world is left; no op is in flight."""
+        if self.phase == "over":
+            return []
+        joined = self.phase in ("joining", "whole")
+        self.phase = "over"
+        return [Abort(self.epoch, self.members)] if joined else []
+
+    # --- what happens ----------------------------------------------------------------------
+
+    def ready(self, member: int) -> list[Effect]:
+        """A member's device takes ops."""
+        if self.phase == "over" or member not in self.members:
+            return []
+        self._ready.add(member)
+        return self._form()
+
+    def joined(self, epoch: int, member: int) -> list[Effect]:
+        """A member is in the communicator of an epoch."""
+        if epoch != self.epoch or self.phase != "joining":
+            return []
+        self._joining.discard(member)
+        if self._joining:
+            return []
+        self.phase = "whole"
+        self._failures = 0
+        return [Opened(epoch)]
+
+    def answered(self, op: int, member: int) -> list[Effect]:
+        """A member has done its part of an op."""
+        waiting = self._ops.get(op)
+        if waiting is None:
+            return []
+        waiting.discard(member)
+        if waiting:
+            return []
+        del self._ops[op]
+        self.completed += 1
+        return [Settled(op, None)]
+
+    def lost(self, member: int, cause: Exception) -> list[Effect]:
+        """A member's device has failed; it may come back."""
+        if self.phase == "over" or member not in self.members:
+            return []
+        rank = self.members.index(member)
+        good = member in self._ready
+        self._ready.discard(member)
+        left = tuple(other for other in self.members if other != member)
+        if not self.shrinks:
+            return self._break(rank, cause, left, self.members) if good else []
+        if not left:
+            return self._end(rank, cause)
+        return self._break(rank, cause, left, left)
+
+    def gone(self, member: int, cause: Exception) -> list[Effect]:
+        """A member's device will not come back."""
+        if self.phase == "over" or member not in self.members:
+            return []
+        if self.shrinks:
+            return self.lost(member, cause)
+        self._ready.discard(member)
+        return self._end(self.members.index(member), cause)
+
+    def failed(
+        self, epoch: int, member: int | None, cause: Exception, *, for_good: bool = False
+    ) -> list[Effect]:
+        """A communicator is no good, although no device has failed.
+
+        Args:
+            epoch: whose.
+            member: who has noticed; None where nobody in particular has.
+            cause: why.
+            for_good: no other one would be better.
+        """
+        if epoch != self.epoch or self.phase not in ("joining", "whole"):
+            return []
+        rank = None if member is None else self.members.index(member)
+        if self.phase == "joining":
+            self._failures += 1
+        if for_good or self._failures >= MOST_FAILURES:
+            return self._end(rank, cause)
+        return self._break(rank, cause, self.members, self.members)
+
+    # --- what follows ----------------------------------------------------------------------
+
+    def _form(self) -> list[Effect]:
+        if self.phase != "gathering" or not self._ready.issuperset(self.members):
+            return []
+        self.phase = "joining"
+        self._joining = set(self.members)
+        return [Form(self.epoch, self.members)]
+
+    def _break(
+        self,
+        rank: int | None,
+        cause: Exception,
+        survivors: tuple[int, ...],
+        members: tuple[int, ...],
+    ) -> list[Effect]:
+        """The epoch is over, if it had begun; another one begins with ``members``."""
+        effects: list[Effect] = []
+        if self.phase != "gathering":
+            self.broken = Broken(self.epoch, rank, cause, len(self.members))
+            self.breaks += 1
+            effects = [*self._settle(self.broken), Abort(self.epoch, survivors)]
+            self.epoch += 1
+            self.phase = "gathering"
+        elif members != self.members:
+            self.broken = Broken(self.epoch, rank, cause, len(self.members))
+            self.epoch += 1
+        self.members = members
+        return effects + self._form()
+
+    def _end(self, rank: int | None, cause: Exception) -> list[Effect]:
+        self.broken = Broken(self.epoch, rank, cause, len(self.members))
+        self.breaks += 1
+        effects = self._settle(self.broken)
+        if self.phase != "gathering":
+            effects.append(Abort(self.epoch, self.members))
+        self.phase = "over"
+        return [*effects, Ended(self.broken)]
+
+    def _settle(self, broken: Broken) -> list[Effect]:
+        """Every op in flight is over."""
+        settled: list[Effect] = [Settled(op, broken) for op in self._ops]
+        self._ops.clear()
+        return settled

@@ -1,0 +1,441 @@
+"""Collectives as plans: checks of what a caller gave, outputs, and what each rank does.
+
+Everything is checked before anything is sent to any device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
+
+from ..libraries._arguments import (
+    overlap,
+    require_dtype,
+    require_no_alias,
+    require_readable,
+    require_shape,
+    require_writable,
+)
+from ..libraries.nccl.wire._exchange import numbers_of
+from ..libraries.nccl.wire._messages import Reduction, Step
+from ..memory import GpuRef
+from ._engine import Part
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..device._core import DeviceCore
+    from ..libraries.nccl.wire._messages import Kind
+    from ..memory import Block
+
+REDUCTIONS: Final = get_args(Reduction)
+
+_INTEGERS: Final = frozenset({"int8", "uint8", "int32", "uint32", "int64", "uint64"})
+_FLOATS: Final = frozenset(
+    {"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"}
+)
+_COMPLEX: Final = frozenset({"complex64", "complex128"})
+REDUCED: Final = _INTEGERS | _FLOATS | _COMPLEX
+"""The dtypes that NCCL reduces; complex ones are only added up."""
+
+
+class Pending(Exception):
+    """There is no room for an output at once."""
+
+    def __init__(self, rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        super().__init__()
+        self.wanted = rank, shape, dtype
+
+
+@final
+class Plan:
+    """One or more collectives that go together.
+
+    Args:
+        cores: the devices, in the order of their ranks.
+        at: the number of the first round.
+        outputs: those that were made for a former try, which are used again.
+    """
+
+    def __init__(
+        self, cores: Sequence[DeviceCore], at: int, outputs: list[tuple[int, GpuRef]]
+    ) -> None:
+        self.cores: Final = cores
+        self.size: Final = len(cores)
+        self.at = at
+        self.names: list[str] = []
+        self._outputs = outputs
+        self._given = 0
+        self._steps: dict[int, list[Step]] = {}
+        self._reads: dict[int, list[Block]] = {}
+        self._writes: dict[int, list[Block]] = {}
+        self._used: dict[int, list[tuple[GpuRef, bool]]] = {}
+
+    @property
+    def name(self) -> str:
+        """What to call it all."""
+        return self.names[0] if len(self.names) == 1 else "group"
+
+    @property
+    def parts(self) -> list[Part]:
+        """What each rank does."""
+        return [
+            Part(rank, tuple(steps), tuple(self._reads[rank]), tuple(self._writes[rank]))
+            for rank, steps in sorted(self._steps.items())
+        ]
+
+    # --- what collectives are made of ------------------------------------------------------
+
+    def rank_of(self, ref: GpuRef, name: str) -> int:
+        """The rank whose device a buffer is on."""
+        if not isinstance(ref, GpuRef):
+            raise TypeError(f"{name} must be a GpuRef, not {type(ref).__name__}")
+        for rank, core in enumerate(self.cores):
+            if ref._block.memory is core.memory:
+                return rank
+        raise ValueError(f"{name} is on {ref.device}, which is no device of this world")
+
+    def inputs(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
+        """One buffer for each rank, all of one shape and dtype."""
+        found = self._each(refs, name)
+        for rank, ref in enumerate(found):
+            require_readable(ref, self.cores[rank].memory, f"{name}[{rank}]")
+            require_dtype(ref, found[0].dtype, f"{name}[{rank}]", f"{name}[0]")
+            if ref.shape != found[0].shape:
+                raise ValueError(
+                    f"{name}[{rank}] has shape {ref.shape}, but {name}[0] has {found[0].shape}; "
+                    "all ranks give the same"
+                )
+        return found
+
+    def _each(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
+        given: object = refs
+        if not isinstance(given, Sequence):
+            raise TypeError(f"{name} must be a list of GpuRefs, one for each rank")
+        if len(refs) != self.size:
+            raise ValueError(f"{name} has {len(refs)} buffers, but the world has {self.size} ranks")
+        return list(refs)
+
+    def outputs(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: np.dtype[Any],
+        out: Sequence[GpuRef] | None,
+    ) -> list[GpuRef]:
+        """A buffer on each rank: the caller's, or new ones."""
+        given = [None] * self.size if out is None else self._each(out, "out")
+        return [
+            self.output(rank, shape, dtype, ref, f"out[{rank}]")
+            for rank, (shape, ref) in enumerate(zip(shapes, given, strict=True))
+        ]
+
+    def output(
+        self,
+        rank: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        out: GpuRef | None,
+        name: str = "out",
+    ) -> GpuRef:
+        """A buffer on one rank: the caller's, or a new one.
+
+        Raises:
+            Pending: there is no room for it at once.
+        """
+        core = self.cores[rank]
+        if out is not None:
+            require_writable(out, core.memory, name)
+            if out.dtype is not dtype:
+                has, needs = out.dtype.name, dtype.name
+                raise TypeError(f"{name} has dtype {has}, but the result has {needs}")
+            require_shape(out, shape, name)
+            return out
+        if self._given < len(self._outputs):
+            where, made = self._outputs[self._given]
+            good = where == rank and made.shape == shape and made.dtype is dtype
+            if good and made._block.epoch is core.memory.epoch:
+                self._given += 1
+                return made
+            del self._outputs[self._given :]
+        made_now = core.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        if made_now is None:
+            raise Pending(rank, shape, dtype)
+        self._outputs.append((rank, made_now))
+        self._given += 1
+        return made_now
+
+    def add(
+        self,
+        kind: Kind,
+        dtype: np.dtype[Any],
+        longest: int,
+        ends: Mapping[int, tuple[GpuRef | None, GpuRef | None]],
+        *,
+        counts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] | None = None,
+        **options: Any,
+    ) -> None:
+        """Add a collective.
+
+        Args:
+            kind: which.
+            dtype: of the elements.
+            longest: elements of the longest piece.
+            ends: what each rank gives, and what it gets.
+            counts: how much it gives to each and gets from each, where that differs.
+            **options: of ``Step``.
+        """
+        self.names.append(kind)
+        for rank, (source, target) in ends.items():
+            self._require_apart(rank, source, target)
+            sends, receives = ((), ()) if counts is None else counts[rank]
+            step = Step(
+                kind,
+                dtype.name,
+                longest,
+                0 if source is None else source._block.address,
+                0 if target is None else target._block.address,
+                sends=sends,
+                receives=receives,
+                longest=longest,
+                at=self.at,
+                **options,
+            )
+            self._steps.setdefault(rank, []).append(step)
+            reads = self._reads.setdefault(rank, [])
+            writes = self._writes.setdefault(rank, [])
+            if source is not None:
+                reads.append(source._block)
+            if target is not None:
+                writes.append(target._block)
+        self.at += numbers_of(kind, longest, self.size, dtype.itemsize)
+
+    def _require_apart(self, rank: int, source: GpuRef | None, target: GpuRef | None) -> None:
+        """Nothing goes together that has an order: in a group there is none."""
+        used = self._used.setdefault(rank, [])
+        for ref, written in used:
+            for other, writes in (source, False), (target, True):
+                if other is not None and (written or writes) and overlap(ref, other):
+                    raise ValueError(
+                        "two collectives of a group share memory that one of them writes; call "
+                        "them one after the other"
+                    )
+        used += [(each, each is target) for each in (source, target) if each is not None]
+
+
+# --- the collectives -----------------------------------------------------------------------
+
+Refs = Sequence[GpuRef]
+
+
+def all_reduce(plan: Plan, x: Refs, op: str, scale: float | None, out: Refs | None) -> list[GpuRef]:
+    """See ``Collectives.all_reduce``."""
+    refs = plan.inputs(x, "x")
+    options = _reduction(refs[0].dtype, op, scale)
+    results = plan.outputs([ref.shape for ref in refs], refs[0].dtype, out)
+    for ref, result in zip(refs, results, strict=True):
+        require_no_alias("all_reduce", [("out", result)], [("x", ref)], in_place={("out", "x")})
+    ends = dict(enumerate(zip(refs, results, strict=True)))
+    plan.add("all_reduce", refs[0].dtype, refs[0].size, ends, **options)
+    return results
+
+
+def reduce(
+    plan: Plan, x: Refs, root: int, op: str, scale: float | None, out: GpuRef | None
+) -> GpuRef:
+    """See ``Collectives.reduce``."""
+    refs = plan.inputs(x, "x")
+    options = _reduction(refs[0].dtype, op, scale)
+    root = _rank(plan, root, "root")
+    result = plan.output(root, refs[0].shape, refs[0].dtype, out)
+    require_no_alias("reduce", [("out", result)], [("x", refs[root])], in_place={("out", "x")})
+    ends = {rank: (ref, result if rank == root else None) for rank, ref in enumerate(refs)}
+    plan.add("reduce", refs[0].dtype, refs[0].size, ends, root=root, **options)
+    return result
+
+
+def broadcast(plan: Plan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
+    """See ``Collectives.broadcast``."""
+    root = plan.rank_of(x, "x")
+    require_readable(x, plan.cores[root].memory, "x")
+    if out is None:
+        results = [
+            x if rank == root else plan.output(rank, x.shape, x.dtype, None)
+            for rank in range(plan.size)
+        ]
+    else:
+        given = plan._each(out, "out")
+        same = given[root] is x
+        results = []
+        for rank, ref in enumerate(given):
+            kept = same and rank == root
+            results.append(x if kept else plan.output(rank, x.shape, x.dtype, ref, f"out[{rank}]"))
+        if not same:
+            require_no_alias("broadcast", [("out", results[root])], [("x", x)])
+    ends = {
+        rank: (x if rank == root else None, None if ref is x else ref)
+        for rank, ref in enumerate(results)
+    }
+    plan.add("broadcast", x.dtype, x.size, ends, root=root)
+    return results
+
+
+def all_gather(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
+    """See ``Collectives.all_gather``."""
+    refs = plan.inputs(x, "x")
+    shape = (plan.size, *refs[0].shape)
+    results = plan.outputs([shape] * plan.size, refs[0].dtype, out)
+    for rank, (ref, result) in enumerate(zip(refs, results, strict=True)):
+        if not _is_row(ref, result, rank):
+            require_no_alias("all_gather", [("out", result)], [("x", ref)])
+    ends = dict(enumerate(zip(refs, results, strict=True)))
+    plan.add("all_gather", refs[0].dtype, refs[0].size, ends)
+    return results
+
+
+def gather(plan: Plan, x: Refs, root: int, out: GpuRef | None) -> GpuRef:
+    """See ``Collectives.gather``."""
+    refs = plan.inputs(x, "x")
+    root = _rank(plan, root, "root")
+    result = plan.output(root, (plan.size, *refs[0].shape), refs[0].dtype, out)
+    require_no_alias("gather", [("out", result)], [("x", refs[root])])
+    ends = {rank: (ref, result if rank == root else None) for rank, ref in enumerate(refs)}
+    plan.add("gather", refs[0].dtype, refs[0].size, ends, root=root)
+    return result
+
+
+def scatter(plan: Plan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
+    """See ``Collectives.scatter``."""
+    root = plan.rank_of(x, "x")
+    require_readable(x, plan.cores[root].memory, "x")
+    shape = _row(plan, x, "x")
+    results = plan.outputs([shape] * plan.size, x.dtype, out)
+    require_no_alias("scatter", [("out", results[root])], [("x", x)])
+    ends = {rank: (x if rank == root else None, ref) for rank, ref in enumerate(results)}
+    plan.add("scatter", x.dtype, math.prod(shape), ends, root=root)
+    return results
+
+
+def reduce_scatter(
+    plan: Plan, x: Refs, op: str, scale: float | None, out: Refs | None
+) -> list[GpuRef]:
+    """See ``Collectives.reduce_scatter``."""
+    refs = plan.inputs(x, "x")
+    options = _reduction(refs[0].dtype, op, scale)
+    shape = _row(plan, refs[0], "x[0]")
+    results = plan.outputs([shape] * plan.size, refs[0].dtype, out)
+    for rank, (ref, result) in enumerate(zip(refs, results, strict=True)):
+        if not _is_row(result, ref, rank):
+            require_no_alias("reduce_scatter", [("out", result)], [("x", ref)])
+    ends = dict(enumerate(zip(refs, results, strict=True)))
+    plan.add("reduce_scatter", refs[0].dtype, math.prod(shape), ends, **options)
+    return results
+
+
+def all_to_all(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
+    """See ``Collectives.all_to_all``."""
+    refs = plan.inputs(x, "x")
+    shape = _row(plan, refs[0], "x[0]")
+    results = plan.outputs([refs[0].shape] * plan.size, refs[0].dtype, out)
+    for ref, result in zip(refs, results, strict=True):
+        require_no_alias("all_to_all", [("out", result)], [("x", ref)])
+    ends = dict(enumerate(zip(refs, results, strict=True)))
+    plan.add("all_to_all", refs[0].dtype, math.prod(shape), ends)
+    return results
+
+
+def all_to_all_v(
+    plan: Plan, x: Refs, counts: Sequence[Sequence[int]], out: Refs | None
+) -> list[GpuRef]:
+    """See ``Collectives.all_to_all_v``."""
+    refs, size = plan._each(x, "x"), plan.size
+    table = [[int(count) for count in row] for row in counts]
+    if [len(row) for row in table] != [size] * size or min(map(min, table)) < 0:
+        raise ValueError(f"counts must be {size} rows of {size} numbers, none negative")
+    rest = refs[0].shape[1:]
+    for rank, ref in enumerate(refs):
+        require_readable(ref, plan.cores[rank].memory, f"x[{rank}]")
+        require_dtype(ref, refs[0].dtype, f"x[{rank}]", "x[0]")
+        if not ref.shape or ref.shape[1:] != rest or ref.shape[0] != sum(table[rank]):
+            raise ValueError(
+                f"x[{rank}] has shape {ref.shape}, but counts want {(sum(table[rank]), *rest)}"
+            )
+    row = math.prod(rest)
+    received = [[table[giver][taker] for giver in range(size)] for taker in range(size)]
+    shapes = [(sum(column), *rest) for column in received]
+    results = plan.outputs(shapes, refs[0].dtype, out)
+    for ref, result in zip(refs, results, strict=True):
+        require_no_alias("all_to_all_v", [("out", result)], [("x", ref)])
+    elements = {
+        rank: (
+            tuple(count * row for count in table[rank]),
+            tuple(count * row for count in received[rank]),
+        )
+        for rank in range(size)
+    }
+    longest = max(map(max, table)) * row
+    ends = dict(enumerate(zip(refs, results, strict=True)))
+    plan.add("all_to_all_v", refs[0].dtype, longest, ends, counts=elements)
+    return results
+
+
+def send(plan: Plan, x: GpuRef, to: int, out: GpuRef | None) -> GpuRef:
+    """Both ends of ``Collectives.send`` and ``recv``."""
+    source = plan.rank_of(x, "x")
+    to = _rank(plan, to, "to")
+    require_readable(x, plan.cores[source].memory, "x")
+    result = plan.output(to, x.shape, x.dtype, out)
+    require_no_alias("send", [("out", result)], [("x", x)])
+    ends: dict[int, tuple[GpuRef | None, GpuRef | None]] = {source: (x, None), to: (None, result)}
+    if source == to:
+        ends = {to: (x, result)}
+    plan.add("send", x.dtype, x.size, ends, root=source, to=to)
+    return result
+
+
+# --- what they have in common --------------------------------------------------------------
+
+
+def _reduction(
+    dtype: np.dtype[Any], op: str, scale: float | None
+) -> dict[Literal["reduction", "scale"], Any]:
+    """The options of a step that reduces."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"op must be one of {', '.join(REDUCTIONS)}, not {op!r}")
+    if dtype.name not in REDUCED:
+        raise TypeError(f"reductions take {', '.join(sorted(REDUCED))}, not {dtype.name}")
+    if dtype.name in _COMPLEX and op not in ("sum", "avg"):
+        raise TypeError(f"complex numbers have sum and avg, but no {op}")
+    if scale is not None:
+        if op != "sum":
+            raise ValueError(f"scale goes with op='sum' only, not {op!r}")
+        number: object = scale
+        if isinstance(number, bool) or not isinstance(number, Real):
+            raise TypeError(f"scale must be a real number, not {type(scale).__name__}")
+        if dtype.name in _INTEGERS:
+            raise TypeError(f"scale goes with floating dtypes, not {dtype.name}")
+        scale = float(scale)
+    return {"reduction": op, "scale": scale}
+
+
+def _rank(plan: Plan, rank: int, name: str) -> int:
+    if not 0 <= rank < plan.size:
+        raise ValueError(f"{name} must be a rank from 0 to {plan.size - 1}, not {rank}")
+    return int(rank)
+
+
+def _row(plan: Plan, ref: GpuRef, name: str) -> tuple[int, ...]:
+    """The shape of what each rank gets of a buffer with a row for each."""
+    if not ref.shape or ref.shape[0] != plan.size:
+        raise ValueError(
+            f"{name} has shape {ref.shape}; its first dimension must be {plan.size}, a row for "
+            "each rank"
+        )
+    return ref.shape[1:]
+
+
+def _is_row(ref: GpuRef, whole: GpuRef, rank: int) -> bool:
+    """Whether a buffer is the very row of another that is its rank's: the op is in place."""
+    address = whole._block.address + rank * ref.nbytes
+    return ref._block.base is whole._block.base and ref._block.address == address

@@ -1,0 +1,426 @@
+"""``open_world``: devices that compute together, and go on together when one of them fails."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar, final
+
+import trio
+
+from .._errors import WorldBroken
+from ..actors._nursery import PlainNursery
+from ..device import Device
+from . import _plans as plans
+from ._bootstrap import meet
+from ._collectives import Collectives, Letter, Mail, scratch
+from ._engine import Engine
+from ._member import DeviceMember
+from ._plans import Pending, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from ..device._core import DeviceCore
+    from ..memory import GpuRef
+    from ._engine import Call, Term
+
+T = TypeVar("T")
+
+OnBreak = Literal["wait", "shrink"]
+"""What a world does when a rank fails: wait for its device, or go on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStatistics:
+    """A world at one moment.
+
+    Attributes:
+        phase: ``"gathering"``: some devices are not ready; ``"joining"``: ranks join a
+            communicator; ``"whole"``; or ``"over"``.
+        epoch: the present epoch, from 1 on.
+        size: how many ranks there are.
+        in_flight: ops that are not done.
+        completed: ops that were done.
+        breaks: how often a rank has failed.
+        last_break: the last of them in one line, or None.
+    """
+
+    phase: str
+    epoch: int
+    size: int
+    in_flight: int
+    completed: int
+    breaks: int
+    last_break: str | None
+
+
+@final
+class World(Collectives):
+    """Devices, each with a rank, and the collectives among them. Made by ``open_world``.
+
+    Its ops are ordered with all other ops of its devices as those are among each other: they come
+    after what writes their buffers, and before what reads them. Any task of the ``trio.run``
+    that opened it may call them, also at the same time.
+    """
+
+    def __init__(self, devices: Sequence[Device], engine: Engine[DeviceMember]) -> None:
+        self._all = tuple(devices)
+        self._engine = engine
+        self._mail = Mail()
+
+    def __repr__(self) -> str:
+        membership = self._engine.membership
+        return f"<World of {self.size}, {membership.phase}, epoch {membership.epoch}>"
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Its devices, in the order of their ranks."""
+        return tuple(self._all[member] for member in self._engine.membership.members)
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self._engine.membership.members)
+
+    @property
+    def epoch(self) -> int:
+        """Starts at 1, and grows by one whenever the world breaks."""
+        return self._engine.membership.epoch
+
+    def rank_of(self, device: Device) -> int:
+        """The rank of a device.
+
+        Raises:
+            ValueError: it is none of this world, or not any more.
+        """
+        try:
+            return self.devices.index(device)
+        except ValueError:
+            raise ValueError(f"{device!r} is no device of {self!r}") from None
+
+    def statistics(self) -> WorldStatistics:
+        """A snapshot."""
+        membership = self._engine.membership
+        broken = membership.broken
+        said = None
+        if broken is not None:
+            who = "a rank" if broken.rank is None else f"rank {broken.rank}"
+            said = f"{who} in epoch {broken.epoch}: {broken.cause}"
+        return WorldStatistics(
+            phase=membership.phase,
+            epoch=membership.epoch,
+            size=self.size,
+            in_flight=membership.in_flight,
+            completed=membership.completed,
+            breaks=membership.breaks,
+            last_break=said,
+        )
+
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
+        """Be told of every epoch from now on, as soon as the world is whole in it.
+
+        ``async with world.watch() as epochs:`` gives an async iterator of numbers, which ends
+        with the world.
+        """
+        return self._watch()
+
+    @asynccontextmanager
+    async def _watch(self) -> AsyncIterator[AsyncIterator[int]]:
+        with self._engine.watch() as epochs:
+            yield epochs
+
+    # --- ops -------------------------------------------------------------------------------
+
+    async def barrier(self) -> None:
+        """Wait until all ranks have come here, after all collectives that were called before."""
+        await self._carry_out(scratch)
+
+    async def send(self, x: GpuRef, to: int) -> None:
+        """Give a buffer to a rank, and wait until ``recv`` has taken it there (``ncclSend``).
+
+        Args:
+            x: the buffer, of any shape and dtype, on the rank that sends.
+            to: the rank that receives.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        source = self._rank(x)
+        if not 0 <= to < self.size:
+            raise ValueError(f"to must be a rank from 0 to {self.size - 1}, not {to}")
+        letter = Letter(x)
+        self._mail.put(source, to, letter)
+        try:
+            await letter.done.wait()
+        except trio.Cancelled:
+            self._mail.withdraw(source, to, letter)
+            raise
+        if letter.error is not None:
+            raise letter.error
+
+    async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
+        """Take what a rank has sent, and wait for it if need be (``ncclRecv``).
+
+        Buffers from one rank to another arrive in the order in which they were sent.
+
+        Args:
+            source: the rank that sends.
+            to: the rank that receives.
+            out: where to, on that rank; by default a new buffer of the shape and dtype that come.
+
+        Returns:
+            What came.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        for name, rank in (("source", source), ("to", to)):
+            if not 0 <= rank < self.size:
+                raise ValueError(f"{name} must be a rank from 0 to {self.size - 1}, not {rank}")
+        while (letter := self._mail.take(source, to)) is None:
+            await self._mail.wait()
+        gone = False
+
+        def sent() -> None:
+            nonlocal gone
+            gone = True
+
+        try:
+            result = await self._carry_out(partial(plans.send, x=letter.ref, to=to, out=out), sent)
+        except trio.Cancelled:
+            if gone:
+                letter.finish()
+            else:
+                self._mail.put(source, to, letter, first=True)
+            raise
+        except Exception as error:
+            letter.finish(error)
+            raise
+        letter.finish()
+        return result
+
+    def group(self) -> AbstractAsyncContextManager[CollectiveGroup]:
+        """Collectives that go together: ``async with world.group() as group:``.
+
+        Its calls give buffers at once, which hold their results when the block was left; all are
+        sent then, as one op of each rank (``ncclGroupStart``). If the block raises nothing is sent.
+
+        Raises:
+            WorldBroken: on leaving, if a rank failed meanwhile.
+        """
+        return self._group()
+
+    @asynccontextmanager
+    async def _group(self) -> AsyncIterator[CollectiveGroup]:
+        term = await self._engine.whole()
+        group = CollectiveGroup(self, term)
+        yield group
+        call = group._submit()
+        if call is not None:
+            await call.wait()
+
+    @asynccontextmanager
+    async def split(self, colors: Sequence[Hashable]) -> AsyncIterator[dict[Hashable, World]]:
+        """Worlds of some ranks each: ``async with world.split([0, 0, 1, 1]) as parts:``.
+
+        They have communicators of their own, and break on their own: a rank that fails breaks
+        its part and this world, and no other part. In both, devices are in the same order.
+
+        Args:
+            colors: one for each rank; ranks of one color are one world.
+
+        Returns:
+            The worlds by color.
+
+        Raises:
+            ValueError: not as many colors as ranks.
+        """
+        if len(colors) != self.size:
+            raise ValueError(f"there are {len(colors)} colors for {self.size} ranks")
+        by_color: dict[Hashable, list[Device]] = {}
+        for device, color in zip(self.devices, colors, strict=True):
+            by_color.setdefault(color, []).append(device)
+        membership = self._engine.membership
+        async with AsyncExitStack() as stack:
+            yield {
+                color: await stack.enter_async_context(
+                    open_world(
+                        devices,
+                        on_break="shrink" if membership.shrinks else "wait",
+                        op_deadline=self._engine.deadline,
+                    )
+                )
+                for color, devices in by_color.items()
+            }
+
+    # --- how they are carried out ----------------------------------------------------------
+
+    def _rank(self, ref: GpuRef) -> int:
+        return Plan(self._cores(self._engine.membership.members), 0, []).rank_of(ref, "x")
+
+    def _cores(self, members: Sequence[int]) -> list[DeviceCore]:
+        return [self._all[member]._core for member in members]
+
+    async def _carry_out(
+        self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
+    ) -> T:
+        """Plan an op and submit it with nothing awaited in between, and wait for it."""
+        called_in = self._engine.membership.members
+        outputs: list[tuple[int, GpuRef]] = []
+        while True:
+            term = await self._engine.whole()
+            self._require_members(called_in)
+            made = Plan(self._cores(term.members), term.at, outputs)
+            try:
+                result = plan(made)
+            except Pending as pending:
+                await self._provide(term, pending, outputs)
+                continue
+            call = self._submit(term, made)
+            if sent is not None:
+                sent()
+            await call.wait()
+            return result
+
+    def _submit(self, term: Term, made: Plan) -> Call:
+        return self._engine.submit(term, made.name, made.parts, made.at)
+
+    def _require_members(self, members: tuple[int, ...]) -> None:
+        """Refuse what was called for other ranks than there are now."""
+        membership = self._engine.membership
+        if membership.members != members:
+            broken = membership.broken
+            raise WorldBroken(
+                f"the op was called for {len(members)} ranks and has not begun; the world goes on "
+                f"with {self.size}",
+                rank=None if broken is None else broken.rank,
+                epoch=membership.epoch,
+            )
+
+    async def _provide(
+        self, term: Term, pending: Pending, outputs: list[tuple[int, GpuRef]]
+    ) -> None:
+        """Wait for memory."""
+        rank, shape, dtype = pending.wanted
+        core = self._all[term.members[rank]]._core
+        outputs.append((rank, await core.empty(shape, dtype)))
+
+
+@final
+class CollectiveGroup(Collectives):
+    """Collectives that go together; see ``World.group``."""
+
+    def __init__(self, world: World, term: Term) -> None:
+        self._world = world
+        self._term = term
+        self._outputs: list[tuple[int, GpuRef]] = []
+        self._plan = Plan(world._cores(term.members), term.at, self._outputs)
+        self._planned: list[Callable[[Plan], object]] = []
+        self._mail = Mail()
+
+    async def send(self, x: GpuRef, to: int) -> None:
+        """Give a buffer to a rank, where ``recv`` in this group takes it (``ncclSend``)."""
+        await trio.lowlevel.checkpoint()
+        self._mail.put(self._plan.rank_of(x, "x"), to, Letter(x))
+
+    async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
+        """Take what ``send`` has given in this group (``ncclRecv``).
+
+        Raises:
+            ValueError: nothing was sent from there to there.
+        """
+        letter = self._mail.take(source, to)
+        if letter is None:
+            raise ValueError(f"nothing was sent from rank {source} to {to} in this group before")
+        return await self._carry_out(partial(plans.send, x=letter.ref, to=to, out=out))
+
+    async def _carry_out(
+        self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
+    ) -> T:
+        """Note what is to be done; all of it is planned anew when it is sent."""
+        del sent
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                result = self._try(plan)
+            except Pending as pending:
+                await self._world._provide(self._term, pending, self._outputs)
+            else:
+                self._planned.append(plan)
+                return result
+
+    def _try(self, plan: Callable[[Plan], T]) -> T:
+        """Plan all that was planned so far, and what comes now: later checks see earlier ones."""
+        trial = Plan(self._world._cores(self._term.members), self._term.at, self._outputs)
+        for each in self._planned:
+            each(trial)
+        return plan(trial)
+
+    def _submit(self) -> Call | None:
+        """Send all of it."""
+        world, engine = self._world, self._world._engine
+        if len(self._mail):
+            raise ValueError(f"{len(self._mail)} buffers were sent in a group, and not received")
+        if not self._planned:
+            return None
+        if engine.term is not self._term or engine.membership.phase != "whole":
+            broken = engine.membership.broken
+            raise WorldBroken(
+                "the group was not sent: the world broke meanwhile",
+                rank=None if broken is None else broken.rank,
+                epoch=self._term.epoch,
+            )
+        made = Plan(world._cores(self._term.members), self._term.at, self._outputs)
+        for each in self._planned:
+            each(made)
+        return world._submit(self._term, made)
+
+
+@asynccontextmanager
+async def open_world(
+    devices: Sequence[Device],
+    *,
+    on_break: OnBreak = "wait",
+    op_deadline: float | None = 30.0,
+) -> AsyncIterator[World]:
+    """Have devices compute together: a context manager, which gives their world.
+
+    Args:
+        devices: open devices of one backend, each once. A device's rank is its place among them.
+            A device may be in several worlds.
+        on_break: what to do when a rank fails. ``"wait"``: wait until its device is back.
+            ``"shrink"``: go on without it; the ranks after it move up.
+        op_deadline: seconds that an op, or forming the world, may take. Then the hosts that hang
+            are killed, and the world breaks. None: for ever.
+
+    Returns:
+        The world, whole.
+
+    Raises:
+        WorldBroken: it cannot be formed, or a device was lost for good and is waited for. Its
+            cause tells why: ``LibraryMissing`` without NCCL.
+        TypeError: no sequence of devices.
+        ValueError: no device, one twice, or devices of several backends.
+    """
+    found = list(devices)
+    for device in found:
+        if not isinstance(device, Device):
+            raise TypeError(f"open_world takes open devices, not {type(device).__name__}")
+    if on_break not in ("wait", "shrink"):
+        raise ValueError(f"on_break must be 'wait' or 'shrink', not {on_break!r}")
+    if op_deadline is not None and not op_deadline > 0:
+        raise ValueError(f"op_deadline must be more than 0 seconds, not {op_deadline}")
+    if not found:
+        raise ValueError("a world needs a device at least")
+    if len({id(device._core) for device in found}) < len(found):
+        raise ValueError("a device has one rank only, and is named twice")
+    backends = {device.backend for device in found}
+    if len(backends) > 1:
+        names = ", ".join(sorted(backends))
+        raise ValueError(f"devices of one backend make a world, not of {names}")
+    members = [DeviceMember(device._core) for device in found]
+    engine = Engine(members, meet, shrink=on_break == "shrink", deadline=op_deadline)
+    async with PlainNursery() as nursery:
+        await nursery.start(engine.run)
+        await engine.whole()
+        yield World(found, engine)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,181 @@
+"""Collectives: the table of nccl-tests, beside ``torch.distributed`` on the same GPUs.
+
+Bus bandwidth is what nccl-tests calls so: bytes over time, by 2 (n - 1) / n for all_reduce and by
+(n - 1) / n for all_gather and reduce_scatter. Without two GPUs there are only our own numbers, of
+the CPU backend. What a death costs is measured, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import trio
+
+from atomr_accel import CpuFallbackWarning, DeviceUnavailable, GpuRefStale, WorldBroken, open_device
+from atomr_accel.actors import Backoff
+from atomr_accel.testing import kill_host
+from atomr_accel.worlds import open_world
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import GpuRef
+    from atomr_accel.worlds import World
+
+RANKS: Final = 2
+KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+ON_CPU: Final = (8, 1 << 16, 1 << 20)
+ON_CUDA: Final = (8, 1 << 16, 1 << 20, 1 << 24, 1 << 26, 1 << 28, 1 << 30)
+SECONDS: Final = 0.3
+"""For each row."""
+
+RIVAL: Final = """
+import json, os, sys, time, torch, torch.distributed as dist
+rank, sizes = int(sys.argv[1]), json.loads(sys.argv[2])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", rank=rank, world_size=2)
+found = {}
+for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+    for nbytes in sizes:
+        count = max(2, nbytes // 4)
+        x = torch.ones(count, device="cuda")
+        part = torch.ones(count // 2, device="cuda")
+        call = {
+            "all_reduce": lambda: dist.all_reduce(x),
+            "all_gather": lambda: dist.all_gather_into_tensor(x, part),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, x),
+        }[kind]
+        for _ in range(5):
+            call()
+        torch.cuda.synchronize()
+        repeats = max(5, min(200, int(4e9 // max(nbytes, 1 << 22))))
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            call()
+            if nbytes <= 8:
+                torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        found[f"{kind} {nbytes}"] = (time.perf_counter() - begun) / repeats
+if rank == 0:
+    print(json.dumps(found))
+dist.destroy_process_group()
+"""
+
+
+def rival(sizes: tuple[int, ...]) -> dict[str, float]:
+    """Seconds of torch.distributed; nothing where it is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", RIVAL]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), json.dumps(sizes)], env=env, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    told = [rank.communicate(timeout=60)[0] for rank in ranks]
+    found: dict[str, float] = json.loads(told[0].splitlines()[-1]) if told[0].strip() else {}
+    return found
+
+
+async def seconds(call: Callable[[], Awaitable[object]], at_once: int) -> float:
+    """How long a call takes, with so many under way."""
+    await call()
+    done, begun = 0, time.perf_counter()
+    while (spent := time.perf_counter() - begun) < SECONDS or not done:
+        async with trio.open_nursery() as nursery:
+            for _ in range(at_once):
+                nursery.start_soon(call)
+        done += at_once
+    return spent / done if done else spent
+
+
+async def one_row(world: World, kind: str, nbytes: int) -> float:
+    """Seconds of one of our collectives, in which ``nbytes`` is the larger side."""
+    count = max(2, nbytes // 4)
+    whole: list[GpuRef] = [await d.full(count, 1.0, np.float32) for d in world.devices]
+    rows = [ref.reshape((RANKS, count // RANKS)) for ref in whole]
+    parts = [await d.full(count // RANKS, 1.0, np.float32) for d in world.devices]
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "all_reduce": lambda: world.all_reduce(whole, out=whole),
+        "all_gather": lambda: world.all_gather(parts, out=rows),
+        "reduce_scatter": lambda: world.reduce_scatter(rows, out=parts),
+    }
+    return await seconds(calls[kind], 1 if nbytes <= 8 else 8)
+
+
+async def deaths(world: World) -> tuple[float, float]:
+    """Seconds until callers are told of a kill, and until the world is back; medians."""
+    told, back = [], []
+    begun = 0.0  # when the host of this round was killed
+
+    async def call(x: list[GpuRef]) -> None:
+        try:
+            while True:
+                await world.all_reduce(x, out=x)
+        except WorldBroken:
+            told.append(time.perf_counter() - begun)
+        except GpuRefStale:
+            pass  # it came between two ops
+
+    for _ in range(3):
+        x = [await d.full(1 << 20, 1.0, np.float32) for d in world.devices]
+        async with world.watch() as epochs, trio.open_nursery() as nursery:
+            nursery.start_soon(call, x)
+            await trio.sleep(0.05)
+            begun = time.perf_counter()
+            await kill_host(world.devices[1])
+            await anext(epochs)
+            back.append(time.perf_counter() - begun)
+    return statistics.median(told or [np.nan]), statistics.median(back)
+
+
+async def main() -> None:
+    """Print the table."""
+    at_once = Backoff(initial=0.0, base=0.0, maximum=0.0)
+    async with AsyncExitStack() as stack:
+        try:
+            devices = [
+                await stack.enter_async_context(open_device(n, backend="cuda", backoff=at_once))
+                for n in range(RANKS)
+            ]
+            sizes: tuple[int, ...] = ON_CUDA
+        except DeviceUnavailable:
+            devices = [
+                await stack.enter_async_context(open_device(0, backend="cpu", backoff=at_once))
+                for _ in range(RANKS)
+            ]
+            sizes = ON_CPU
+        others = rival(sizes) if sizes is ON_CUDA else {}
+        world = await stack.enter_async_context(open_world(devices))
+        print(f"{'':15} {'bytes':>11} {'us':>9} {'GB/s bus':>9} {'torch us':>9} {'ratio':>6}")
+        for kind in KINDS:
+            for nbytes in sizes:
+                ours = await one_row(world, kind, nbytes)
+                factor = (2 if kind == "all_reduce" else 1) * (RANKS - 1) / RANKS
+                theirs = others.get(f"{kind} {nbytes}")
+                beside = f"{theirs * 1e6:9.1f} {theirs / ours:6.2f}" if theirs else ""
+                rate = nbytes * factor / ours / 1e9
+                print(f"{kind:15} {nbytes:11} {ours * 1e6:9.1f} {rate:9.2f} {beside}")
+        told, back = await deaths(world)
+        print(f"a rank is killed: told after {told:.3f} s, the world is back after {back:.3f} s")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    trio.run(main)

@@ -1,0 +1,219 @@
+"""NCCL in NumPy, behind the same symbols, for ranks that are threads of this process.
+
+As on a communicator that does not block, ``ncclGroupEnd`` only begins: what was called in a group
+is done once all ranks have come to it, and whoever asks before is told ``ncclInProgress``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections import defaultdict, deque
+from typing import Any, Final
+
+import numpy as np
+
+from atomr_accel._dtypes import DTYPES
+from atomr_accel._errors import LibraryError
+from atomr_accel.libraries.nccl.host import _prototypes as prototypes
+
+IN_PROGRESS, INVALID_ARGUMENT = 7, 4
+REDUCTIONS: Final[dict[int, Any]] = {
+    0: np.add.reduce,
+    1: np.multiply.reduce,
+    2: np.maximum.reduce,
+    3: np.minimum.reduce,
+    4: np.mean,
+}
+DTYPE_OF: Final = {
+    value: DTYPES[name]
+    for name, value in prototypes.TYPES.items()
+    if name not in ("complex64", "complex128")
+} | {1: DTYPES["uint8"]}
+
+Array = np.ndarray[Any, Any]
+
+
+def memory(pointer: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """Elements at a pointer."""
+    assert pointer or not count, "a null pointer"
+    buffer = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(pointer)
+    found: Array = np.ctypeslib.as_array(buffer).view(dtype)
+    return found
+
+
+class Comm:
+    """One rank's end."""
+
+    def __init__(self, clique: Clique, rank: int) -> None:
+        self.clique, self.rank = clique, rank
+        self.begun = 0
+        self.aborted = False
+
+
+class Clique:
+    """Ranks that share an id, and the groups that they have come to."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.ranks: set[int] = set()
+        self.groups: dict[int, dict[int, list[tuple[str, tuple[Any, ...]]]]] = defaultdict(dict)
+        self.done = 0
+
+
+class FakeNccl:
+    """What stands for the loaded library."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._ids = itertools.count(1)
+        self._handles = itertools.count(1)
+        self._cliques: dict[bytes, Clique] = {}
+        self.comms: dict[int, Comm] = {}
+        self._local = threading.local()
+        self._scales: dict[int, float] = {}
+        self.functions = {
+            name: self._wrapped(name) for name in prototypes.PROTOTYPES if name[4:5].isupper()
+        }
+
+    def forget(self) -> None:
+        """Who has joined before never has."""
+        self._cliques.clear()
+        self.comms.clear()
+
+    def _wrapped(self, name: str) -> Any:
+        words = prototypes.PROTOTYPES[name].split()
+
+        def call(*args: Any) -> int:
+            assert len(args) == len(words), name
+            handles = ctypes.c_void_p, ctypes.c_int
+            plain = [arg.value if isinstance(arg, handles) else arg for arg in args]
+            with self._lock:
+                method = getattr(self, name, None)
+                if method is not None:
+                    return int(method(*plain) or 0)
+                self._local.group.append((name, tuple(plain)))
+                return 0
+
+        return call
+
+    def call(self, function: str, *args: Any) -> None:
+        """As ``VendorLibrary.call``."""
+        status = self.functions[function](*args)
+        if status:
+            raise self.error(function, status)
+
+    def error(self, function: str, status: int) -> LibraryError:
+        """As ``VendorLibrary.error``."""
+        name = prototypes.STATUS_NAMES[status]
+        return LibraryError(
+            f"{function} returned {name} ({status})",
+            library="nccl",
+            call=function,
+            status=status,
+            status_name=name,
+        )
+
+    def ncclGetUniqueId(self, cell: Any) -> None:  # noqa: N802
+        raise AssertionError("a test makes ids itself")
+
+    def ncclCommInitRankConfig(  # noqa: N802
+        self, cell: Any, size: int, identifier: Any, rank: int, config: Any
+    ) -> int:
+        content = bytes(identifier)
+        clique = self._cliques.setdefault(content, Clique(size))
+        if clique.size != size or rank in clique.ranks:
+            return INVALID_ARGUMENT
+        assert config.raw[16:20] == bytes(4), "it must not block"
+        clique.ranks.add(rank)
+        handle = next(self._handles)
+        self.comms[handle] = Comm(clique, rank)
+        cell._obj.value = handle
+        return IN_PROGRESS
+
+    def ncclCommGetAsyncError(self, handle: int, cell: Any) -> None:  # noqa: N802
+        comm = self.comms[handle]
+        clique = comm.clique
+        waits = len(clique.ranks) < clique.size or comm.begun > clique.done
+        cell._obj.value = IN_PROGRESS if waits else 0
+
+    def ncclCommAbort(self, handle: int) -> None:  # noqa: N802
+        self.comms.pop(handle).aborted = True
+
+    def ncclGroupStart(self) -> None:  # noqa: N802
+        self._local.group = []
+
+    def ncclGroupEnd(self) -> int:  # noqa: N802
+        calls = self._local.group
+        if not calls:
+            return 0
+        # The communicator comes right before the stream.
+        comm = self.comms[calls[0][1][-2]]
+        comm.begun += 1
+        group = comm.clique.groups[comm.begun]
+        group[comm.rank] = calls
+        if len(group) == comm.clique.size:
+            self._do(group)
+            comm.clique.done += 1
+        return IN_PROGRESS
+
+    def ncclRedOpCreatePreMulSum(  # noqa: N802
+        self, cell: Any, scalar: int, kind: int, residence: int, comm: int
+    ) -> None:
+        assert residence == 1
+        assert comm in self.comms
+        dtype = DTYPE_OF[kind]
+        cell._obj.value = 100 + next(self._ids)
+        self._scales[cell._obj.value] = float(memory(scalar, 1, dtype)[0])
+
+    def ncclRedOpDestroy(self, op: int, comm: int) -> None:  # noqa: N802
+        del self._scales[op]
+
+    def _do(self, group: dict[int, list[tuple[str, tuple[Any, ...]]]]) -> None:
+        """Everything that all ranks have called in a group."""
+        letters: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
+        by_rank = {
+            rank: [each for each in calls if each[0][4:] not in ("Send", "Recv")]
+            for rank, calls in group.items()
+        }
+        for together in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True):
+            (name,) = {name for name, _ in together}
+            self._collective(name[4:], [args for _, args in together])
+        for wanted in ("Send", "Recv"):
+            for rank, calls in group.items():
+                for name, (pointer, count, kind, peer, *_) in calls:
+                    if name == f"nccl{wanted}":
+                        found = memory(pointer, count, DTYPE_OF[kind])
+                        if wanted == "Send":
+                            letters[rank, peer].append(found.copy())
+                        else:
+                            found[:] = letters[peer, rank].popleft()
+        assert not any(letters.values()), "sent, and not received"
+
+    def _collective(self, name: str, each: list[tuple[Any, ...]]) -> None:
+        count, kind = each[0][2], DTYPE_OF[each[0][3]]
+        size = len(each)
+        if name == "Broadcast":
+            root = each[0][4]
+            sent = memory(each[root][0], count, kind).copy()
+            for args in each:
+                memory(args[1], count, kind)[:] = sent
+            return
+        rows = count * (size if name == "ReduceScatter" else 1)
+        given = np.stack([memory(args[0], rows, kind) for args in each])
+        if name == "AllGather":
+            for args in each:
+                memory(args[1], count * size, kind)[:] = given.ravel()
+            return
+        op = each[0][4]
+        wide = given.astype(np.float64)
+        if op in self._scales:
+            wide *= np.array([[self._scales[args[4]]] for args in each])
+            op = 0
+        reduced = REDUCTIONS[op](wide, axis=0).astype(kind)
+        for rank, args in enumerate(each):
+            if name == "ReduceScatter":
+                memory(args[1], count, kind)[:] = reduced[rank * count : (rank + 1) * count]
+            elif name == "AllReduce" or rank == args[5]:
+                memory(args[1], count, kind)[:] = reduced

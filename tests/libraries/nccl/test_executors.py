@@ -1,0 +1,261 @@
+"""Executors of collectives give the same: on the CPU, and on CUDA with a fake of NCCL."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import LibraryError
+from atomr_accel.libraries.nccl.host import _cpu, _cuda
+from atomr_accel.libraries.nccl.wire._area import Area
+from atomr_accel.libraries.nccl.wire._exchange import numbers_of
+from atomr_accel.libraries.nccl.wire._messages import Abort, AskBegun, Collect, Join, Step
+
+from ...fakes.nccl import FakeNccl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Array = np.ndarray[Any, Any]
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+KINDS = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"),
+    *("reduce_scatter", "all_to_all", "all_to_all_v", "send"),
+)
+
+
+class Context:
+    """A context whose addresses are pointers."""
+
+    def __init__(self, area: Array) -> None:
+        self._area = area
+        self.arrays: dict[int, Array] = {}
+
+    def address(self, array: Array | None) -> int:
+        """The address of an array, which is kept."""
+        if array is None:
+            return 0
+        pointer = int(array.ctypes.data)
+        self.arrays[pointer] = array
+        return pointer
+
+    def bytes_at(self, address: int, nbytes: int) -> Array:
+        del address
+        return self._area[:nbytes]
+
+    def array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self.arrays[address].view(dtype)[: shape[0]]
+
+    def pointer(self, address: int) -> int:
+        return address
+
+    def check(self) -> None:
+        pass
+
+
+class Stream:
+    pointer = 1
+
+
+class Ranks:
+    """Executors that are ranks of one communicator, each in a thread when it is called."""
+
+    def __init__(self, backend: str, size: int) -> None:
+        area = np.zeros(Area.nbytes(size), np.uint8)
+        self.size = size
+        self.contexts = [Context(area) for _ in range(size)]
+        module: Any = _cpu if backend == "cpu" else _cuda
+        kind, aborts = (
+            (module.CpuCollectives, module.CpuAborts)
+            if backend == "cpu"
+            else (module.CudaCollectives, module.CudaAborts)
+        )
+        self.lanes = [kind(context, Stream()) for context in self.contexts]
+        self.aborts = [aborts(context, Stream()) for context in self.contexts]
+        meeting = bytes([size]) * 128
+        self.together(lambda rank: Join(7, rank, size, meeting, 0))
+
+    def together(self, message: Callable[[int], Any], ranks: range | None = None) -> list[Any]:
+        """Have ranks execute messages side by side; the errors."""
+        errors: list[Any] = []
+
+        def run(rank: int) -> None:
+            asked = message(rank)
+            try:
+                self.lanes[rank].handlers[type(asked)](asked)
+            except LibraryError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks or range(self.size)]
+        for thread in threads:
+            thread.start()
+        self.begun = threads
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        return errors
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    fake = FakeNccl()
+    monkeypatch.setattr(_cuda, "_library", lambda: fake)
+    return str(request.param)
+
+
+def expected(kind: str, x: list[Array], size: int, root: int, to: int) -> list[Array | None]:
+    """What each rank gets, flat; None: nothing."""
+    rows = [part.reshape(size, -1) for part in x] if kind not in ("send", "broadcast") else []
+    every: list[Array | None] = [None] * size
+    match kind:
+        case "all_reduce":
+            return [np.sum(x, 0)] * size
+        case "reduce":
+            every[root] = np.sum(x, 0)
+        case "reduce_scatter":
+            return [*np.sum(x, 0).reshape(size, -1)]
+        case "broadcast":
+            return [x[root]] * size
+        case "all_gather":
+            return [np.concatenate(x)] * size
+        case "gather":
+            every[root] = np.concatenate(x)
+        case "scatter":
+            return [*rows[root]]
+        case "all_to_all" | "all_to_all_v":
+            return [np.concatenate([part[rank] for part in rows]) for rank in range(size)]
+        case _:
+            every[to] = x[root]
+    return every
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+    size=st.integers(1, 4),
+    each=st.sampled_from((0, 1, 5, 33_000)),
+    seed=st.integers(0, 99),
+)
+def test_what_each_rank_gets(
+    backend: str, kinds: list[str], size: int, each: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    library: Any = _cuda._library()
+    library.forget()  # ranks of former examples are gone
+    ranks = Ranks(backend, size)
+    at = 1
+    steps: list[list[Step]] = [[] for _ in range(size)]
+    wanted: list[tuple[Array, Array]] = []
+    for kind in kinds:
+        root, to = int(rng.integers(size)), int(rng.integers(size))
+        if kind == "send" and size > 1:
+            to = (root + 1) % size
+        x = [rng.integers(0, 9, each * size).astype(np.float64) for _ in range(size)]
+        per_row = kind in ("scatter", "reduce_scatter", "all_to_all", "all_to_all_v")
+        count = each if per_row else each * size
+        counts = (each,) * size if kind == "all_to_all_v" else ()
+        for rank, result in enumerate(expected(kind, x, size, root, to)):
+            if kind == "send" and rank not in (root, to):
+                continue
+            gives = rank == root if kind in ("broadcast", "scatter", "send") else True
+            target = None if result is None else np.full(result.shape, np.nan)
+            if result is not None and target is not None:
+                wanted.append((target, result))
+            context = ranks.contexts[rank]
+            source = context.address(x[rank]) if gives else 0
+            to_address = context.address(target)
+            step = Step(
+                kind,  # type: ignore[arg-type]
+                "float64",
+                count,
+                source,
+                to_address,
+                root=root,
+                to=to,
+                sends=counts,
+                receives=counts,
+                longest=count,
+                at=at,
+            )
+            steps[rank].append(step)
+        at += numbers_of(kind, count, size, 8)
+    assert ranks.together(lambda rank: Collect(7, tuple(steps[rank]))) == []
+    for got, right in wanted:
+        np.testing.assert_array_equal(got, right)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg"])
+def test_reductions(backend: str, op: str) -> None:
+    ranks = Ranks(backend, 2)
+    x = [np.array([1.0, 4.0]), np.array([3.0, 2.0])]
+    y = [np.empty(2) for _ in x]
+    functions: dict[str, Any] = {
+        "avg": np.mean,
+        "sum": np.sum,
+        "prod": np.prod,
+        "min": np.min,
+        "max": np.max,
+    }
+    function = functions[op]
+    for number, scale in enumerate((None, 0.5) if op == "sum" else (None,)):
+
+        def step(rank: int, scale: float | None = scale, number: int = number) -> Collect:
+            context = ranks.contexts[rank]
+            ends = context.address(x[rank]), context.address(y[rank])
+            return Collect(
+                7,
+                (
+                    Step(
+                        "all_reduce",
+                        "float64",
+                        2,
+                        *ends,
+                        reduction=op,  # type: ignore[arg-type]
+                        scale=scale,
+                        longest=2,
+                        at=1 + 2 * number,
+                    ),
+                ),
+            )
+
+        assert ranks.together(step) == []
+        for got in y:
+            np.testing.assert_array_equal(got, function(x, axis=0) * (scale or 1))
+
+
+def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None:
+    ranks = Ranks(backend, 2)
+    x = np.ones(1)
+    address = ranks.contexts[0].address(x)
+    step = Step("all_reduce", "float64", 1, address, address, longest=1, at=1)
+    errors: list[LibraryError] = []
+
+    def wait() -> None:
+        with pytest.raises(LibraryError, match="aborted") as caught:
+            ranks.lanes[0].handlers[Collect](Collect(7, (step,)))
+        errors.append(caught.value)
+
+    with ExitStack() as stack:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        stack.callback(thread.join, 10)
+        ask = ranks.aborts[0].handlers[AskBegun]
+        while ask(AskBegun(7)) == 0:
+            """It is about to wait."""
+        assert ranks.aborts[1].handlers[AskBegun](AskBegun(7)) == 0
+        ranks.aborts[0].handlers[Abort](Abort(7))
+    assert [error.status_name for error in errors] == ["ncclRemoteError"]
+    with pytest.raises(LibraryError, match="aborted"):
+        ranks.lanes[0].handlers[Collect](Collect(7, (step,)))
+    assert ask(AskBegun(7)) == 0

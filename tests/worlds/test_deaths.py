@@ -1,0 +1,165 @@
+"""A rank of a world dies: every op in flight is told, and the world goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, WorldBroken
+from atomr_accel.testing import hang, kill_host, poison
+from atomr_accel.worlds import World, open_world
+
+from ..harness import cpu_only, descriptors, opened, program, settled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from atomr_accel import Device
+
+    from ..harness import Gate
+
+pytestmark = [cpu_only, pytest.mark.slow]
+
+
+@asynccontextmanager
+async def world_of(
+    size: int, mortal: int, *, hangs_after: float | None = None, **options: Any
+) -> AsyncIterator[World]:
+    """A world of devices, one of which has a host that can die; those of others are threads."""
+    async with AsyncExitStack() as stack:
+        devices = [
+            await stack.enter_async_context(
+                opened(0, isolation="process", op_deadline=hangs_after)
+                if number == mortal
+                else opened(0, isolation="thread")
+            )
+            for number in range(size)
+        ]
+        yield await stack.enter_async_context(open_world(devices, **options))
+
+
+async def ones(world: World) -> list[Any]:
+    return [await device.full((8,), 1.0, np.float32) for device in world.devices]
+
+
+async def hang_on(device: Device) -> None:
+    with pytest.raises(Exception, match="op_deadline"):
+        await hang(device)
+
+
+DEATHS: dict[str, Callable[[Device], Awaitable[object]]] = {
+    "fault": poison,
+    "kill": kill_host,
+    "hang": hang_on,
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+@program
+async def test_survivors_are_told_and_the_world_comes_back(how: str, gate: Gate) -> None:
+    async with world_of(3, 1, hangs_after=0.4) as world:
+        first, second, third = world.devices
+        kept = await first.put(np.arange(5.0))
+        hold = await gate.kernel(first)
+        x = await ones(world)
+        generations = [device.generation for device in world.devices]
+        failures: list[WorldBroken] = []
+
+        async def broken() -> None:
+            with pytest.raises(WorldBroken, match="rank 1 of 3 failed in epoch 1") as caught:
+                await world.all_reduce(x)
+            failures.append(caught.value)
+
+        async with world.watch() as epochs, trio.open_nursery() as nursery:
+            nursery.start_soon(hold, x[0])  # so that collectives are under way meanwhile
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(3):
+                nursery.start_soon(broken)
+            await trio.testing.wait_all_tasks_blocked()
+            await DEATHS[how](second)
+            gate.open()
+            assert await anext(epochs) == 2
+        assert len(failures) == 3
+        assert len({id(failure.__cause__) for failure in failures}) <= 1
+        assert {failure.rank for failure in failures} <= {1}
+        # Survivors have lost nothing, and the dead rank what it always does.
+        assert [device.generation for device in (first, third)] == [generations[0], generations[2]]
+        assert second.generation == generations[1] + 1
+        assert (await first.get(kept)).tolist() == [*range(5)]
+        with pytest.raises(GpuRefStale):
+            await world.all_reduce(x)
+        y = await world.all_reduce(await ones(world))
+        for device, ref in zip(world.devices, y, strict=True):
+            assert (await device.get(ref)).tolist() == [3.0] * 8
+        said = world.statistics()
+        assert (said.phase, said.epoch, said.breaks, said.in_flight) == ("whole", 2, 1, 0)
+        for device in world.devices:
+            await settled(device)
+
+
+@program
+async def test_a_world_shrinks_and_refuses_what_was_called_before() -> None:
+    async with world_of(3, 0, on_break="shrink") as world:
+        devices = world.devices
+        x = await ones(world)
+        await kill_host(devices[0])
+        with pytest.raises((ValueError, WorldBroken, GpuRefStale)):
+            await world.all_reduce(x)
+        assert world.devices == devices[1:]
+        assert world.rank_of(devices[1]) == 0
+        y = await world.all_reduce(x[1:])
+        assert (await devices[2].get(y[1])).tolist() == [2.0] * 8
+        with pytest.raises(ValueError, match="no device of"):
+            world.rank_of(devices[0])
+
+
+@program
+async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
+    async with world_of(2, 1, op_deadline=0.5) as world, world.watch() as epochs:
+        x = await ones(world)
+        pid = world.devices[1].statistics().host_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorldBroken, match="does not answer") as caught:
+            await world.all_reduce(x)
+        assert caught.value.rank == 1
+        assert await anext(epochs) == 2
+        y = await world.all_reduce(await ones(world))
+        assert (await world.devices[0].get(y[0])).tolist() == [2.0] * 8
+
+
+@program
+async def test_a_device_that_is_lost_ends_its_world() -> None:
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(opened(0, isolation="thread"))
+        with pytest.raises(DeviceLost):
+            async with opened(0, isolation="thread") as other, open_world([one, other]) as world:
+                x = await ones(world)
+                await world.all_reduce(x)
+                with pytest.raises(ContextPoisoned):
+                    raise await poison(other)
+                with pytest.raises((WorldBroken, DeviceLost, GpuRefStale)):
+                    await world.all_reduce(x)
+        assert (await one.get(await one.put(np.arange(3)))).tolist() == [0, 1, 2]
+
+
+@program
+async def test_leaving_a_world_leaves_nothing() -> None:
+    async with AsyncExitStack() as stack:
+        devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(2)]
+        async with open_world(devices) as world:
+            await world.barrier()  # which makes devices take memory
+        before = descriptors()
+        for _ in range(3):
+            async with open_world(devices) as world:
+                await world.barrier()
+        assert descriptors() <= before
+        with pytest.raises(WorldBroken, match="left"):
+            await world.barrier()
