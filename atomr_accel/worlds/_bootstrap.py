@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import trio
 
-from ..device.interop._sharing import mapped, unmap
+from ..device.interop._mapping import mapped, unmap
 from ..libraries._request import Request, Submission, perform
 from ..libraries.nccl._lanes import COLLECTIVES
 from ..libraries.nccl.wire._area import Area
