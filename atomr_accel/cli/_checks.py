@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
+import scipy.sparse
 
 from .._errors import AccelError, LibraryMissing, Unsupported
 from ._documents import CheckPart
@@ -85,6 +86,13 @@ async def _fft(device: Device, rng: np.random.Generator) -> Pair:
     return await device.get(await device.fft.rfft(await device.put(x))), np.fft.rfft(x.astype("f8"))
 
 
+async def _linalg(device: Device, rng: np.random.Generator) -> Pair:
+    a = rng.standard_normal((8, 48, 48)) + 10 * np.eye(48)
+    b = rng.standard_normal((8, 48, 3))
+    x = await device.linalg.solve(await device.put(a), await device.put(b))
+    return await device.get(x), np.linalg.solve(a, b)
+
+
 async def _nvrtc(device: Device, rng: np.random.Generator) -> Pair:
     x = rng.standard_normal((10_000,), np.float32)
     kernel = await device.nvrtc.compile(source_of("scale"), "scale", cpu=scale)
@@ -109,6 +117,19 @@ async def _run(device: Device, rng: np.random.Generator) -> Pair:
     return np.array(await device.run(sum, x.tolist())), np.array(sum(x.tolist()))
 
 
+async def _sparse(device: Device, rng: np.random.Generator) -> Pair:
+    matrix: Any = scipy.sparse.random_array((300, 200), density=0.05, format="csr", rng=rng)
+    x = rng.standard_normal(200)
+    made = await device.sparse.matmul(await device.sparse.put(matrix), await device.put(x))
+    return await device.get(made), matrix @ x
+
+
+async def _tensor(device: Device, rng: np.random.Generator) -> Pair:
+    a, b = rng.standard_normal((6, 20, 30)), rng.standard_normal((30, 6, 10))
+    made = await device.tensor.einsum("bik,kbj->jbi", await device.put(a), await device.put(b))
+    return await device.get(made), np.einsum("bik,kbj->jbi", a, b)
+
+
 CHECKS: Final = (
     Check("memory", "put, copy and get", 0.0, _memory),
     Check("array", "sums of exp(x / 2), float32", 1e-5, _array),
@@ -117,9 +138,12 @@ CHECKS: Final = (
     Check("cub", "sort of 50,000 int32", 0.0, _cub),
     Check("dnn", "layer_norm of 32 rows, float32", 1e-5, _dnn),
     Check("fft", "rfft of 16 x 1000, float32", 1e-5, _fft),
+    Check("linalg", "solve of 8 systems of 48, float64", 1e-12, _linalg),
     Check("nvrtc", "a kernel, compiled and launched", 0.0, _nvrtc),
     # Five standard deviations of the mean of 2**16 numbers, by the mean.
     Check("rng", "65,536 uniform numbers, twice", 1.2e-2, _rng),
+    Check("sparse", "a csr matrix of 300 x 200 times a vector, float64", 1e-13, _sparse),
+    Check("tensor", "einsum bik,kbj->jbi, float64", 1e-13, _tensor),
     Check("run", "a function in the host", 0.0, _run),
 )
 """All checks, in the order in which they are made."""

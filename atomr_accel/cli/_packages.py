@@ -31,6 +31,10 @@ VENDOR: Final = (
     Useful("cudnn", "device.dnn", "cuda12"),
     Useful("cufft", "device.fft", "cuda12"),
     Useful("curand", "device.rng", "cuda12"),
+    Useful("cusolver", "device.linalg", "cuda12"),
+    Useful("cusparse", "device.sparse", "cuda12"),
+    Useful("cutensor", "device.tensor", "cutensor12"),
+    Useful("nccl", "worlds of several devices", "cuda12"),
     Useful("nvrtc", "device.nvrtc, device.array", "cuda12"),
     Useful("nvJitLink", "device.cub", "cuda12"),
 )
@@ -115,7 +119,7 @@ def libraries(told: Mapping[str, Mapping[str, str | None]], *, needed: bool) -> 
                 version=entry.get("version"),
                 path=entry.get("path"),
                 extra=each.extra,
-                problem=problem if needed else None,
+                problem=problem if needed and each.extra == "cuda12" else None,  # others are extra
             )
         )
     return parts

@@ -166,11 +166,20 @@ def test_versions_of_libraries(machine: dict[str, Any], monkeypatch: pytest.Monk
     pathfinder = ModuleType("cuda.pathfinder")
     pathfinder.load_nvidia_dynamic_lib = find  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+
+    def by_number(version: Any) -> int:
+        version._obj.value = 22304
+        return 0
+
+    machine["nccl"] = SimpleNamespace(ncclGetVersion=by_number)
+    machine["cutensor"] = SimpleNamespace(cutensorGetVersion=lambda _: 20301)
     machine["cublas"] = SimpleNamespace(cublasGetProperty=by_property)
     machine["nvrtc"] = SimpleNamespace(nvrtcVersion=by_two)
     libraries = _vendor._libraries()
     assert libraries["cublas"] == {"version": "12.9.3", "path": "cublas", "problem": None}
     assert libraries["nvrtc"]["version"] == "12.8"
+    assert libraries["nccl"]["version"] == "2.23.4"
+    assert libraries["cutensor"]["version"] == "2.3.1"  # tells it as its result
     assert libraries["cufft"]["problem"] == "Failure finding libcufft.so"
     assert "cannot open" in str(libraries["curand"]["problem"])
 

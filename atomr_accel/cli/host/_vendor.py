@@ -138,12 +138,27 @@ def _by_two(function: str) -> Callable[[ctypes.CDLL], str]:
     return version
 
 
+def _by_number(function: str) -> Callable[[ctypes.CDLL], str]:
+    """From a function that tells all in one number, two digits for minor and patch level each."""
+
+    def version(library: ctypes.CDLL) -> str:
+        value = ctypes.c_int()
+        number = getattr(library, function)(ctypes.byref(value)) or value.value
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    return version
+
+
 VERSIONS: Final = {
     "cublas": _by_property("cublasGetProperty"),
     "cublasLt": _by_property("cublasLtGetProperty"),
     "cudnn": _by_property("cudnnGetProperty"),
     "cufft": _by_property("cufftGetProperty"),
     "curand": _by_property("curandGetProperty"),
+    "cusolver": _by_property("cusolverGetProperty"),
+    "cusparse": _by_property("cusparseGetProperty"),
+    "cutensor": _by_number("cutensorGetVersion"),
+    "nccl": _by_number("ncclGetVersion"),
     "nvrtc": _by_two("nvrtcVersion"),
     "nvJitLink": _by_two("nvJitLinkVersion"),
 }
