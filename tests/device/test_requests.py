@@ -18,6 +18,7 @@ from atomr_accel.device._place import LIBRARY_OF
 from atomr_accel.libraries._request import Driver, Request, Submission, perform
 from atomr_accel.libraries._table import LANES, NAMES
 from atomr_accel.libraries.blas._checks import LANE
+from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ KERNEL = 'extern "C" __global__ void nothing() {}'
 
 
 def test_each_lane_is_a_librarys() -> None:
-    assert sorted(LIBRARY_OF) == sorted(LANES)
+    of_worlds = {COLLECTIVES.name, ABORTS.name}
+    assert sorted(LIBRARY_OF) == sorted({*LANES} - of_worlds)
 
 
 async def _requests_of(device: Device) -> dict[str, Request[Any]]:

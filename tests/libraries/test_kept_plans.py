@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import AccelError
+from atomr_accel.libraries._table import Libraries
 from atomr_accel.libraries.blaslt.wire._layout import Layout
 from atomr_accel.libraries.host._numbers import Scalars
 from atomr_accel.libraries.wire._recent import Recent
@@ -76,12 +77,11 @@ CALLS: dict[str, Callable[[Any, Views, Any, Any, Any], Any]] = {
 }
 
 
-class Libraries:
+class Unused(Libraries[Any]):
     """Libraries that have seen no calls yet."""
 
     def __init__(self, device: Device) -> None:
-        for name in ("blas", "blaslt", "fft", "rng"):
-            setattr(self, name, type(getattr(device, name))(device._core))
+        self._add_libraries(device._core)
 
 
 async def outcome(device: Device, call: Callable[[], Any]) -> object:
@@ -125,10 +125,10 @@ async def test_a_call_means_the_same_whatever_came_before(
 ) -> None:
     numbers = np.random.default_rng(3).integers(-4, 5, 192)
     buffers: dict[str, GpuRef] = {}
-    used = Libraries(device)
+    used = Unused(device)
     for dtype, first, second, x, y in calls:
         outcomes = []
-        for libraries in (used, Libraries(device)):
+        for libraries in (used, Unused(device)):
             for each in (dtype, "own"):
                 buffers[each] = await device.put(numbers.astype(dtype_of(dtype)))
             a, b = view_of(buffers, dtype, first), view_of(buffers, "own", second)

@@ -206,7 +206,7 @@ async def test_scalars_with_a_sign(device: Device) -> None:
     x = await device.put(np.ones((SIDE, SIDE)))
     for _ in range(3):
         for alpha in (0.0, -0.0):
-            y = await device.get(await device.blas.gemm(x, x, alpha=alpha))
+            y = await device.get(await device.blaslt.matmul(x, x, alpha=alpha))
             assert np.signbit(y).all() == np.signbit(alpha)
 
 

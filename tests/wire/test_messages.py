@@ -102,6 +102,8 @@ FIELDS: dict[str, Any] = {
     "type_name": "Peculiar",
     "index": 3,
     "info": -2,
+    "rank": 1,
+    "epoch": 2,
 }
 
 
