@@ -87,7 +87,7 @@ LINALG_SUITES = {
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests", "lint", "types", "docs"]
+nox.options.sessions = ["tests", "slow", "lint", "types", "docs"]
 
 
 @nox.session
@@ -101,23 +101,28 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests on the CPU backend, on all cores; ``tests -n 0`` in one process.
 
-    Without the vendor's wheels, which are large; ``headers`` is for those.
+    Those that are not slow: ``slow`` is for the others. Without the vendor's wheels, which are
+    large: ``headers`` is for those.
     """
-    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
-    pytest = ("-m", "pytest", "-m", "not headers", "-n", "auto", "--dist", "worksteal")
-    _python(session, *pytest, *session.posargs, env={"ATOMR_TEST_BACKEND": "cpu"})
+    _run_tests(session, "not slow and not headers")
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """Run the tests that take about a second or more, those that are long by nature by samples.
+
+    Examples and the code in pages are among them.
+    """
+    _run_tests(session, "slow and not headers")
 
 
 @nox.session
 def full(session: nox.Session) -> None:
     """Run the tests that are slow in full: every step, line and example; ``full -k ctrl_c``.
 
-    Some of these the session ``tests`` takes by a sample: every fourth line, fewer examples.
+    Some of these the session ``slow`` takes by a sample: every fourth line, fewer examples.
     """
-    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
-    pytest = ("-m", "pytest", "-m", "slow and not headers", "-n", "auto", "--dist", "worksteal")
-    env = {"ATOMR_TEST_BACKEND": "cpu", "ATOMR_TEST_FULL": "1"}
-    _python(session, *pytest, *session.posargs, env=env)
+    _run_tests(session, "slow and not headers", ATOMR_TEST_FULL="1")
 
 
 @nox.session
@@ -269,6 +274,13 @@ def changelog(session: nox.Session) -> None:
     _install(session, *dependency_groups(PYPROJECT, "changelog"))
     words = session.posargs or ("build", "--draft", "--version", "next")
     _python(session, "-m", "towncrier", *words)
+
+
+def _run_tests(session: nox.Session, marked: str, **env: str) -> None:
+    """Run the tests of some marks on the CPU backend, on all cores."""
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    pytest = ("-m", "pytest", "-m", marked, "-n", "auto", "--dist", "worksteal")
+    _python(session, *pytest, *session.posargs, env={"ATOMR_TEST_BACKEND": "cpu", **env})
 
 
 def _install(session: nox.Session, *requirements: str) -> None:

@@ -154,6 +154,7 @@ def test_a_file_stays_readable(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 800
 
 
+@pytest.mark.slow
 def test_what_is_imported_at_once_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[^\w-]", entry)[0] for entry in project["dependencies"]}
@@ -323,6 +324,7 @@ def test_contributing_names_every_folder_of_tests() -> None:
     assert {name for name in named if not (TESTS / name).exists()} == set()
 
 
+@pytest.mark.slow
 def test_what_tests_share_is_not_in_files_of_tests() -> None:
     sharing = {
         f"{path.relative_to(TESTS)} imports {node.module}"

@@ -49,6 +49,7 @@ def test_values_and_fields_are_those_of_the_bindings(bindings: Any) -> None:
         assert int(getattr(bindings, name)(5)) == 5
 
 
+@pytest.mark.slow
 def test_whatever_the_package_asks_of_the_driver_is_in_the_tables() -> None:
     asked = {
         node.attr
@@ -105,6 +106,7 @@ def test_without_bindings_it_is_said_what_to_install(monkeypatch: pytest.MonkeyP
         _driver.start_driver()
 
 
+@pytest.mark.slow
 def test_no_module_holds_on_to_the_drivers_functions() -> None:
     """What is taken when a module is imported stays the real one's, or wants it to be there."""
     held = [

@@ -174,6 +174,7 @@ def test_what_is_not_printed_is_told(
     assert "standard output is closed" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_standard_streams_a_command_works() -> None:
     """And nothing that it opens takes their places. What it cannot print is no success."""
     words = "bench ask --quick --repeats 1 --backend cpu --rivals ''"

@@ -102,6 +102,7 @@ def test_a_plain_table_has_every_cell(rows: list[tuple[str, int, str]], width: i
     assert width is not None or len(text.splitlines()) >= 1 + len(rows)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_nothing_moves_the_cursor(text: str) -> None:
     clean = printable(text)

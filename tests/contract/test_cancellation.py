@@ -134,6 +134,7 @@ async def test_a_caller_may_be_cancelled_at_any_step(
     assert same_bits(await device.get(sealed), EYE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 @program
 async def test_the_first_call_on_a_device_may_be_cancelled_too(
@@ -235,6 +236,7 @@ async def open_and_close(isolation: Isolation) -> None:
         assert same_bits(await device.get(await device.put(EYE)), EYE)
 
 
+@pytest.mark.slow
 def test_opening_may_be_cancelled_at_any_step(isolation: Isolation) -> None:
     trio.run(open_and_close, isolation)
     gc.collect()

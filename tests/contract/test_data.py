@@ -300,6 +300,7 @@ NUMBERS: Any = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(value=NUMBERS, dtype=dtypes)
 @example(value=300, dtype=DTYPES["int8"])

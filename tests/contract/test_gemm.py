@@ -87,6 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(case=cases(), sealed=st.booleans())
 @on_shared

@@ -246,6 +246,7 @@ def little_memory_for_all() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @cpu_only
 @pytest.mark.usefixtures("little_memory_for_all")
 @settings(max_examples=30)

@@ -140,6 +140,7 @@ async def test_everything_in_flight_has_the_same_cause(gate: Gate) -> None:
         await works(device)
 
 
+@pytest.mark.slow
 @program
 async def test_watchers_see_every_generation() -> None:
     async with opened(max_restarts=OFTEN) as device:
@@ -166,6 +167,7 @@ async def test_a_watcher_that_went_away_does_not_matter() -> None:
         await works(device)
 
 
+@pytest.mark.slow
 @program
 async def test_sealed_buffers_survive_bit_for_bit() -> None:
     arrays = [
@@ -232,6 +234,7 @@ async def test_stale_refs_are_refused_everywhere() -> None:
         assert (await device.get(good))[0, 0] == 1
 
 
+@pytest.mark.slow
 @program
 async def test_memory_of_a_dead_generation_is_returned() -> None:
     async with opened(max_restarts=OFTEN) as device:
@@ -288,6 +291,7 @@ async def test_calls_made_during_a_rebuild_wait_for_it() -> None:
         assert product.generation == 2
 
 
+@pytest.mark.slow
 @program
 async def test_a_standby_takes_over() -> None:
     async with opened(standby=True, max_restarts=OFTEN) as device:
@@ -298,6 +302,7 @@ async def test_a_standby_takes_over() -> None:
             await works(device)
 
 
+@pytest.mark.slow
 @cpu_only
 @program
 async def test_a_standby_that_dies_is_no_loss() -> None:
@@ -311,6 +316,7 @@ async def test_a_standby_that_dies_is_no_loss() -> None:
             await works(device)
 
 
+@pytest.mark.slow
 @program
 async def test_faults_beyond_the_intensity_lose_the_device() -> None:
     left = []
@@ -355,6 +361,7 @@ async def test_threads_cannot_be_killed_or_hung() -> None:
         await works(device)
 
 
+@pytest.mark.slow
 @program
 async def test_a_hung_op_is_ended_by_its_deadline() -> None:
     async with opened(op_deadline=1.0, max_restarts=OFTEN) as device:
@@ -368,6 +375,7 @@ async def test_a_hung_op_is_ended_by_its_deadline() -> None:
         await works(device)
 
 
+@pytest.mark.slow
 @program
 async def test_a_restart_waits_as_the_backoff_says() -> None:
     backoff = Backoff(initial=0.0, base=0.05, factor=2.0, maximum=0.1)

@@ -249,6 +249,7 @@ async def test_writers_are_refused_while_a_seal_waits_for_another(
         assert (await device.get(second)).tolist() == [2] * 4
 
 
+@pytest.mark.slow
 @cpu_only
 @pytest.mark.parametrize("cancelled", [False, True])
 @program

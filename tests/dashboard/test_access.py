@@ -249,6 +249,7 @@ async def test_whatever_is_sent_the_program_and_the_page_go_on() -> None:
         assert (await ask(page, "/state", token=page.token)).status == 200
 
 
+@pytest.mark.slow
 @program
 async def test_a_server_that_fails_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -84,6 +84,7 @@ async def test_it_tells_what_the_statistics_tell() -> None:
         del kept
 
 
+@pytest.mark.slow
 @program
 async def test_curves_count_every_op_once() -> None:
     async with opened() as device, open_dashboard(device.system) as page:

@@ -115,6 +115,7 @@ async def test_every_op_is_submitted_sent_and_finished_once() -> None:
     assert len(set(numbers)) == 1
 
 
+@pytest.mark.slow
 async def test_the_ends_of_ops_are_told_apart() -> None:
     recorder = Recorder()
     async with opened(instruments=[recorder]) as device:

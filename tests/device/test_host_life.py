@@ -230,6 +230,7 @@ async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
                 pytest.fail("opened")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 @program
 async def test_a_stopped_standby_is_not_taken() -> None:
@@ -291,6 +292,7 @@ def retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("retried")
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
 @program
@@ -314,6 +316,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
     assert caplog.text.count("no standby host") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("retried")
 @program
 async def test_a_standby_that_ends_is_replaced() -> None:
@@ -480,6 +483,7 @@ async def test_a_host_that_tells_of_other_lanes_than_it_was_asked_for_is_killed(
         assert device.generation == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
 @pytest.mark.parametrize("name", ["AbortsLater", "FailsLater", "FaultsLater"])
 @program

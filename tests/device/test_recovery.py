@@ -58,6 +58,7 @@ async def test_everything_in_flight_shares_one_cause() -> None:
         assert all(failure.generation == 1 for failure in failures)
 
 
+@pytest.mark.slow
 @program
 async def test_sealed_buffers_survive_and_others_are_refused() -> None:
     host = seeds.rng().standard_normal((50, 60))
@@ -125,6 +126,7 @@ async def test_a_fault_in_a_thread_is_final() -> None:
             await trio.sleep_forever()
 
 
+@pytest.mark.slow
 @program
 async def test_the_standby_takes_over() -> None:
     async with opened(standby=True, max_restarts=3) as device:

@@ -148,6 +148,7 @@ def _same(thing: object) -> object:
     return thing
 
 
+@pytest.mark.slow
 @on_shared
 async def test_a_function_is_not_given_what_is_there_later(device: Device) -> None:
     x = await device.put(EYE)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from atomr_accel.device._standby import Standby
     from atomr_accel.lanes import HostHandle, Isolation
 
-pytestmark = cpu_only
+pytestmark = [cpu_only, pytest.mark.slow]  # each starts hosts, and most several
 
 EYE: Final = np.eye(3)
 OFTEN: Final = 10**6

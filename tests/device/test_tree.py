@@ -381,6 +381,7 @@ class Watcher(Actor):
         return self.ends
 
 
+@pytest.mark.slow
 @program
 async def test_a_lost_device_is_restarted_by_the_programs_supervisor() -> None:
     supervision = Supervision(intensity=Intensity(restarts=3), backoff=AT_ONCE)

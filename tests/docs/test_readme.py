@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from ..harness import ROOT
 
 
+@pytest.mark.slow
 def test_the_program_of_the_readme_runs() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", readme, re.DOTALL)

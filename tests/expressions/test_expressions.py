@@ -133,6 +133,7 @@ def followed(values: list[Any], steps: list[tuple[Any, ...]]) -> list[Any]:
     return values
 
 
+@pytest.mark.slow
 @given(program=programs())
 @settings(max_examples=150)
 def test_shapes_and_dtypes_are_those_of_numpy(program: tuple[Any, Any]) -> None:

@@ -81,6 +81,7 @@ def where() -> list[set[int]]:
     return [os.sched_getaffinity(thread) for thread in _machine._threads()]
 
 
+@pytest.mark.slow
 @cpu_only
 @program
 async def test_all_threads_of_a_host_are_bound_and_none_of_the_program() -> None:

@@ -379,6 +379,7 @@ def rubbish(seed: int, whole: Iterable[bytes]) -> Callable[[], bytes]:
     return draw
 
 
+@pytest.mark.slow
 def test_ten_thousand_wrong_frames_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[bytes] = []
     monkeypatch.setattr(cloudpickle, "loads", read.append)

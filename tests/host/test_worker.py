@@ -105,6 +105,7 @@ def work_before(ops: list[Op]) -> dict[int, set[int]]:
     return before
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     ops=programs(),

@@ -121,6 +121,7 @@ async def test_a_cancelled_copy_between_devices_leaves_nothing(nbytes: int) -> N
         assert same_bits(await one.get(ref), array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["source", "target"])
 @program
 async def test_a_fault_in_the_middle_of_a_copy_between_devices(which: str) -> None:
@@ -154,6 +155,7 @@ async def test_what_a_closed_device_had_cannot_be_copied() -> None:
 # --- from a generation that is over -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blow", [poison, kill_host])
 @program
 async def test_what_a_fault_has_left_can_be_salvaged(blow: Any) -> None:
@@ -219,6 +221,7 @@ OTHER = """if True:
 """
 
 
+@pytest.mark.slow
 @program
 async def test_another_process_opens_a_shared_buffer() -> None:
     ours, theirs = socket.socketpair()
@@ -278,6 +281,7 @@ async def test_a_sealed_shared_buffer_is_the_same_memory(device: Device) -> None
     assert not open_files() - before
 
 
+@pytest.mark.slow
 @cpu_only
 @program
 async def test_what_was_shared_survives_the_other_ones_rebuild() -> None:

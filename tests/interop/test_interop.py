@@ -123,6 +123,7 @@ async def test_exports_keep_the_memory_and_stale_ones_refuse(device: Device) -> 
     assert used_by(device) == used
 
 
+@pytest.mark.slow
 @cpu_only
 @program
 async def test_exports_outlive_faults_and_the_device() -> None:
@@ -270,6 +271,7 @@ async def test_adopting_with_no_room() -> None:
         await device.zeros(3)
 
 
+@pytest.mark.slow
 @cpu_only
 @pytest.mark.parametrize("blow", [poison, kill_host])
 @program

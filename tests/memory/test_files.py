@@ -35,6 +35,7 @@ def context() -> Iterator[CpuContext]:
     context.close()
 
 
+@pytest.mark.slow
 def test_memory_is_mapped_in_one_place_only() -> None:
     """There it is checked; ``mmap`` itself takes -1 for memory of nobody else."""
     package = Path(atomr_accel.__file__).parent

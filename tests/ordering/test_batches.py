@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(count=st.integers(0, 100), seed=st.integers(0, 99))
 @on_shared

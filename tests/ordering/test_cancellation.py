@@ -123,6 +123,7 @@ class Calls:
 NAMES = [name for name in vars(Calls) if not name.startswith("_") and name not in ("of", "check")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @on_shared
 async def test_cancelled_at_every_checkpoint(device: Device, name: str) -> None:
@@ -138,6 +139,7 @@ async def test_cancelled_at_every_checkpoint(device: Device, name: str) -> None:
     assert step > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @on_shared
 async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, name: str) -> None:

@@ -279,6 +279,7 @@ async def test_programs_and_what_they_have_prepared(device: Device) -> None:
     assert not await has_kernel_for_programs(device, number)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(
     steps=st.lists(

@@ -227,6 +227,7 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
         await settled(device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("completion", ["hybrid", "polled", "blocking", "callback"])
 @program
 async def test_long_queues_are_no_hung_ops(completion: Any) -> None:

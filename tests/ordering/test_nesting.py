@@ -148,6 +148,7 @@ async def check(device: Device, tree: Tree, seeds: list[int]) -> None:
     assert (await device.get(unused[0])).tolist() == [0] * CELLS
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(tree=trees(), seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3))
 @on_shared
@@ -157,6 +158,7 @@ async def test_a_program_of_programs_is_what_its_parts_are(
     await check(device, tree, seeds)
 
 
+@pytest.mark.slow
 @cpu_only
 @settings(max_examples=30, deadline=None)
 @given(tree=trees(), seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3))

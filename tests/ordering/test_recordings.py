@@ -531,6 +531,7 @@ async def test_after_a_rebuild_expressions_read_what_is_given_then() -> None:
 # --- rebuilds ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @program
 async def test_after_a_rebuild_a_program_makes_itself_anew() -> None:
     async with opened(isolation="process", max_restarts=10) as device:

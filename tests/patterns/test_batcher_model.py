@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,6 +153,7 @@ class World:
         assert self.running == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(asked=st.lists(requests, max_size=14), options=options)
 def test_one_answer_each_and_the_right_one(asked: list[Asked], options: dict[str, Any]) -> None:

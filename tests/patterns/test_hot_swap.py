@@ -447,6 +447,7 @@ async def test_shares_are_checked(canary: list[float]) -> None:
             await swap.load(model.factory, canary=canary)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),

@@ -95,6 +95,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     steps=st.lists(steps, max_size=80),

@@ -68,6 +68,7 @@ async def test_a_lane_whose_first_caller_was_cancelled_can_be_closed(isolation: 
         assert lanes_of(device) - {"results"} == before
 
 
+@pytest.mark.slow
 @program
 async def test_a_closed_lane_leaves_nothing_behind(isolation: Isolation) -> None:
     make, count = counter()
@@ -154,6 +155,7 @@ async def test_closing_can_be_cancelled_at_any_point(device: Device) -> None:
         await device.close_lane(5)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @program
 async def test_a_host_that_dies_while_a_lane_is_closed() -> None:
     make, count = counter()
@@ -253,6 +255,7 @@ FORGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", FORGED.values(), ids=FORGED.keys())
 @program
 async def test_a_host_that_breaks_the_protocol_is_replaced(data: bytes) -> None:

@@ -101,6 +101,7 @@ def same_kind(one: Any, other: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
@@ -148,6 +149,7 @@ async def test_arrays_without_dimensions_and_shared_ones(device: Device) -> None
 SIZES: Final = (INLINE - 100, INLINE, INLINE + 1, 1 << 20, (20 << 20) + 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", SIZES)
 @on_shared
 async def test_large_things_travel_both_ways(device: Device, nbytes: int) -> None:

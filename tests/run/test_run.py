@@ -229,6 +229,7 @@ def counting() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return make, call
 
 
+@pytest.mark.slow
 @program
 async def test_a_lane_keeps_its_state_and_makes_it_anew(isolation: Isolation) -> None:
     make, call = counting()
@@ -549,6 +550,7 @@ def _place_in_a_trace() -> str | None:
     return traceparent.get()
 
 
+@pytest.mark.slow
 async def test_functions_see_their_callers_place_in_a_trace(device: Device) -> None:
     assert await device.run(_place_in_a_trace) is None
     given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -174,6 +174,7 @@ async def until_it_works(
     raise AssertionError(f"{step.__name__} does not work with {MOST} descriptors either")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["program", "host"])
 @pytest.mark.parametrize("step", STEPS)
 @program
@@ -190,6 +191,7 @@ async def test_without_descriptors(
         await tidied(device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @program
 async def test_without_address_space(step: Callable[[Device], Awaitable[None]]) -> None:
@@ -265,6 +267,7 @@ async def test_what_is_sealed_without_descriptors_survives_all_the_same(
             return
 
 
+@pytest.mark.slow
 @program
 async def test_opening_without_descriptors() -> None:
     async def step() -> None:

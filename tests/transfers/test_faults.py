@@ -76,6 +76,7 @@ def nothing_is_held(device: Device) -> bool:
     return not (held or core.transfers or core.reaper.quarantined or core.reaper.terminating)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "page_locked"),
     [*((call, False) for call in CALLS), ("put", True), ("get", True)],
@@ -134,6 +135,7 @@ async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_lock
         assert used_by(device) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blow", ["fault", "kill"])
 @program
 async def test_a_fault_while_an_array_is_adopted(gate: Gate, blow: str) -> None:

@@ -146,6 +146,7 @@ async def cycle(device: Device, times: int) -> None:
             await device.free(ref)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [400, pytest.param(10_000, marks=IN_FULL)])
 @program
 async def test_cycles_of_put_get_and_free_leave_nothing(isolation: Isolation, times: int) -> None:
@@ -156,6 +157,7 @@ async def test_cycles_of_put_get_and_free_leave_nothing(isolation: Isolation, ti
         (await Census.of(device)).assert_kept(before, times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [8, pytest.param(200, marks=IN_FULL)])
 def test_deaths_of_hosts_leave_nothing(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is logged is kept by pytest, with each fault and its traceback.

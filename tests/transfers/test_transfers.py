@@ -97,6 +97,7 @@ async def test_what_must_be_rearranged_is_in_a_thread_if_it_is_long(
     assert (await device.get(of_a_batch) == array.T).all()
 
 
+@pytest.mark.slow
 @on_shared
 async def test_how_far_a_transfer_is_can_be_seen(device: Device) -> None:
     seen: list[TransferStatistics] = []
@@ -307,6 +308,7 @@ def test_what_an_op_uses_comes_back_after_it() -> None:
 # --- faults -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_locked", [False, True])
 @pytest.mark.parametrize("direction", ["put", "get"])
 @pytest.mark.parametrize("blow", [poison, kill_host])

@@ -35,6 +35,7 @@ def indices_of(draw: Random, n: int, shape: tuple[int, ...], *, beyond: int = 0)
     return np.array(values, dtype).reshape(shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(shape=FILLED, dtype=st.sampled_from(NUMBERS), seed=SEEDS)
 @on_shared
@@ -153,6 +154,7 @@ async def on_device(device: Device, draw: Random, key: tuple[Any, ...]) -> tuple
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(shape=FILLED, dtype=st.sampled_from(NUMBERS), seed=SEEDS)
 @on_shared
@@ -192,6 +194,7 @@ async def test_any_key(device: Device, shape: tuple[int, ...], dtype: str, seed:
             same(await fetched(device, z), added)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(shape=FILLED, dtype=st.sampled_from(NUMBERS), seed=SEEDS)
 @on_shared

@@ -33,6 +33,8 @@ from atomr_accel.libraries.array.wire._indexing import (
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 
+pytestmark = pytest.mark.slow  # to compile them takes seconds
+
 Array = np.ndarray[Any, Any]
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

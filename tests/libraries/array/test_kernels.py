@@ -15,6 +15,8 @@ from ... import seeds
 from ..host_kernels import compile_kernels, needs_compiler, on_host
 from .layouts import OF_SIZE, SIZES, bytes_of, laid_out, message_of, names
 
+pytestmark = pytest.mark.slow  # to compile them takes seconds
+
 Array = np.ndarray[Any, Any]
 
 
@@ -35,6 +37,7 @@ def run(kernels: Any, message: CopyStrided, *, wide: bool = False) -> str:
     return name
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("wide", [False, True])

@@ -96,6 +96,7 @@ async def test_what_counts_in_reductions(device: Device, shape: tuple[int, ...],
     same(await fetched(device, await array.nanargmin(o)), np.nanargmin(odd))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(shape=SHAPES, dtype=st.sampled_from(REAL), seed=SEEDS)
 @on_shared
@@ -155,6 +156,7 @@ async def test_scans(device: Device, shape: tuple[int, ...], dtype: str, seed: i
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(shape=FILLED, dtype=st.sampled_from(REAL), seed=SEEDS, equal_nan=st.booleans())
 @on_shared
@@ -214,6 +216,7 @@ async def test_narrow_numbers_on_an_edge_are_counted_where_numpy_counts_them(
     same(got, list(np.histogram(host, 10, (0, 1))))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(size=st.integers(0, 30), seed=SEEDS, density=st.booleans())
 @on_shared
@@ -248,6 +251,7 @@ async def test_histograms(device: Device, size: int, seed: int, *, density: bool
     same(await fetched(device, made), np.bincount(numbers[numbers < 5], None, 5))
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     shape=FILLED,
@@ -278,6 +282,7 @@ async def test_quantiles(
     same(await fetched(device, got), by_numpy("percentile", host, 30.0, axis), near=near)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(size=st.integers(0, 40), seed=SEEDS)
 @on_shared

@@ -111,6 +111,7 @@ async def check(
     same(await fetched(device, refs), [x, y, at])
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(chosen=st.lists(calls, min_size=1, max_size=3), batch=st.booleans())
 @on_shared

@@ -89,6 +89,7 @@ matrices = st.tuples(st.permutations(range(3)), st.integers(0, 3), slices, slice
 """An order of axes, and which matrix to take of an array of three."""
 
 
+@pytest.mark.slow
 @given(matrices, matrices, st.sampled_from([1, 2]))
 @on_shared
 async def test_products_of_any_views_are_numpys(

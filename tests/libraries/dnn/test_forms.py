@@ -212,6 +212,7 @@ CALLS: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.lists(

@@ -518,6 +518,7 @@ async def fresh(accel_backend: str) -> AsyncIterator[Device]:
         yield device
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*PSEUDO, "scrambled_sobol32"])
 async def test_a_sequence_goes_on_after_a_rebuild(fresh: Device, kind: str, seed: int) -> None:
     start = None if "sobol" in kind else seed

@@ -21,6 +21,8 @@ from ..host_kernels import compile_kernels, needs_compiler, on_host
 from .instances import a_distribution, at, instances
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
 
+pytestmark = pytest.mark.slow  # to compile them takes seconds
+
 N = 20_000
 
 CONTINUOUS = {

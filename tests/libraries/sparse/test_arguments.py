@@ -56,6 +56,7 @@ async def test_matrices_of_scipy_alone_are_put(device: Device) -> None:
         await device.sparse.check(worse)
 
 
+@pytest.mark.slow
 @program
 async def test_an_index_out_of_bounds_is_a_fault() -> None:
     bad = MATRIX.copy()

@@ -69,6 +69,7 @@ def expressions(draw: st.DrawFn) -> tuple[str, list[Array], list[tuple[str, Any]
     return dtype, arrays, [*steps, *([] if last is None else [last])]
 
 
+@pytest.mark.slow
 @settings(max_examples=20 if on_cuda() else 100)
 @given(expressions())
 @on_shared

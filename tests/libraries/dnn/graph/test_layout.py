@@ -127,6 +127,7 @@ GREY_FILTER = Convolution(2, 3, 1, 1, (4, 5), (3, 2), 0, 1, 1)
 DEPTHWISE = Convolution(1, 1, 1, 3, (2, 3, 4), (1, 2, 1), 1, 1, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES)
 @given(convolutions())
 @example(GREY)
@@ -190,6 +191,7 @@ def nodes_of(graph: Any, conv: Convolution, *, last: bool) -> tuple[Any, tuple[A
     return graph, arrays
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES)
 @given(convolutions())
 @example(GREY)

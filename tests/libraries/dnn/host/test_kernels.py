@@ -172,6 +172,7 @@ def reduction_graphs() -> list[Graph]:
     return graphs
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = np.random.default_rng(7)
@@ -279,6 +280,7 @@ def members_of(name: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = np.random.default_rng(8)
@@ -410,6 +412,7 @@ def product_graphs() -> list[Graph]:
     return [*graphs, product]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_products(tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = np.random.default_rng(10)

@@ -132,6 +132,7 @@ def test_an_infinite_gradient_does_not_pass_what_is_flat() -> None:
     np.testing.assert_array_equal(computed(graph, np.full(5, INF), x), [0, 0, 0, INF, INF])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @needs_compiler
 def test_the_kernels(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
