@@ -335,6 +335,7 @@ class DeviceReduceBuildResult(Result):
         if self.scratch(scratch, nbytes):
             built_x, built_out, op, kind, begins, _ = self.given
             assert (begins is InitKind.VALUE_INIT) == (init is not None)
+            assert count  # the real one copies ``init`` then, as if results were of its dtype
             values = _cast(self.machine.read(built_x, x, count), kind)
             if init is not None:
                 values = np.concatenate(([init.value], values))

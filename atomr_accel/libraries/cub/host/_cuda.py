@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
@@ -20,6 +24,8 @@ from ._bindings import load_cub, refusal
 from ._builds import BuildStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ..wire._spec import Spec
     from ._algorithms import Call
@@ -117,11 +123,8 @@ class CudaCub:
             )
         pointer = self._context.pointer
         pointers = [pointer(address) if address else 0 for address in message.addresses]
-        if not message.sizes[0] and algorithm != "reduce":
-            nbytes = _zeros(call.spec)
-            if nbytes:
-                memset = driver.cuMemsetD8Async(pointers[-1], 0, nbytes, stream.handle)
-                check("cuMemsetD8Async", memset)
+        if not message.sizes[0]:
+            self._write_of_nothing(call.spec, pointers[-1], message.values)
             return
         count = message.sizes[0]
         beside = _whole(call.gathered(count))
@@ -146,6 +149,22 @@ class CudaCub:
             raise refusal(f"cuda.compute {algorithm}", error) from error
         if beside:
             self._launch("gather", count, pointers[3], pointers[1], scratch)
+
+    def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
+        """What an algorithm gives where there are no elements."""
+        if spec.algorithm == "reduce":
+            # CUB would copy what it begins with as it is, and that may be of another dtype.
+            _, accumulator, out = spec.dtypes
+            first = np.frombuffer(values[0], DTYPES[accumulator], 1).astype(DTYPES[out])
+            result = first.view(np.uint8).tolist()
+        else:
+            result = [0] * _zeros(spec)
+        for byte, run in groupby(enumerate(result), itemgetter(1)):
+            places = [at for at, _ in run]
+            memset = driver.cuMemsetD8Async(
+                pointer + places[0], byte, len(places), self._stream.handle
+            )
+            check("cuMemsetD8Async", memset)
 
     def _launch(self, kernel: str, count: int, *pointers: int) -> None:
         """A kernel of ours, for some elements."""
