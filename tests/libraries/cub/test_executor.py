@@ -93,6 +93,22 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
         (I, C, AT),
         lambda cub, x, y, at: cub.segmented_sort_pairs(x, y, at[:-1], at[1:], descending=True),
     ),
+    "sort segments of halves": (
+        (X.astype(np.float16), I, AT),
+        lambda cub, x, y, at: cub.segmented_sort_pairs(x, y, at[:-1], at[1:]),
+    ),
+    "sort segments of wide": (
+        (I, W, AT),
+        lambda cub, x, y, at: cub.segmented_sort_pairs(x, y, at[:-1], at[1:]),
+    ),
+    "sort some segments": (
+        (X, W, AT, X.copy(), W.copy()),
+        lambda cub, x, y, at, *out: cub.segmented_sort_pairs(x, y, at[2:-1], at[3:], out=out),
+    ),
+    "sort some segments alone": (
+        (X, AT, X.copy()),
+        lambda cub, x, at, out: cub.segmented_sort(x, at[:2], at[1:3], out=out),
+    ),
     "lower": ((np.sort(X), X), lambda cub, x, y: cub.lower_bound(x, y)),
     "upper": ((np.sort(I), I), lambda cub, x, y: cub.upper_bound(x, y)),
     "lower of nothing": ((EMPTY, X), lambda cub, x, y: cub.lower_bound(x, y)),

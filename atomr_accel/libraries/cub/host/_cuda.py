@@ -19,25 +19,22 @@ from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ...host._device_code import CudaSource
 from ..wire._messages import Build, Count, Run
 from ..wire._spec import decode
-from ._algorithms import QUERY, SOMEWHERE
 from ._bindings import load_cub, refusal
 from ._builds import BuildStore
+from ._calls import QUERY, SOMEWHERE, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ..wire._spec import Spec
-    from ._algorithms import Call
+    from ._calls import Call
 
 _STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 SOURCE: Final = CudaSource(__package__, "positions.cu")
 _WAITS: Final = frozenset({"segmented_sort"})
 """What waits for the device in the middle: it cannot be captured into a graph."""
-
-_ALIGNED: Final = 256
-"""Bytes, as memory is."""
 
 _COUNTS: Final = {
     **dict.fromkeys(("select", "select_flagged", "partition", "three_way_partition"), 16),
@@ -60,11 +57,6 @@ def _zeros(spec: Spec) -> int:
     if spec.algorithm == "histogram_even":
         return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
     return _COUNTS.get(spec.algorithm, 0)
-
-
-def _whole(nbytes: int) -> int:
-    """So many bytes that what is behind them is aligned."""
-    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 @final
@@ -103,7 +95,7 @@ class CudaCub:
             needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
         except RuntimeError as error:
             raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
-        return needed + _whole(call.gathered(message.sizes[0])), origin, seconds
+        return needed + whole(call.beside(message.sizes[0])), origin, seconds
 
     def _call(self, encoded: bytes) -> Call:
         call = self._calls.get(encoded)
@@ -127,11 +119,7 @@ class CudaCub:
             self._write_of_nothing(call.spec, pointers[-1], message.values)
             return
         count = message.sizes[0]
-        beside = _whole(call.gathered(count))
-        if algorithm == "argsort":
-            self._launch("positions", count, pointers[1])
-        elif beside:  # what they are sorted from is not needed any more once values are written
-            self._launch("positions", count, pointers[3])
+        beside = whole(call.beside(count))
         if stream.captures:
             stream.keep(built)  # the graph launches its kernels
         run, sizes, values = call.run, message.sizes, message.values
@@ -141,14 +129,11 @@ class CudaCub:
                 scratch = pointer(message.workspace) if needed + beside else SOMEWHERE
             else:
                 scratch = self._scratch_of(needed + beside)
-            given = pointers
-            if beside:
-                given = [pointers[0], pointers[3], pointers[2], scratch]
+            given = call.before(self._launch, pointers, scratch, count)
             run(built, given, sizes, values, (scratch + beside, needed), stream.pointer)
         except RuntimeError as error:
             raise refusal(f"cuda.compute {algorithm}", error) from error
-        if beside:
-            self._launch("gather", count, pointers[3], pointers[1], scratch)
+        call.after(self._launch, pointers, scratch, count)
 
     def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
         """What an algorithm gives where there are no elements."""
