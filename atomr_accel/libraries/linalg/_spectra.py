@@ -206,7 +206,11 @@ class Spectra(LinalgPart[D]):
         matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
         s = steps.output((*stack.lead, sizes[1]), real_of(stack.dtype))
         name = _driver_of(stack, driver, None)
-        info = steps.solve(name, stack, sizes, (matrices, s), 0, 0, failure=_NO_SVD)
+        buffers: tuple[GpuRef, ...] = matrices, s
+        vectors = name == "gesvdj" and stack.batch > 1 and sizes[0] <= BATCHED[name]
+        if vectors:  # which the call for all of them writes in any case
+            buffers += tuple(steps.output((*stack.lead, n, n), stack.dtype) for n in sizes)
+        info = steps.solve(name, stack, sizes, buffers, int(vectors), 0, failure=_NO_SVD)
         return steps.result_of(info, s)
 
     # --- eigenvalues ------------------------------------------------------------------------
