@@ -59,6 +59,8 @@ def wide(array: Array) -> Array:
 
 
 def op(array: Array, trans: int) -> Array:
+    if trans == 2 and array.dtype.kind != "c":
+        raise Refusal(INVALID_VALUE)
     return array if trans == 0 else array.T if trans == 1 else array.conj().T
 
 
@@ -178,6 +180,8 @@ class FakeSparseLibrary:
         rows, columns, nnz, *parts, index, other, base, dtype = args
         assert index == other
         assert base == 0
+        if form != "bsr" and nnz > rows * columns:
+            raise Refusal(INVALID_VALUE)
         made = Sparse(form=form, shape=(rows, columns), nnz=nnz, parts=parts, block=(1, 1))
         made.index, made.dtype, made.marks = INDEX[index], DTYPE_OF[dtype], {}
         self._new(cell, made)
@@ -195,6 +199,8 @@ class FakeSparseLibrary:
     def CreateBsr(self, cell: Any, *args: Any) -> None:  # noqa: N802
         rows, columns, nnz, r, c, *rest, order = args
         assert order == ENUMS["CUSPARSE_ORDER_ROW"]
+        if r != c:
+            raise Refusal(INVALID_VALUE)
         self._compressed("bsr", cell, rows * r, columns * c, nnz, *rest)
         self.things[cell._obj.value].block = (r, c)
 

@@ -22,6 +22,8 @@ from .wire._messages import Call, Dense, Matrix, Measure, Spec, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+
     from ...memory import Block, Epoch
     from .._library import Home
     from .._request import Driver
@@ -227,6 +229,11 @@ def place(ref: GpuRef, driver: Driver, name: str, *, writable: bool = False) -> 
     """The block of a dense operand that may lie by columns."""
     check: Callable[..., Block] = require_writable if writable else require_readable
     return check(ref, driver.memory, name, strided=True)
+
+
+def taken_as(operation: int, dtype: np.dtype[Any]) -> int:
+    """How a matrix is taken: of real numbers the vendor knows no conjugate transpose."""
+    return operation if dtype.kind == "c" else min(operation, 1)
 
 
 def _any_of(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from .._op import D, op
 from .._request import Request, Submission
 from ..blas._checks import operation, scalar
 from ._array import SparseRef
-from ._part import FLOATS, LANE, WAITING, SparsePart, laid, place, require_sparse
+from ._part import FLOATS, LANE, WAITING, SparsePart, laid, place, require_sparse, taken_as
 from .wire._messages import Forget, Multiply, Product, Spec, encode
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Products(SparsePart[D]):
                 matrix.dtype,
                 (matrix,),
                 (given, laid(made, "out")),
-                taken,
+                taken_as(taken, a.dtype),
                 deterministic=self._device.deterministic,
             )
             compute = _computed(a.dtype)

@@ -16,7 +16,7 @@ from .._request import Request, Submission
 from ..blas._checks import operation, scalar
 from ..wire._options import flag
 from ._array import SparseRef
-from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place
+from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place, taken_as
 from ._products import by_rows, require_format
 from .wire._messages import Analyse, Dense, Forget, Solve, Spec, encode
 
@@ -207,7 +207,7 @@ class Solves(SparsePart[D]):
             raise ValueError(f"a has shape {a.shape}; it must be square")
         matrix, blocks = self._matrix(driver, by_rows(a), "a", ("csr",))
         if not swapped:
-            return matrix, blocks, (taken, lower, unit)
+            return matrix, blocks, (taken_as(taken, a.dtype), lower, unit)
         if taken == 2 and a.dtype.kind == "c":
             raise ValueError("a complex csc matrix is not taken conjugated; convert it with tocsr")
         return matrix, blocks, (0 if taken else 1, not lower, unit)
