@@ -203,6 +203,10 @@ class Solves(SparsePart[D]):
         """The matrix by rows, and how to take that: the operation, lower, unit diagonal."""
         lower, unit = flags
         swapped = require_format(a, "a") == "csc"
+        if swapped != bool(taken):
+            self._refuse_unsteady(
+                "such a solve", "take a csr matrix as it is, or a csc matrix transposed"
+            )
         if a.shape[0] != a.shape[1]:
             raise ValueError(f"a has shape {a.shape}; it must be square")
         matrix, blocks = self._matrix(driver, by_rows(a), "a", ("csr",))

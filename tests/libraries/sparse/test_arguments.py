@@ -222,6 +222,8 @@ async def test_a_deterministic_device_refuses_what_depends_on_time() -> None:
         for matrix, trans in ((a, 1), (a.T, 0)):
             with pytest.raises(Unsupported, match="deterministic"):
                 await device.sparse.matmul(matrix, x, trans=trans)
+            with pytest.raises(Unsupported, match="deterministic"):
+                await device.sparse.spsolve_triangular(matrix, x, trans=trans)
 
 
 @settings(max_examples=12)
