@@ -414,15 +414,11 @@ class MemoryMethods(Arrays[Awaited]):
             OutOfMemory: no room.
             Unsupported: this device cannot write to the memory of ``to``.
         """
-        if isinstance(refs, GpuRef):
-            raise TypeError("refs must be several refs; of one: device.snapshot([ref])")
         if out is not None and not isinstance(out, Snapshot):
             raise TypeError(f"out must be a Snapshot, not {said_of(out)}")
-        peer = None
-        if to is not None:
-            peer = getattr(to, "_core", None)
-            if not isinstance(to, MemoryMethods) or peer is None:
-                raise TypeError(f"to must be an open device, not {said_of(to)}")
+        if to is not None and not isinstance(to, MemoryMethods):
+            raise TypeError(f"to must be an open device, not {said_of(to)}")
+        peer = None if to is None else to._core
         await trio.lowlevel.checkpoint_if_cancelled()
         return await take(self._core, tuple(refs), peer, out)
 

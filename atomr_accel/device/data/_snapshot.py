@@ -344,7 +344,7 @@ async def take(
             raise ValueError("out must be a snapshot in host memory that this device has taken")
         if list(out._layouts) != layouts:
             raise ValueError("out is of buffers of other shapes or dtypes")
-    if peer is not None and sum(map(_nbytes, layouts)):
+    if peer is not None and any(_nbytes(layout) for layout in layouts):
         return await _to_peer(core, refs, layouts, peer)
     memory = await _host_memory(core, layouts) if out is None else out._memory
     assert memory is not None

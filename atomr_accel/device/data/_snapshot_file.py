@@ -91,7 +91,7 @@ def _read(file: BinaryIO, entry: _Entry) -> np.ndarray[Any, Any]:
         raise EOFError("it was cut off")
     array = np.empty(entry.shape, dtype)
     file.seek(_aligned(file.tell()))
-    data = memoryview(_bytes(array))
+    data = _bytes(array)
     while data:
         count = file.readinto(data)  # type: ignore[attr-defined]
         if not count:
@@ -102,8 +102,8 @@ def _read(file: BinaryIO, entry: _Entry) -> np.ndarray[Any, Any]:
     return array
 
 
-def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return array.reshape(-1).view(np.uint8)
+def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _aligned(offset: int) -> int:

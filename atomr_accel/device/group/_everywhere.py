@@ -1,4 +1,4 @@
-"""Sealed copies of one buffer on several devices, each of which can be had again from the others."""
+"""Sealed copies of one buffer on several devices, each to be had again from the others."""
 
 from __future__ import annotations
 
