@@ -211,7 +211,8 @@ class Engine(Generic[_M]):
     ) -> None:
         self.membership: Final = Membership(range(len(members)), shrink=shrink)
         self.term: Term | None = None
-        self._members = members
+        self._members = list(members)
+        self._followers: dict[int, trio.CancelScope] = {}
         self._meet = meet
         self.deadline: Final = deadline
         self._calls: dict[int, Call] = {}
@@ -222,6 +223,13 @@ class Engine(Generic[_M]):
         self._watchers: set[trio.MemorySendChannel[int]] = set()
         self._end: Broken | None = None
         self._closed = False
+        self._resizing: Final = trio.Lock()
+        self._draining = False
+
+    @property
+    def present(self) -> tuple[_M, ...]:
+        """The members of this epoch, in the order of their ranks."""
+        return tuple(self._members[number] for number in self.membership.members)
 
     @property
     def over(self) -> WorldBroken | None:
@@ -237,7 +245,7 @@ class Engine(Generic[_M]):
             WorldBroken: they never will be.
         """
         await trio.lowlevel.checkpoint()
-        while self.membership.phase != "whole":
+        while self.membership.phase != "whole" or self._draining:
             if self._closed:
                 raise WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
             if self._end is not None:
@@ -245,6 +253,42 @@ class Engine(Generic[_M]):
             await self._changed.wait()
         assert self.term is not None
         return self.term
+
+    async def resize(self, members: Sequence[_M]) -> None:
+        """Go on with these members, in the order of their ranks, and wait until all are in.
+
+        Ops in flight are waited for, and calls wait meanwhile. Who is cancelled before they are
+        done has changed nothing.
+
+        Raises:
+            WorldBroken: they never will be.
+        """
+        async with self._resizing:
+            self._draining = True
+            try:
+                while self._calls:
+                    await next(iter(self._calls.values())).done.wait()
+                if self._end is None and not self._closed:
+                    self._replace(members)
+            finally:
+                self._draining = False
+                self._change()
+            await self.whole()
+
+    def _replace(self, members: Sequence[_M]) -> None:
+        """Have others in the world from the next epoch on."""
+        known = {id(self._members[number]): number for number in self.membership.members}
+        numbers = []
+        for member in members:
+            number = known.get(id(member))
+            if number is None:
+                number = len(self._members)
+                self._members.append(member)
+                self._nursery.start_soon(self._follow, number, member)
+            numbers.append(number)
+        self._happen(self.membership.resize(numbers))
+        for number in self._followers.keys() - set(numbers):
+            self._followers.pop(number).cancel()
 
     def submit(self, term: Term, name: str, parts: Sequence[Part], at: int) -> Call:
         """Send an op to all ranks that take part, here and now.
@@ -319,15 +363,14 @@ class Engine(Generic[_M]):
                 await self._leave(term, self.membership.members)
 
     async def _follow(self, number: int, member: Member) -> None:
-        try:
-            await member.follow(
-                lambda: self._happen(self.membership.ready(number)),
-                lambda cause: self._happen(self.membership.lost(number, cause)),
-            )
-        except DeviceLost as error:
-            self._happen(self.membership.gone(number, error))
-        except AccelError as error:  # its lanes cannot be had
-            self._happen(self.membership.gone(number, error))
+        with trio.CancelScope() as self._followers[number]:
+            try:
+                await member.follow(
+                    lambda: self._happen(self.membership.ready(number)),
+                    lambda cause: self._happen(self.membership.lost(number, cause)),
+                )
+            except AccelError as error:  # it is lost, or its lanes cannot be had
+                self._happen(self.membership.gone(number, error))
 
     def _happen(self, effects: list[Effect]) -> None:
         """What follows of something: who waits is told at once, the rest is done by a task.

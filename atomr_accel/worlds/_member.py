@@ -17,6 +17,7 @@ from ..memory import block_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ..device import Device
     from ..device._core import DeviceCore
     from ..lanes import Op
     from ..memory import Block
@@ -43,8 +44,9 @@ def _order(core: DeviceCore) -> Block:
 class DeviceMember:
     """A device: what a world asks of it are ops of its lanes for collectives."""
 
-    def __init__(self, core: DeviceCore) -> None:
-        self.core: Final = core
+    def __init__(self, device: Device) -> None:
+        self.device: Final = device
+        self.core: Final[DeviceCore] = device._core
 
     @property
     def name(self) -> str:

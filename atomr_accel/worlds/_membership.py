@@ -3,7 +3,7 @@
 A world is *gathering* until the devices of all its members take ops, then *joining* until all
 have joined a communicator, and then *whole*. What goes wrong in either of the last two breaks
 it: the epoch passes, every op in flight is settled, survivors leave the communicator, and it
-gathers again.
+gathers again. So it does when it is resized, but that waits until no op is in flight.
 
 What happens is told by calling methods; what follows is what they return. Whoever does that must
 do it in that order, and may do it later: what comes of an epoch that has passed is ignored.
@@ -126,6 +126,24 @@ class Membership:
         self._numbers += 1
         self._ops[self._numbers] = set(members)
         return self._numbers
+
+    def resize(self, members: Iterable[int]) -> list[Effect]:
+        """Go on with these members in a new epoch; no op is in flight.
+
+        A number that was a member's before, and is none now, never is one again.
+        """
+        assert not self._ops
+        if self.phase == "over":
+            return []
+        effects: list[Effect] = []
+        if self.phase != "gathering":
+            effects.append(Abort(self.epoch, self.members))
+            self.phase = "gathering"
+        self.epoch += 1
+        self.members = tuple(members)
+        self._ready.intersection_update(self.members)
+        self._failures = 0
+        return effects + self._form()
 
     def close(self) -> list[Effect]:
         """The world is left; no op is in flight."""

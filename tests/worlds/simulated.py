@@ -105,6 +105,7 @@ class Rank:
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
         """Tell of rebuilds."""
+        self.changed = trio.Event()  # what was before is nobody's concern
         while True:
             if self.lost_for_good:
                 raise DeviceLost(f"{self.name} is lost")
