@@ -50,10 +50,18 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Have the members that are left leave the communicator of an epoch."""
+    """Have the members that are left leave the communicator of an epoch.
+
+    Attributes:
+        epoch: which one.
+        members: those that are left.
+        rest: whether these, and no others, go on, and all had joined. Then there may be a
+            shorter way to their next communicator than a new one.
+    """
 
     epoch: int
     members: tuple[int, ...]
+    rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +257,8 @@ class Membership:
         if self.phase != "gathering":
             self.broken = Broken(self.epoch, rank, cause, len(self.members))
             self.breaks += 1
-            effects = [*self._settle(self.broken), Abort(self.epoch, survivors)]
+            rest = self.phase == "whole" and survivors == members != self.members
+            effects = [*self._settle(self.broken), Abort(self.epoch, survivors, rest)]
             self.epoch += 1
             self.phase = "gathering"
         elif members != self.members:

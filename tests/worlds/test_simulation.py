@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -39,7 +39,7 @@ async def busy(
     seed: int,
     deaths: list[tuple[float, int, str]],
     sizes: Sequence[tuple[float, int, int]] = (),
-    **options: bool,
+    **options: Any,
 ) -> None:
     """Ops go on, one after the other and side by side, while ranks die, leave and join.
 
@@ -136,6 +136,7 @@ async def busy(
     ),
     sizes=st.lists(st.tuples(st.floats(0, 0.3), st.integers(0, 5), st.integers(1, 6)), max_size=4),
     shrink=st.booleans(),
+    shrinking=st.sampled_from(("never", "works", "fails", "hangs", "unknown")),
 )
 def test_every_op_is_answered_once_and_right_whoever_dies_leaves_and_joins(
     size: int,
@@ -143,11 +144,12 @@ def test_every_op_is_answered_once_and_right_whoever_dies_leaves_and_joins(
     deaths: list[tuple[float, int, str]],
     sizes: list[tuple[float, int, int]],
     shrink: bool,
+    shrinking: str,
 ) -> None:
     if shrink:  # so that somebody is left: the first rank, which is always in it
         deaths = [death for death in deaths if death[1] % size][: size - 1]
         sizes = [(after, 0, count) for after, _, count in sizes]
-    run(functools.partial(busy, size, seed, deaths, sizes, shrink=shrink))
+    run(functools.partial(busy, size, seed, deaths, sizes, shrink=shrink, shrinking=shrinking))
 
 
 @pytest.mark.slow
@@ -183,6 +185,39 @@ def test_a_world_goes_on_without_the_rank_that_died() -> None:
             assert (term.epoch, term.members) == (2, (1, 2))
             await start(engine, term, 1, {1: 10, 2: 20}).wait()
             assert simulation.network.results[1] == {1: 30, 2: 30}
+
+    run(program)
+
+
+@pytest.mark.parametrize("shrinking", ["works", "fails", "hangs", "unknown"])
+def test_what_is_left_of_a_communicator_is_the_next_one_where_that_works(shrinking: str) -> None:
+    works = shrinking == "works"
+
+    async def program() -> None:
+        async with Simulation(4, shrinking=shrinking, shrink=True) as simulation:
+            engine, network = simulation.engine, simulation.network
+            term = await engine.whole()
+            call = start(engine, term, 1, dict.fromkeys(range(4), 1))
+            simulation.ranks[2].die()
+            with pytest.raises(WorldBroken, match="rank 2 of 4"):
+                await call.wait()
+            term = await engine.whole()
+            # Where it fails, those ranks have met anew in another epoch.
+            failed = shrinking in ("fails", "hangs")
+            assert (term.epoch, term.members) == (3 if failed else 2, (0, 1, 3))
+            await start(engine, term, 2, dict.fromkeys(term.members, 1)).wait()
+            await trio.sleep(1)
+            for member in term.members:  # and nobody is in any other
+                assert simulation.ranks[member].joined == {term.number}
+            asked = network.shrunk
+            assert asked <= 3
+            simulation.ranks[0].die()
+            await trio.sleep(1)
+            term = await engine.whole()
+            assert term.members == (1, 3)
+            assert network.shrunk == asked + 2 * works  # no second attempt at what has failed
+            await start(engine, term, 3, dict.fromkeys(term.members, 1)).wait()
+            assert network.results[3] == {1: 2, 3: 2}
 
     run(program)
 
