@@ -403,6 +403,8 @@ class Engine(Generic[_M]):
                 await self._leave(term, self.membership.members)
 
     async def _follow(self, number: int, member: Member) -> None:
+        if number not in self.membership.members:
+            return  # the world was resized again before this began
         with trio.CancelScope() as self._followers[number]:
             try:
                 await member.follow(

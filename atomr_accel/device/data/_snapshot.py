@@ -144,7 +144,7 @@ class _Moves:
         if self._failed is not None:
             await self._failed.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # as often as somebody asks
 
 
 @final
@@ -152,10 +152,10 @@ class _OnHost:
     """Page-locked memory of the program, which goes with the snapshot."""
 
     def __init__(self, pinned: Pinned, piece: Piece, nbytes: int) -> None:
+        self._closed = False
         self.pinned: Final = pinned
         self.piece: Final = piece
         self.bytes: Final[Bytes] = piece.array((nbytes,), np.dtype(np.uint8))
-        self._closed = False
 
     def close(self) -> None:
         """Give it back, in the program's thread."""
@@ -368,6 +368,7 @@ async def take(
 
 async def _host_memory(core: DeviceCore, layouts: Sequence[Layout]) -> _OnHost:
     nbytes = sum(_rounded(layout) for layout in layouts)
+    await core.ready()
     return _OnHost(core.pinned, await core.pinned.take(nbytes), nbytes)
 
 
