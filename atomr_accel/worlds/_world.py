@@ -320,6 +320,8 @@ class World(Collectives):
         membership = self._engine.membership
         if membership.members != members:
             broken = membership.broken
+            if broken is not None and broken.epoch + 1 < membership.epoch:
+                broken = None  # that was before the world was resized
             raise WorldBroken(
                 f"the op was called for {len(members)} ranks and has not begun; the world goes on "
                 f"with {self.size}",
