@@ -77,7 +77,8 @@ for name, module in ("alone", model), ("together", ddp):
         torch.cuda.synchronize()
         if number >= 5:
             times.append(time.perf_counter() - at)
-        model.zero_grad(set_to_none=name == "alone")
+        model.zero_grad()
+        x.grad = None
         go_on = torch.tensor(float(time.perf_counter() - begun < seconds), device="cuda")
         dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
         if not go_on and times:
