@@ -257,6 +257,10 @@ async def test_what_makes_no_sense_is_refused() -> None:
         for call, error, said in wrong:
             with pytest.raises(error, match=said):
                 await call()
+        for to in (None, two):
+            nothing_at_all = await one.snapshot([], to=to)
+            assert (await one.restore(nothing_at_all), nothing_at_all.nbytes) == ([], 0)
+        assert await one.snapshot([], out=await one.snapshot([])) is not None
         turned = await one.zeros((3, 2))
         await one.restore(snapshot, out=[turned.T])
         assert not (await one.get(turned)).any()
