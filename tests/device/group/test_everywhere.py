@@ -21,6 +21,7 @@ from atomr_accel import (
 )
 from atomr_accel.actors import Directive
 from atomr_accel.device.group import _everywhere
+from atomr_accel.device.interop._sharing import copy_here
 from atomr_accel.testing import kill_host, poison
 
 from ...harness import AT_ONCE, cancelled_at, cpu_only, opened, program, settled, used_by
@@ -65,7 +66,6 @@ async def test_an_array_is_put_once_and_passed_on(count: int, array: Any) -> Non
 @program
 async def test_each_that_has_it_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[str] = []
-    copy_here = _everywhere.copy_here
 
     async def noted(core: Any, ref: GpuRef, *, sealed: bool) -> GpuRef:
         sources.append(ref.device)
