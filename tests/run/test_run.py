@@ -216,8 +216,9 @@ async def test_an_answer_does_not_wait_for_the_next_call(gate: Gate, isolation: 
     path = str(gate.path)
 
     def wait(_number: int) -> None:
-        with open(path, "rb", buffering=0) as file:
-            file.read(1)
+        fd = os.open(path, os.O_RDONLY)
+        os.read(fd, 1)
+        os.close(fd)
 
     def work(number: int) -> int:
         time.sleep(2e-3)
