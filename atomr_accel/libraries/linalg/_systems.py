@@ -317,8 +317,6 @@ def turned_by(trans: Trans) -> int:
         ValueError: it is nothing of the kind.
     """
     try:
-        if isinstance(trans, (bool, np.bool_)):
-            raise TypeError  # True is a one to Python, but may mean the conjugate here
         return _TRANS[trans]
     except (KeyError, TypeError):
         raise ValueError(f"trans must be 0 ('N'), 1 ('T') or 2 ('C'), not {trans!r}") from None
