@@ -250,7 +250,7 @@ def whole_trials(n: Any) -> int:
         TypeError: it is no integer.
         ValueError: it is negative.
     """
-    count = operator.index(n)
+    count = whole(n, "n")
     if count < 0:
         raise ValueError(f"n must not be negative, but is {count}")
     return count
