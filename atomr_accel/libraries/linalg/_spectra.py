@@ -223,7 +223,7 @@ class Spectra(LinalgPart[D]):
         a: Operand,
         b: Operand | None = None,
         *,
-        UPLO: Literal["L", "U"] = "L",  # noqa: N803 - NumPy's name
+        UPLO: Literal["L", "U", "l", "u"] = "L",  # noqa: N803 - NumPy's name
         type: Literal[1, 2, 3] = 1,  # noqa: A002 - SciPy's name
         subset_by_index: tuple[int, int] | None = None,
         driver: EighDriver | None = None,
@@ -268,7 +268,7 @@ class Spectra(LinalgPart[D]):
         a: Operand,
         b: Operand | None = None,
         *,
-        UPLO: Literal["L", "U"] = "L",  # noqa: N803
+        UPLO: Literal["L", "U", "l", "u"] = "L",  # noqa: N803
         type: Literal[1, 2, 3] = 1,  # noqa: A002
         subset_by_index: tuple[int, int] | None = None,
         driver: EighDriver | None = None,

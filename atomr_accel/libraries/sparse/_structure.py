@@ -107,7 +107,7 @@ class Structure(SparsePart[D]):
         Raises:
             TypeError, ValueError: as ``csr_array``.
         """
-        if not _is_pair(arg1) or not _is_pair(arg1[1]):
+        if not (_is_of(arg1, 2) and _is_of(arg1[1], 2)):
             raise ValueError("arg1 must be (data, (row, col))")
         data, (row, col) = arg1
         return self._made("coo", data, row, col, shape)
@@ -115,7 +115,7 @@ class Structure(SparsePart[D]):
     def _compressed(
         self, form: Format, arg1: tuple[GpuRef, GpuRef, GpuRef], shape: tuple[int, int]
     ) -> SparseRef:
-        if not isinstance(arg1, (tuple, list)) or len(arg1) != 3:
+        if not _is_of(arg1, 3):
             raise ValueError("arg1 must be (data, indices, indptr)")
         data, indices, indptr = arg1
         return self._made(form, data, indptr, indices, shape)
@@ -538,8 +538,9 @@ def _outside(indices: GpuRef, bound: int) -> Any:
     return cast((indices < 0) | (indices >= bound), _INT64).sum()
 
 
-def _is_pair(thing: object) -> bool:
-    return isinstance(thing, (tuple, list)) and len(thing) == 2
+def _is_of(thing: object, count: int) -> bool:
+    """Whether it is a sequence of so many."""
+    return isinstance(thing, (tuple, list)) and len(thing) == count
 
 
 def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]:
@@ -549,7 +550,7 @@ def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]
         TypeError: they are no whole numbers.
         ValueError: there are not two of them, or too small ones.
     """
-    if not _is_pair(extents):
+    if not _is_of(extents, 2):
         raise ValueError(f"{name} must be rows and columns, not {extents!r}")
     one, other = (whole(each, f"an extent of {name}", least=least) for each in extents)
     return one, other

@@ -111,7 +111,8 @@ async def test_parts_must_fit(device: Device) -> None:
 
 
 async def test_pairs_are_pairs(device: Device) -> None:
-    sparse_of, a = device.sparse, await device.sparse.put(MATRIX)
+    sparse_of: Any = device.sparse
+    a = await sparse_of.put(MATRIX)
     parts = (a.data, a.indices, a.indptr)
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: sparse_of.csr_array(parts[:2], (3, 3)), ValueError, "data, indices, indptr"),
