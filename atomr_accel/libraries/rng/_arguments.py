@@ -11,9 +11,10 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...memory import as_shape
+from ...expressions import Operand
+from ...memory import as_shape, ref_error
 from .._arguments import require_shape, require_writable
-from ..wire._options import real
+from ..wire._options import LARGEST, real, whole
 from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
@@ -141,26 +142,41 @@ def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[i
     return first, last - first + 1
 
 
-def probabilities(p: ArrayLike, items: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def item_count(thing: object, name: str, memory: MemoryMap) -> int:
+    """How many items there are, of a caller who has given no ref of them.
+
+    Raises:
+        TypeError: it is no whole number; an array of the program's has to be put first.
+        ValueError: int64 does not count so far.
+    """
+    array = isinstance(thing, np.ndarray) and thing.ndim
+    if array or isinstance(thing, (list, tuple, Operand)):
+        raise ref_error(thing, memory, name)
+    return whole(thing, name, most=LARGEST)
+
+
+def probabilities(
+    p: ArrayLike, items: int, name: str = "p"
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Probabilities of so many items.
 
     Raises:
-        TypeError: ``p`` is not made of numbers.
+        TypeError: they are not made of numbers.
         ValueError: another number of them, a negative one, NaN, or they do not sum to 1.
     """
     given = np.asarray(p)
     if given.dtype.kind not in "biuf" and (given.dtype not in NAMES or given.dtype.kind == "c"):
-        raise TypeError(f"p must be made of real numbers, not of {given.dtype}")
+        raise TypeError(f"{name} must be made of real numbers, not of {given.dtype}")
     chances = given.astype(np.float64)
     if chances.ndim != 1:
-        raise ValueError(f"p must be 1-dimensional, but has shape {chances.shape}")
+        raise ValueError(f"{name} must be 1-dimensional, but has shape {chances.shape}")
     if len(chances) != items:
         raise ValueError(f"a and p must have same size: a has {items} items, p has {len(chances)}")
     if np.isnan(chances).any():
         raise ValueError(f"probabilities contain NaN, at {int(np.isnan(chances).argmax())}")
     if (chances < 0).any():
         worst = int(chances.argmin())
-        raise ValueError(f"probabilities are not non-negative: p[{worst}] is {chances[worst]}")
+        raise ValueError(f"probabilities are not non-negative: {name}[{worst}] is {chances[worst]}")
     total = float(chances.sum())
     if abs(total - 1) > _SUM_TOLERANCE:
         raise ValueError(f"probabilities do not sum to 1, but to {total}")
@@ -234,7 +250,7 @@ def whole_trials(n: Any) -> int:
         TypeError: it is no integer.
         ValueError: it is negative.
     """
-    count = operator.index(n)
+    count = whole(n, "n")
     if count < 0:
         raise ValueError(f"n must not be negative, but is {count}")
     return count

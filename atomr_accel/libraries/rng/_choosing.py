@@ -20,7 +20,7 @@ from .._request import Request, Submission
 from ..array._copy import LANE as ARRAY
 from ..array._steps import Steps
 from ..wire._options import flag
-from ._arguments import Size, check_out, probabilities, shape_of, whole_trials
+from ._arguments import Size, check_out, item_count, probabilities, shape_of, whole_trials
 from ._distributions import integers, search
 from ._draws import LANE, Drawing, Entries
 from .wire._messages import Pick, Take
@@ -61,7 +61,8 @@ class Choosing(Drawing[D]):
         Computed by kernels of this package, from words as ``integers`` draws them.
 
         Args:
-            a: an array with at least one axis, or how many integers there are from 0 on.
+            a: an array with at least one axis, or how many integers there are from 0 on, up to
+                2**63 - 1.
             size: shape of the choice.
             replace: whether an item may be chosen again.
             p: probabilities of the items, on the host; by default all are equal.
@@ -72,8 +73,9 @@ class Choosing(Drawing[D]):
             ``size + a.shape[1:]`` and ``a``'s dtype.
 
         Raises:
-            ValueError: nothing to choose from, probabilities that are negative or do not
-                sum to 1, more items than there are.
+            TypeError: an array of the program's: put it on the device first.
+            ValueError: nothing to choose from, or more integers than that; probabilities that are
+                negative or do not sum to 1; more items than there are.
             Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
                 more than 131,072 items.
         """
@@ -90,7 +92,7 @@ class Choosing(Drawing[D]):
                     raise ValueError("a must have at least one axis, but has shape ()")
                 items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
             else:
-                items = operator.index(a)
+                items = item_count(a, "a", driver.memory)
             wanted = size
             if out is not None and size is None:
                 wanted = out.shape[: out.ndim - len(rest)]
@@ -128,12 +130,13 @@ class Choosing(Drawing[D]):
             A new buffer of ``x``'s shape and dtype, or int64.
 
         Raises:
+            TypeError: an array of the program's: put it on the device first.
             Unsupported: a quasi-random generator.
         """
 
         def build(steps: Steps) -> GpuRef:
             if not isinstance(x, GpuRef):
-                return self._order(steps, operator.index(x))
+                return self._order(steps, item_count(x, "x", steps.driver.memory))
             return self._shuffled(steps, steps.ref(x), axis)
 
         return self._several("permutation", build)
@@ -185,7 +188,7 @@ class Choosing(Drawing[D]):
         def build(steps: Steps) -> GpuRef:
             self._require_words("multinomial")
             trials, shape = whole_trials(n), shape_of(() if size is None else size, None, 1)
-            chances = probabilities(pvals, np.size(np.asarray(pvals)))
+            chances = probabilities(pvals, np.size(np.asarray(pvals)), "pvals")
             experiments, things = math.prod(shape), len(chances)
             if not things:
                 raise ValueError("pvals must have at least one element")

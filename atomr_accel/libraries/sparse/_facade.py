@@ -67,7 +67,8 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
 
         Raises:
             TypeError: another format or dtype.
-            ValueError: with ``check``, an index out of bounds or an indptr that is none.
+            ValueError: other than two dimensions; with ``check``, an index out of bounds or an
+                indptr that is none.
             Unsupported: in a batch or a recording.
         """
         given = _scipys(array)
@@ -166,6 +167,8 @@ def _scipys(array: object) -> Any:
             f"{said_of(array)}; device.put takes dense ones"
         )
     given: Any = array
+    if given.ndim != 2:
+        raise ValueError(f"the array has shape {given.shape}; sparse matrices have two dimensions")
     if given.dtype.name not in FLOATS:
         raise TypeError(
             f"the array is {given.dtype.name}; sparse matrices are of {', '.join(FLOATS)}"

@@ -241,7 +241,7 @@ class Solves(SparsePart[D]):
             TypeError: unequal or unsupported dtypes.
             ValueError: other diagonals, or shapes that do not fit.
         """
-        if tuple(l_and_u) not in ((1, 1), (2, 2)):
+        if l_and_u not in ((1, 1), (2, 2), [1, 1], [2, 2]):
             raise ValueError(f"l_and_u must be (1, 1) or (2, 2), not {l_and_u!r}")
         reach = l_and_u[0]
         for ref, name in ((ab, "ab"), (b, "b")):

@@ -110,6 +110,44 @@ async def test_parts_must_fit(device: Device) -> None:
         device.sparse.bsr_array((await device.put(np.ones((3, 2, 2))), *parts[1:]), (3, 3))
 
 
+async def test_pairs_are_pairs(device: Device) -> None:
+    sparse_of: Any = device.sparse
+    a = await sparse_of.put(MATRIX)
+    parts = (a.data, a.indices, a.indptr)
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: sparse_of.csr_array(parts[:2], (3, 3)), ValueError, "data, indices, indptr"),
+        (lambda: sparse_of.coo_array(parts, (3, 3)), ValueError, r"\(data, \(row, col\)\)"),
+        (lambda: sparse_of.csr_array(parts, (3, 3, 3)), ValueError, "shape must be rows and"),
+        (
+            lambda: sparse_of.csr_array(parts, 3),
+            ValueError,
+            "shape must be rows and columns, not 3",
+        ),
+        (lambda: sparse_of.csr_array(parts, (3, "x")), TypeError, "an extent of shape"),
+        (lambda: sparse_of.tobsr(a, 2), ValueError, "blocksize must be rows and columns, not 2"),
+        (lambda: sparse_of.solve_banded(1, a.data, a.data), ValueError, "l_and_u must be"),
+    ]
+    for call, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            await call()
+    for shape in ((3,), (1, 2, 3)):
+        with pytest.raises(ValueError, match="sparse matrices have two dimensions"):
+            await sparse_of.put(sparse.coo_array(np.ones(shape)))
+
+
+@pytest.mark.parametrize("form", ["csr", "coo"])
+async def test_conversions_touch_no_memory_of_others(device: Device, form: str) -> None:
+    bad = MATRIX.asformat(form, copy=True)
+    column = bad.indices if form == "csr" else bad.coords[1]
+    column[0] = 99
+    a = await device.sparse.put(bad)
+    made: list[Any] = [await call(a) for call in (device.sparse.tocsc, device.sparse.sort_indices)]
+    dense = await device.sparse.todense(a)
+    assert (await device.get(dense)).sum() == MATRIX.sum()
+    assert [each.shape for each in made] == [(3, 3)] * 2
+    assert device.generation == 1
+
+
 async def test_products_say_what_does_not_fit(device: Device) -> None:
     a = await device.sparse.put(MATRIX)
     x = await device.put(np.ones(3))

@@ -253,18 +253,18 @@ class CpuSparse:
             self._require_within(indices, columns)
             return scipy.sparse.coo_array((data, (major, indices)), shape=matrix.shape)
         if major[0] or major[-1] != matrix.nnz or (np.diff(major) < 0).any():
-            self._fault("an indptr that is none")
+            self._fault("a sparse matrix has an indptr that is none")
         self._require_within(indices, rows if matrix.format == "csc" else columns // c)
         make: Any = getattr(scipy.sparse, f"{matrix.format}_array")
         return make((data, indices, major), shape=matrix.shape)
 
     def _require_within(self, indices: Array, bound: int) -> None:
         if indices.size and (indices.min() < 0 or indices.max() >= bound):
-            self._fault(f"an index out of bounds for {bound}")
+            self._fault(f"there is an index out of bounds for {bound}")
 
     def _fault(self, what: str) -> None:
         fault = StickyFault(
-            f"a sparse matrix has {what}: an illegal address",
+            f"{what}: an illegal address",
             status=_ILLEGAL_ADDRESS,
             status_name="CUDA_ERROR_ILLEGAL_ADDRESS",
         )
