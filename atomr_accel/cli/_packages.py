@@ -29,6 +29,7 @@ VENDOR: Final = (
     Useful("cublas", "device.blas", "cuda12"),
     Useful("cublasLt", "device.blaslt", "cuda12"),
     Useful("cudnn", "device.dnn", "cuda12"),
+    Useful("cudss", "direct solvers of device.sparse", "cudss12"),
     Useful("cufft", "device.fft", "cuda12"),
     Useful("curand", "device.rng", "cuda12"),
     Useful("cusolver", "device.linalg", "cuda12"),

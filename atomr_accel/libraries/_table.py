@@ -18,6 +18,7 @@ from .linalg._facade import Linalg
 from .nvrtc._facade import Kernel, Nvrtc
 from .rng._facade import Rng
 from .rng._generator import Generator
+from .sparse._direct import SparseLU
 from .sparse._facade import Sparse
 from .tensor._facade import Tensor
 
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 CALLED: Final = (
     *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse, Tensor),
-    *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
+    *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn, SparseLU),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
     *("dnn", "dnn-plans", "fft", "kernels", "nccl", "nccl-aborts", "nvrtc", "rng", "solver"),
-    *("sparse", "sparse-waits", "tensor"),
+    *("sparse", "sparse-direct", "sparse-waits", "tensor"),
 )
 """The names of their lanes."""
 NAMES: Final = (

@@ -28,6 +28,7 @@ from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.nvrtc import _facade as nvrtc
 from atomr_accel.libraries.rng import _draws as rng
+from atomr_accel.libraries.sparse import _direct as sparse_direct
 from atomr_accel.libraries.sparse import _part as sparse
 from atomr_accel.libraries.tensor import _operations as tensor
 
@@ -154,6 +155,7 @@ def test_every_lane_can_have_a_priority() -> None:
         rng.LANE,
         sparse.LANE,
         sparse.WAITING,
+        sparse_direct.DIRECT,
         tensor.LANE,
         COLLECTIVES,
         ABORTS,

@@ -57,6 +57,7 @@ TABLES: Final = {
         Table("cufft", "fft.host._prototypes", ("cufft.h", "cufftXt.h")),
         Table("cusolver", "linalg.host._prototypes", ("cusolverDn.h",), beside=("cublas",)),
         Table("cusparse", "sparse.host._prototypes", ("cusparse.h",)),
+        Table("cudss", "sparse.host._prototypes_dss", ("cudss.h",)),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
         Table("cutensor", "tensor.host._prototypes", ("cutensor.h",)),
         Table(

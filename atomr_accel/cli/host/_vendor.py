@@ -153,6 +153,7 @@ VERSIONS: Final = {
     "cublas": _by_property("cublasGetProperty"),
     "cublasLt": _by_property("cublasLtGetProperty"),
     "cudnn": _by_property("cudnnGetProperty"),
+    "cudss": _by_property("cudssGetProperty"),
     "cufft": _by_property("cufftGetProperty"),
     "curand": _by_property("curandGetProperty"),
     "cusolver": _by_property("cusolverGetProperty"),

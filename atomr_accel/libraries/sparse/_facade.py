@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from ..._errors import Unsupported, said_of
 from .._op import D
 from ._array import FORMATS, SparseRef
+from ._direct import DirectSolves
 from ._part import FLOATS, require_sparse
 from ._products import Products
 from ._solves import Solves
@@ -39,7 +40,7 @@ class Moving(Protocol):
 
 
 @final
-class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
+class Sparse(Structure[D], Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
 
     A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or
