@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from .libraries.sparse._array import SparseRef
+    from .libraries.sparselt._structured import StructuredRef
     from .memory import GpuRef
     from .wire._trace import traceparent
 
@@ -97,6 +98,7 @@ __all__ = [
     "SparseRef",
     "StandbyStatistics",
     "StandbyWarning",
+    "StructuredRef",
     "System",
     "Topology",
     "Unsupported",
@@ -146,6 +148,7 @@ _HOME = {
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
     "SparseRef": "libraries.sparse._array",
+    "StructuredRef": "libraries.sparselt._structured",
     "traceparent": "wire._trace",
 }
 

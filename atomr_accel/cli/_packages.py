@@ -34,6 +34,7 @@ VENDOR: Final = (
     Useful("curand", "device.rng", "cuda12"),
     Useful("cusolver", "device.linalg", "cuda12"),
     Useful("cusparse", "device.sparse", "cuda12"),
+    Useful("cusparseLt", "device.sparselt", "cusparselt12"),
     Useful("cutensor", "device.tensor", "cutensor12"),
     Useful("nccl", "worlds of several devices", "cuda12"),
     Useful("nvrtc", "device.nvrtc, device.array", "cuda12"),

@@ -158,6 +158,7 @@ VERSIONS: Final = {
     "curand": _by_property("curandGetProperty"),
     "cusolver": _by_property("cusolverGetProperty"),
     "cusparse": _by_property("cusparseGetProperty"),
+    "cusparseLt": _by_property("cusparseLtGetProperty"),
     "cutensor": _by_number("cutensorGetVersion"),
     "nccl": _by_number("ncclGetVersion"),
     "nvrtc": _by_two("nvrtcVersion"),
