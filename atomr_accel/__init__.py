@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from .libraries.sparse._array import SparseRef
+    from .libraries.sparse._ell import EllRef
     from .libraries.sparselt._structured import StructuredRef
     from .memory import GpuRef
     from .wire._trace import traceparent
@@ -77,6 +78,7 @@ __all__ = [
     "DeviceUnavailable",
     "Devices",
     "DevicesStatistics",
+    "EllRef",
     "EventStale",
     "FromAsyncio",
     "GpuRef",
@@ -147,6 +149,7 @@ _HOME = {
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse._array",
     "StructuredRef": "libraries.sparselt._structured",
     "traceparent": "wire._trace",

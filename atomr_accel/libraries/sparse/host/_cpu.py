@@ -247,6 +247,8 @@ class CpuSparse:
 
 def matrix_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:
     """A sparse operand; what a device would not survive is a fault here, too."""
+    if matrix.format in ("blocked-ell", "sliced-ell"):
+        return _ell_at(context, matrix, at)
     rows, columns = matrix.shape
     r, c = matrix.block
     majors = {"csr": rows, "csc": columns, "bsr": rows // r}.get(matrix.format)
@@ -265,6 +267,35 @@ def matrix_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:
     require_within(context, indices, rows if matrix.format == "csc" else columns // c)
     make: Any = getattr(scipy.sparse, f"{matrix.format}_array")
     return make((data, indices, major), shape=matrix.shape)
+
+
+def _ell_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:
+    """A matrix with rows of equal length, by rows."""
+    rows, columns = matrix.shape
+    size, across = matrix.block
+    index, dtype = DTYPES[matrix.index], DTYPES[matrix.dtype]
+    if matrix.format == "blocked-ell":
+        majors = rows // size
+        indices = context.array(at[1], (majors, matrix.nnz // majors), index)
+        data = wide(context.array(at[2], (rows, matrix.nnz // majors * size), dtype))
+        split = data.reshape(majors, size, -1, size)
+        row, place = np.nonzero(indices >= 0)
+        data, minor = split[row, :, place, :], indices[row, place]
+    else:
+        slices = -(-rows // size)
+        offsets = context.array(at[0], (slices + 1,), index)
+        indices = context.array(at[1], (matrix.padded,), index)
+        (place,) = np.nonzero(indices >= 0)
+        begin = np.searchsorted(offsets, place, side="right") - 1
+        row = begin * size + (place - offsets[begin]) % size
+        data = wide(context.array(at[2], (matrix.padded,), dtype))[place]
+        minor, majors = indices[place], rows
+    require_within(context, minor, columns // across)
+    require_within(context, row, majors)
+    if matrix.format == "sliced-ell":
+        return scipy.sparse.coo_array((data, (row, minor)), shape=matrix.shape)
+    pointers = np.searchsorted(row, np.arange(majors + 1))
+    return scipy.sparse.bsr_array((data, minor, pointers), shape=matrix.shape)
 
 
 def require_within(context: CpuContext, indices: Array, bound: int) -> None:

@@ -135,6 +135,15 @@ class Handle:
             kinds: tuple[int, ...] = (index, _BASE, dtype)
             return self.create(made, "Coo", rows, columns, matrix.nnz, *parts, *kinds)
         kinds = (index, index, _BASE, dtype)
+        if matrix.format == "blocked-ell":
+            size = matrix.block[0]
+            width = matrix.nnz * size // (rows // size)
+            return self.create(
+                *(made, "BlockedEll", rows, columns, size, width, *parts[1:]), *kinds[1:]
+            )
+        if matrix.format == "sliced-ell":
+            sizes = matrix.nnz, matrix.padded, matrix.block[0]
+            return self.create(made, "SlicedEll", rows, columns, *sizes, *parts, *kinds)
         if matrix.format == "bsr":
             r, c = matrix.block
             sizes = rows // r, columns // c, matrix.nnz, r, c
