@@ -196,9 +196,10 @@ class FakeSparseLt:
         wide = np.float64 if a.dtype.name == "int8" else np.float32
         numbers = [ctypes.c_float.from_address(each).value for each in (alpha, beta)]
         with np.errstate(all="ignore"):
-            value = numbers[0] * (left.astype(wide) @ dense(b_at, b).astype(wide))
+            value: Any = np.matmul(left.astype(wide), dense(b_at, b).astype(wide)) * numbers[0]
             if numbers[1]:
-                value = value + numbers[1] * dense(c_at, c).astype(wide)
+                added: Any = dense(c_at, c).astype(wide)
+                value = value + numbers[1] * added
             if bias := product.set.get(ENUMS["CUSPARSELT_MATMUL_BIAS_POINTER"]):
                 kind = DTYPES["float32"] if a.dtype.name == "int8" else c.dtype
                 column = memory(bias, d.shape[0] * kind.itemsize).view(kind)

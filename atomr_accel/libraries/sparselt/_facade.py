@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported, said_of
@@ -355,7 +355,8 @@ class SparseLt(Facade[D]):
         block = require_readable(a, driver.memory, "a")
         require_alignment(a, _ALIGNMENT, "a", "cuSPARSELt")
         _require_multiples(a.shape, _STRUCTURED[a.dtype.itemsize], "a", a.dtype)
-        return Structured(*a.shape, NAMES[a.dtype]), block
+        rows, columns = a.shape
+        return Structured(rows, columns, NAMES[a.dtype]), block
 
 
 def _epilogue(epilogue: str | None, bias: GpuRef | None) -> tuple[str, bool]:
@@ -370,9 +371,7 @@ def _epilogue(epilogue: str | None, bias: GpuRef | None) -> tuple[str, bool]:
     return name.removesuffix("bias").removesuffix("_"), biased
 
 
-def _result(
-    kind: np.dtype[object], dtype: DTypeLike | None, out: GpuRef | None
-) -> np.dtype[object]:
+def _result(kind: np.dtype[Any], dtype: DTypeLike | None, out: GpuRef | None) -> np.dtype[Any]:
     """The dtype of the result."""
     known = RESULTS[kind.name]
     given = as_dtype(dtype) if dtype is not None else DTYPES[known[0]] if out is None else out.dtype
@@ -396,7 +395,8 @@ def _dense(ref: GpuRef, name: str) -> Dense:
         raise ValueError(f"{name} must have two dimensions, not shape {ref.shape}")
     multiple = _DENSE[ref.dtype.itemsize]
     _require_multiples((*ref.shape, found.ld), multiple, name, ref.dtype)
-    return Dense(*ref.shape, found.ld, found.by_rows, NAMES[ref.dtype])
+    rows, columns = ref.shape
+    return Dense(rows, columns, found.ld, found.by_rows, NAMES[ref.dtype])
 
 
 def _beside_fp8(adding: Dense, c: GpuRef | None, bias: GpuRef | None, *, beta: float) -> Dense:
@@ -411,7 +411,7 @@ def _beside_fp8(adding: Dense, c: GpuRef | None, bias: GpuRef | None, *, beta: f
 
 
 def _require_multiples(
-    extents: tuple[int, ...], multiple: int, name: str, dtype: np.dtype[object]
+    extents: tuple[int, ...], multiple: int, name: str, dtype: np.dtype[Any]
 ) -> None:
     if not all(extents) or any(extent % multiple for extent in extents):
         raise ValueError(

@@ -23,7 +23,8 @@ def regular_parts(sample: Sample, n: int, form: str, index: str, kind: str, tria
     matrix = matrix + (10 + n**0.5) * np.eye(n)
     if triangle != "full":
         matrix = np.tril(matrix) if triangle == "lower" else np.triu(matrix)
-    made: Any = scipy.sparse.coo_array(matrix).asformat(form)
+    stored: Any = scipy.sparse.coo_array(matrix)
+    made = stored.asformat(form)
     made.sort_indices()
     return made.indptr.astype(index), made.indices.astype(index), made.data.astype(sample.dtype)
 

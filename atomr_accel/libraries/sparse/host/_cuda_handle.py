@@ -138,9 +138,8 @@ class Handle:
         if matrix.format == "blocked-ell":
             size = matrix.block[0]
             width = matrix.nnz * size // (rows // size)
-            return self.create(
-                *(made, "BlockedEll", rows, columns, size, width, *parts[1:]), *kinds[1:]
-            )
+            sizes: tuple[int, ...] = rows, columns, size, width
+            return self.create(made, "BlockedEll", *sizes, *parts[1:], *kinds[1:])
         if matrix.format == "sliced-ell":
             sizes = matrix.nnz, matrix.padded, matrix.block[0]
             return self.create(made, "SlicedEll", rows, columns, *sizes, *parts, *kinds)

@@ -31,7 +31,8 @@ def _patterns(group: int) -> Array:
         for kept in itertools.combinations(range(group), group // 2)
     ]
     masks = np.array([*itertools.product(rows, repeat=group)])
-    return masks[(masks.sum(1) == group // 2).all(1)]
+    square: Array = masks[(masks.sum(1) == group // 2).all(1)]
+    return square
 
 
 TILES: Final = {group: _patterns(group) for group in (2, 4)}
@@ -147,4 +148,5 @@ def tiles(sizes: Array, group: int) -> Array:
     split = sizes.reshape(rows // group, group, columns // group, group).transpose(0, 2, 1, 3)
     patterns = TILES[group]
     best = np.einsum("ijrc,prc->ijp", split, patterns).argmax(-1)
-    return (patterns[best] > 0).transpose(0, 2, 1, 3).reshape(rows, columns)
+    mask: Array = (patterns[best] > 0).transpose(0, 2, 1, 3).reshape(rows, columns)
+    return mask
