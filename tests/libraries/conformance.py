@@ -208,7 +208,7 @@ class Tally:
 TALLIES: Final[dict[str, Tally]] = {}
 
 
-_TRACED = frozenset({"blas", "blaslt", "dnn", "linalg"})
+_TRACED = frozenset({"blas", "blaslt", "dnn", "linalg", "sparse", "sparselt"})
 """Libraries whose calls are traced."""
 
 

@@ -87,6 +87,13 @@ class EllRef(msgspec.Struct, frozen=True, eq=False):
         """Whether the content of a part is gone."""
         return any(part.is_stale for part in self.parts)
 
+    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+        return (self.format, self.shape, self.nnz, self.size), self.parts
+
+    def _joined(self, parts: Sequence[GpuRef]) -> EllRef:
+        *offsets, indices, data = parts
+        return EllRef(self.format, self.shape, self.nnz, self.size, data, indices, *offsets)
+
     def __repr__(self) -> str:
         rows, columns = self.shape
         return (

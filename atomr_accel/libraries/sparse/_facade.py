@@ -59,6 +59,7 @@ class Sparse(Structure[D], Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     Conversions and checks are made of steps of ``device.array``, and need CUB on CUDA.
     """
 
+    traced = True
     _moving: Moving | None = None
 
     async def put(self, array: object, *, sealed: bool = False, check: bool = False) -> SparseRef:

@@ -123,6 +123,8 @@ class SparsePart(Facade[D]):
             if encoded not in told:
                 told.add(encoded)
                 driver.perform(measure)
+            measured = self._measured  # not self, which would keep the batch that it is part of
+            driver.depends(lambda: measured.get(encoded) is None)
             return 0
         self._measured.keep(encoded, Measured(epoch, answer))
         return answer

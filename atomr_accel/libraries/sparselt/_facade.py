@@ -98,6 +98,8 @@ class SparseLt(Facade[D]):
     of 32 in 8-bit types. Extents of other matrices are multiples of half of that.
     """
 
+    traced = True
+
     def __init__(self, device: Home) -> None:
         self._device = device
 

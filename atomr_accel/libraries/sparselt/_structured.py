@@ -9,6 +9,8 @@ import msgspec
 from ...memory import GpuRef
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
 
@@ -48,6 +50,13 @@ class StructuredRef(msgspec.Struct, frozen=True, eq=False):
     def is_stale(self) -> bool:
         """Whether its content is gone."""
         return self.data.is_stale
+
+    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+        return (self.shape, self.dtype), (self.data,)
+
+    def _joined(self, parts: Sequence[GpuRef]) -> StructuredRef:
+        (data,) = parts
+        return StructuredRef(self.shape, self.dtype, data)
 
     def __repr__(self) -> str:
         rows, columns = self.shape
