@@ -6,12 +6,12 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, final, get_args
 
 from ..._errors import GpuRefStale
-from .._arguments import require_dtype, require_readable
+from .._arguments import require_dtype, require_readable, same_place
 from .._library import LaneSpec
 from .._op import Awaited, D, Facade, op
 from .._request import Request, Submission
 from ..wire._options import real, whole
-from ._part import SparsePart
+from ._part import SparsePart, require_sparse
 from ._products import by_rows, require_format
 from .wire._direct import (
     Drop,
@@ -143,7 +143,10 @@ class SparseLU(Facade[D]):
 
         def prepare(driver: Driver) -> Submission[SparseLU[Awaited]]:
             there = factors.matrix
-            if a.indices is not there.indices or a.major is not there.major:
+            require_sparse(a, "a")
+            pairs = zip(a.parts[:2], there.parts[:2], strict=True)
+            alike = (a.format, a.shape) == (there.format, there.shape)
+            if not alike or not all(same_place(one, other) for one, other in pairs):
                 raise ValueError(
                     "a must have the refs of indices that the factors were made of: "
                     "lu.matrix.with_data(data)"

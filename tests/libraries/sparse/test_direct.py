@@ -112,6 +112,10 @@ async def test_what_is_refused(device: Device) -> None:
         await lu.solve(await device.put(np.ones(3)), "C")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="indices"):
         await lu.refactorize(await sparse.put(MATRIX))
+    with pytest.raises(ValueError, match="indices"):
+        await lu.refactorize(lu.matrix.T)
+    with pytest.raises(TypeError, match="SparseRef"):
+        await lu.refactorize(lu.matrix.data)  # type: ignore[arg-type]
     complex_csc = await sparse.put(MATRIX.astype(complex).tocsc())
     lu = await sparse.splu(complex_csc)
     with pytest.raises(ValueError, match="tocsr"):
