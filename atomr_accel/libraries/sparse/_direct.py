@@ -70,6 +70,9 @@ class SparseLU(Facade[D]):
         self._in_steps: Final = steps
         self._factors: Final = factors
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.matrix!r}>"
+
     @property
     def matrix(self) -> SparseRef:
         """The matrix whose factors they are."""

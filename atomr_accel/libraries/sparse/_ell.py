@@ -15,7 +15,7 @@ from ...memory import GpuRef
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scipy.sparse import csr_array
+    from scipy.sparse import bsr_array, csr_array
 
 EllFormat = Literal["blocked-ell", "sliced-ell"]
 
@@ -134,8 +134,8 @@ def blocked(given: Any, size: int) -> EllArrays:
     return EllArrays(bsr.data.size, (indices, data.reshape(given.shape[0], width * size)))
 
 
-def unblocked(shape: tuple[int, int], size: int, parts: Sequence[Any]) -> csr_array:
-    """A sparse array of SciPy's with the elements of a matrix in blocks."""
+def unblocked(shape: tuple[int, int], size: int, parts: Sequence[Any]) -> bsr_array:
+    """A sparse array of SciPy's with the blocks of a matrix."""
     import scipy.sparse
 
     indices, data = parts
@@ -143,10 +143,8 @@ def unblocked(shape: tuple[int, int], size: int, parts: Sequence[Any]) -> csr_ar
     rows, places = np.nonzero(indices != _PADDING)
     pointers = np.searchsorted(rows, np.arange(len(indices) + 1))
     blocks = split[rows, :, places, :]
-    made: Any = scipy.sparse.bsr_array(
-        (blocks, indices[rows, places], pointers), shape=shape, blocksize=(size, size)
-    )
-    found: csr_array = made.tocsr()
+    made: Any = scipy.sparse.bsr_array((blocks, indices[rows, places], pointers), shape=shape)
+    found: bsr_array = made
     return found
 
 

@@ -51,7 +51,7 @@ class Sparse(Structure[D], Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
 
     A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or
-    ``bsr``, with int32 or int64 indices. What a matrix's refs hold is not looked at by calls: an
+    ``bsr``, with int32 or int64 indices; or an ``EllRef``, for products alone. What a matrix's refs hold is not looked at by calls: an
     index out of bounds is an illegal address, which is a fault on either backend. ``check``, and
     ``put(..., check=True)``, look at them. Products take elements in any order and as often as
     they are there; ``coo`` ones should be sorted by rows.
@@ -172,8 +172,8 @@ class Sparse(Structure[D], Products[D], Solves[D], DirectSolves[D], Vectors[D]):
             a: the matrix.
 
         Returns:
-            A sparse array of SciPy's of the same format, of an ``EllRef`` in ``csr``; 16-bit
-            floats, which it has not, come as float32.
+            A sparse array of SciPy's of the same format, for ``blocked-ell`` in ``bsr``, for
+            ``sliced-ell`` in ``csr``; 16-bit floats, which it has not, come as float32.
 
         Raises:
             TypeError: no sparse matrix.

@@ -104,6 +104,7 @@ async def test_what_is_refused(device: Device) -> None:
         await sparse.splu(a, refinement=-1)
     lu = await sparse.splu(a)
     assert lu.shape == (3, 3)
+    assert repr(lu).startswith("<SparseLU of <SparseRef csr 3x3 float64")
     with pytest.raises(ValueError, match="3 rows"):
         await lu.solve(await device.put(np.ones(4)))
     with pytest.raises(TypeError, match="float32"):

@@ -54,7 +54,6 @@ class CudaSparseLt:
         self._stream: Final = stream
         self._opened: _Handle | None = None
         self._scalars: Final = Scalars()
-        self._matrices: Recent[Structured, int] = Recent(_MOST_PLANS)
         self._plans: Recent[tuple[bytes, int], _Plan] = Recent(
             _MOST_PLANS, lambda plan: plan.drop()
         )
