@@ -540,7 +540,7 @@ class _Tracer:
         begin = result._block.base, result._block.offset
         for at, ref in enumerate(self._refs):
             if (ref._block.base, ref._block.offset) == begin:  # a view of all of it, as ref.T is
-                return lambda refs: result.on_block(refs[at]._block)
+                return lambda refs: result.on_block(refs[at]._place)
         raise Untraceable
 
 

@@ -51,10 +51,10 @@ class Sparse(Structure[D], Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
 
     A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or
-    ``bsr``, with int32 or int64 indices; or an ``EllRef``, for products alone. What a matrix's refs hold is not looked at by calls: an
-    index out of bounds is an illegal address, which is a fault on either backend. ``check``, and
-    ``put(..., check=True)``, look at them. Products take elements in any order and as often as
-    they are there; ``coo`` ones should be sorted by rows.
+    ``bsr``, with int32 or int64 indices; or an ``EllRef``, for products alone. What a matrix's
+    refs hold is not looked at by calls: an index out of bounds is an illegal address, which is a
+    fault on either backend. ``check``, and ``put(..., check=True)``, look at them. Products take
+    elements in any order and as often as they are there; ``coo`` ones should be sorted by rows.
 
     Conversions and checks are made of steps of ``device.array``, and need CUB on CUDA.
     """
