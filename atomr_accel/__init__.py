@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     )
     from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from .libraries.sparse._array import SparseRef
+    from .libraries.sparse._ell import EllRef
+    from .libraries.sparselt._structured import StructuredRef
     from .memory import GpuRef
     from .wire._trace import traceparent
 
@@ -80,6 +82,7 @@ __all__ = [
     "DeviceUnavailable",
     "Devices",
     "DevicesStatistics",
+    "EllRef",
     "EventStale",
     "FromAsyncio",
     "GpuRef",
@@ -105,6 +108,7 @@ __all__ = [
     "SparseRef",
     "StandbyStatistics",
     "StandbyWarning",
+    "StructuredRef",
     "System",
     "Topology",
     "Unsupported",
@@ -157,7 +161,9 @@ _HOME = {
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse._array",
+    "StructuredRef": "libraries.sparselt._structured",
     "traceparent": "wire._trace",
 }
 

@@ -63,6 +63,19 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def installed(library: str) -> pytest.MarkDecorator:
+    """For ``pytestmark``: on a GPU tests need a library that a program need not have."""
+    missing = False
+    if on_cuda():
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+        try:
+            load_nvidia_dynamic_lib(library)
+        except DynamicLibNotFoundError:
+            missing = True
+    return pytest.mark.skipif(missing, reason=f"{library} is not installed")
+
+
 _finfo: Final[Callable[..., Any]] = ml_dtypes.finfo
 
 
@@ -195,7 +208,7 @@ class Tally:
 TALLIES: Final[dict[str, Tally]] = {}
 
 
-_TRACED = frozenset({"blas", "blaslt", "dnn", "linalg"})
+_TRACED = frozenset({"blas", "blaslt", "dnn", "linalg", "sparse", "sparselt"})
 """Libraries whose calls are traced."""
 
 

@@ -114,11 +114,23 @@ def header_folders(table: Table) -> list[Path]:
     finder = pytest.importorskip("cuda.pathfinder")
     folders = []
     for name in (table.library, *table.beside, "cudart"):
-        folder = finder.find_nvidia_header_directory(name.replace("cublasLt", "cublas"))
+        if name == "cudss":  # whose headers the finder does not know; they are beside the library
+            folder = library_folder(name).parent / "include"
+        else:
+            folder = finder.find_nvidia_header_directory(name.replace("cublasLt", "cublas"))
         if folder is None:
             pytest.skip(f"the headers of {name} are not installed")
         folders.append(Path(folder))
     return folders
+
+
+def library_folder(name: str) -> Path:
+    """Where a library is."""
+    finder = pytest.importorskip("cuda.pathfinder")
+    try:
+        return Path(finder.load_nvidia_dynamic_lib(name).abs_path).parent
+    except finder.DynamicLibNotFoundError:
+        pytest.skip(f"{name} is not installed")
 
 
 def ask_compiler(table: Table, folder: Path) -> dict[str, Any]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...libraries.dnn.rnn._facade import Rnn
     from ...libraries.nvrtc._facade import Argument, Dim
     from ...libraries.rng._generator import Generator
+    from ...libraries.sparse._direct import SparseLU
     from ...memory import Block, GpuRef
     from ...wire import Message
     from .._device import Device
@@ -89,6 +90,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def using(self, made: Plan[Any, R]) -> Plan[Collected, R]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
+    @overload
+    def using(self, made: SparseLU[Any]) -> SparseLU[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:
         """Something that a library has made, such as a random generator, for this program.
 

@@ -56,6 +56,55 @@ async def test_matrices_of_scipy_alone_are_put(device: Device) -> None:
         await device.sparse.check(worse)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+async def test_matrices_of_padded_rows_come_back(device: Device, size: int) -> None:
+    twice = sparse.coo_array(([1.0, 2, 3], ([0, 0, 2], [1, 1, 2])), shape=(3, 3))
+    for matrix in (MATRIX, twice, sparse.csr_array((3, 3))):
+        blocked = await device.sparse.put_blocked_ell(matrix, size)
+        sliced = await device.sparse.put_sliced_ell(matrix, size, sealed=True)
+        assert (blocked.format, sliced.format) == ("blocked-ell", "sliced-ell")
+        assert (blocked.nnz, blocked.dtype, blocked.ndim) == (
+            matrix.tobsr((size, size)).data.size,
+            matrix.dtype,
+            2,
+        )
+        assert sliced.sealed
+        assert sliced.nbytes == sum(part.nbytes for part in sliced.parts)
+        for a in (blocked, sliced):
+            back: Any = await device.sparse.get(a)
+            np.testing.assert_array_equal(back.toarray(), matrix.toarray())
+        assert await device.sparse.seal(blocked) is blocked
+        await device.sparse.free(sliced)
+        assert sliced.is_stale
+
+
+async def test_matrices_of_padded_rows_are_multiplied_as_they_are(device: Device) -> None:
+    put = device.sparse.put_blocked_ell
+    with pytest.raises(ValueError, match="no multiple"):
+        await put(MATRIX, 2)
+    with pytest.raises(ValueError, match="rows and columns"):
+        await device.sparse.put_sliced_ell(sparse.csr_array((0, 3)))
+    with pytest.raises(TypeError, match="int8"):
+        await put(MATRIX, 1, dtype=np.int8)
+    x = await device.put(np.ones((3, 3)))
+    sliced = await device.sparse.put_sliced_ell(MATRIX)
+    with pytest.raises(ValueError, match="vectors only"):
+        await device.sparse.matmul(sliced, x)
+    blocked = await put(MATRIX, 1)
+    with pytest.raises(ValueError, match="as it is"):
+        await device.sparse.matmul(blocked, x, trans=1)
+    with pytest.raises(TypeError, match="SparseRef"):
+        await device.sparse.tocsr(blocked)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"shares memory with a\.data"):
+        await device.sparse.matmul(blocked, await device.zeros((3, 2)), out=blocked.data)
+    async with device.batch() as batch:
+        y = batch.sparse.matmul(blocked, x)
+    np.testing.assert_array_equal(await device.get(y), MATRIX @ np.ones((3, 3)))
+    with pytest.raises(Unsupported, match="awaited"):
+        async with device.batch() as other:
+            await other.sparse.put_sliced_ell(MATRIX)
+
+
 @pytest.mark.slow
 @program
 async def test_an_index_out_of_bounds_is_a_fault() -> None:

@@ -145,6 +145,14 @@ class Handle:
             kinds: tuple[int, ...] = (index, _BASE, dtype)
             return self.create(made, "Coo", rows, columns, matrix.nnz, *parts, *kinds)
         kinds = (index, index, _BASE, dtype)
+        if matrix.format == "blocked-ell":
+            size = matrix.block[0]
+            width = matrix.nnz * size // (rows // size)
+            sizes: tuple[int, ...] = rows, columns, size, width
+            return self.create(made, "BlockedEll", *sizes, *parts[1:], *kinds[1:])
+        if matrix.format == "sliced-ell":
+            sizes = matrix.nnz, matrix.padded, matrix.block[0]
+            return self.create(made, "SlicedEll", rows, columns, *sizes, *parts, *kinds)
         if matrix.format == "bsr":
             r, c = matrix.block
             if r != c:
