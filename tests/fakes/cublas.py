@@ -107,6 +107,8 @@ def run_row(row: Row, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
         kind = DTYPES[operand.dtype_of(dtype.name)]
         if operand.steps:
             array = vector(values[word], shape[0], values[f"inc{word}"], kind)
+        elif len(shape) == 1:
+            array = vector(values[word], shape[0], 1, kind)
         elif shape:
             rows, columns = shape
             array = matrix(values[word], rows, columns, values[f"ld{word}"], kind)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from atomr_accel.libraries.blas.wire._rows import COMPLEX
+from atomr_accel.libraries.blas.wire._rows import COMPLEX, packed
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
 from atomr_accel.libraries.blas.wire._rows import Row as BlasRow
 
@@ -118,7 +118,8 @@ def of_blas(routine: BlasRow) -> Row:
     buffers: dict[str, Any] = {}
     for operand in routine.operands:
         shape = (16,) * len(operand.shape)
-        shape = (3, 16) if operand.structure == "band" else shape
+        if operand.form:
+            shape = (3, 16) if operand.form == "band" else (packed(16),)
         buffers[operand.name] = (shape, operand.dtype_of(dtype))
     options: dict[str, Any] = {name: 0.6 for name, _ in routine.numbers if name in ("c", "s")}
     if "kl" in routine.counts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from .._op import D
+from ._banded import Banded
 from ._checks import LANE
 from ._factor import Factorizations
 from ._gemm import Products
@@ -17,7 +18,15 @@ __all__ = ["LANE", "Blas"]
 
 
 @final
-class Blas(Products[D], GroupedProducts[D], Level1[D], Level2[D], Level3[D], Factorizations[D]):
+class Blas(
+    Products[D],
+    GroupedProducts[D],
+    Level1[D],
+    Level2[D],
+    Banded[D],
+    Level3[D],
+    Factorizations[D],
+):
     """Basic linear algebra: cuBLAS on CUDA, NumPy and SciPy on the CPU.
 
     Matrix products are called as in NumPy (``matmul``) or with the options of BLAS
@@ -55,7 +64,10 @@ class Blas(Products[D], GroupedProducts[D], Level1[D], Level2[D], Level3[D], Fac
 
     **Matrices with structure**, at levels 2 and 3, are float32, float64, complex64 or
     complex128; ``gemv`` takes float16 and bfloat16 too. Only the part that holds the data
-    is read or written: the upper triangle, or with ``lower`` the lower one.
+    is read or written: the upper triangle, or with ``lower`` the lower one. Bands and packed
+    triangles (level 2) are stored as in ``scipy.linalg``: a row for each diagonal, or one column
+    of the triangle after the other. Of these, the symmetric ones are real and the Hermitian ones
+    complex.
 
     **Batched factorizations** take many small matrices at once: shape (..., m, n), of
     which the leading dimensions count the matrices. Dtypes are float32, float64, complex64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
@@ -33,7 +34,7 @@ from ._checks import (
     scales_nothing,
 )
 from .wire._messages import Routine, Scalar
-from .wire._rows import REAL_OF, ROWS, Operand, Row
+from .wire._rows import REAL_OF, ROWS, Operand, Row, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -178,7 +179,7 @@ def _turned(row: Row, given: Given, options: list[int]) -> Given:
     for operand in row.operands:
         ref = given[operand.name]
         alone = sum(each.trans == operand.trans for each in row.operands) == 1
-        if not (operand.trans and alone and strided(ref)) or operand.structure or operand.written:
+        if not (operand.trans and alone and strided(ref)) or operand.structure or operand.form or operand.written:
             continue
         if ref.ndim == 2 and ref.T.contiguous and ref.dtype.kind != "c":
             at = row.options.index(operand.trans)
@@ -301,6 +302,8 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
             require_dtype(ref, lead.dtype, operand.name, like)
         if operand.steps:
             sizes.vector(operand, ref)
+        elif operand.form == "packed":
+            sizes.packed(operand, ref)
         else:
             sizes.matrix(operand, ref)
     if row.filled and not sizes.found["n"]:
@@ -333,7 +336,7 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
             for name, is_real in row.numbers
         ),
         any(operand.made == "zeros" and ref is None for operand, ref in operands),
-        lead.nbytes if row.operands[0].structure == "band" else 0,
+        lead.nbytes if row.operands[0].form == "band" else 0,
     )
 
 
@@ -429,10 +432,16 @@ class _Sizes:
         require_rank(ref, 2, name)
         names = self._names(operand)
         rows, columns = ref.shape
+        if operand.form and operand.structure:
+            if not rows:
+                raise ValueError(f"{name} has shape {ref.shape}, but a band has a diagonal")
+            self.found |= {"k": rows - 1, "n": columns}
+            self._says["n"] = (name, f"the number of columns of {name} (shape {ref.shape}) is")
+            return
         if names[0] == names[1] and rows != columns and not operand.written:
             raise ValueError(f"{name} must be square, not of shape {ref.shape}")
         turned = bool(self._options.get(operand.trans))
-        if operand.structure == "band":
+        if operand.form == "band":
             kl, ku, n = (self.found[size] for size in ("kl", "ku", "m" if turned else "n"))
             why = f"there are {kl}+{ku}+1 diagonals of {n}"
             require_matrix(ref, (kl + ku + 1, n), name, why)
@@ -463,6 +472,20 @@ class _Sizes:
                     trans = self._given[operand.trans]
                     of = f"op({name}) ({name} has shape {ref.shape}, {operand.trans}={trans!r})"
                 self._says[size] = (name, f"the number of {side} of {of} is")
+
+    def packed(self, operand: Operand, ref: GpuRef) -> None:
+        """A triangle, column by column: of so many columns as are known, or now they are."""
+        name = operand.name
+        require_rank(ref, 1, name)
+        there = ref.shape[0]
+        n = self.found.setdefault("n", (math.isqrt(8 * there + 1) - 1) // 2)
+        if packed(n) != there:
+            if "n" in self._says:
+                why = f"{self._says['n'][0]} has {n} elements, whose triangle has {packed(n)}"
+            else:
+                why = f"a triangle of {n} columns has {packed(n)}, of {n + 1} {packed(n + 1)}"
+            raise ValueError(f"{name} has {there} elements, but {why}")
+        self._says.setdefault("n", (name, f"the number of columns of {name} is"))
 
     def _names(self, operand: Operand) -> tuple[str, ...]:
         return tuple(self._on_side if size == "s" else size for size in operand.shape)

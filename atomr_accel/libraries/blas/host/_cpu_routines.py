@@ -1,12 +1,14 @@
 """Levels 1 to 3 on the CPU: a function for each row.
 
 The functions get operands as they count: transposed, completed by their structure, 16-bit ones
-in float32. What they give is stored here: with beta times what was there, and in the part that
+in float32. Triangles, packed matrices and bands with structure come as they are stored, since
+SciPy's routines take them so. What they give is stored here: with beta times what was there, and in the part that
 the structure leaves.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,11 +67,12 @@ def execute(context: CpuContext, message: Routine) -> None:
 
 
 def _whole(operand: Operand, stored: Array, call: Call) -> Array:
-    """An operand as it counts; triangles as they are stored, as SciPy wants them."""
-    if operand.written or operand.structure == "triangular":
+    """An operand as it counts; as it is stored, where SciPy's routines want that."""
+    as_stored = operand.structure == "triangular" or (operand.form and operand.structure)
+    if operand.written or as_stored:
         return stored
     op = getattr(call, operand.trans) if operand.trans else 0
-    if operand.structure == "band":
+    if operand.form == "band":
         m, n = (call.n, call.m) if op else (call.m, call.n)
         stored = _from_band(stored, m, n, call.kl, call.ku)
     elif operand.structure:
@@ -78,7 +81,7 @@ def _whole(operand: Operand, stored: Array, call: Call) -> Array:
 
 
 def _store(operand: Operand, stored: Array, value: Any, *, lower: bool) -> None:
-    if not operand.structure:
+    if not operand.structure or operand.form:
         stored[...] = value
         return
     n = len(stored)
@@ -178,6 +181,36 @@ def _triangle_matrix(routine: str, c: Call) -> Array:
     return _triangle(routine, c, c.b, trans_a=c.trans_a, side=c.side)
 
 
+def _in_scipy(routine: str, c: Call, *arguments: Any, **options: Any) -> Array:
+    """A routine of ``scipy.linalg.blas`` for matrices as they are stored."""
+    from scipy.linalg import get_blas_funcs
+
+    if not c.n:
+        return np.empty(0, c.x.dtype)
+    result: Array = get_blas_funcs(routine, (c.x,))(*arguments, lower=c.lower, **options)
+    return result
+
+
+def _of_band(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.k, c.alpha, c.a, c.x)
+
+
+def _of_packed(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.n, c.alpha, c.ap, c.x)
+
+
+def _to_packed(routine: str, c: Call, *vectors: Array) -> Array:
+    return _in_scipy(routine, c, c.n, c.alpha, *vectors, c.ap)
+
+
+def _band_vector(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.k, c.a, c.x, trans=c.trans, diag=c.diag)
+
+
+def _packed_vector(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.n, c.ap, c.x, trans=c.trans, diag=c.diag)
+
+
 def scaled(factor: Any, value: Array) -> Array:
     """A multiple of an array, of its dtype."""
     result: Array = value.dtype.type(factor) * value
@@ -197,6 +230,11 @@ def _rank_2k(c: Call) -> Array:
 def _hermitian_rank_2k(c: Call) -> Array:
     product = _share(c.alpha, c.a @ c.b.conj().T)
     return product + product.conj().T
+
+
+def _hermitian_squares(c: Call) -> Array:
+    product = _outer(c, c.x, c.y.conj())
+    return c.a + product + product.conj().T
 
 
 def _product(c: Call) -> Array:
@@ -228,12 +266,29 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
     "syr2": lambda c: c.a + _outer(c, c.x, c.y) + _outer(c, c.y, c.x),
     "trmv": lambda c: _triangle_vector("trmm", c),
     "trsv": lambda c: _triangle_vector("trsm", c),
+    "sbmv": partial(_of_band, "sbmv"),
+    "hbmv": partial(_of_band, "hbmv"),
+    "spmv": partial(_of_packed, "spmv"),
+    "hpmv": partial(_of_packed, "hpmv"),
+    "her": lambda c: c.a + _outer(c, c.x, c.x.conj()),
+    "her2": _hermitian_squares,
+    "spr": lambda c: _to_packed("spr", c, c.x),
+    "hpr": lambda c: _to_packed("hpr", c, c.x),
+    "spr2": lambda c: _to_packed("spr2", c, c.x, c.y),
+    "hpr2": lambda c: _to_packed("hpr2", c, c.x, c.y),
+    "tbmv": partial(_band_vector, "tbmv"),
+    "tbsv": partial(_band_vector, "tbsv"),
+    "tpmv": partial(_packed_vector, "tpmv"),
+    "tpsv": partial(_packed_vector, "tpsv"),
     "symm": _beside,
     "hemm": _beside,
     "syrk": lambda c: _share(c.alpha, c.a @ c.a.T),
     "herk": lambda c: _share(c.alpha, c.a @ c.a.conj().T),
     "syr2k": _rank_2k,
     "her2k": _hermitian_rank_2k,
+    "syrkx": lambda c: _share(c.alpha, c.a @ c.b.T),
+    "herkx": lambda c: _share(c.alpha, c.a @ c.b.conj().T),
+    "gemm3m": lambda c: _share(c.alpha, c.a @ c.b),
     "trmm": lambda c: _triangle_matrix("trmm", c),
     "trsm": lambda c: _triangle_matrix("trsm", c),
     "geam": _geam,

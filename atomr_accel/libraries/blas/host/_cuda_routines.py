@@ -2,7 +2,8 @@
 
 A message becomes values for the words of the vendor's arguments, by the roles of its row. In
 the column-major view of cuBLAS a row-major matrix is its transpose: the upper triangle is the
-lower one, left is right, and m is n. What a routine needs besides is in ``_CALLS``: conjugates
+lower one, left is right, and m is n. Packed triangles are the vendor's own, and so are bands once
+their rows are columns. What a routine needs besides is in ``_CALLS``: conjugates
 that this makes necessary and level 2 does not have come from level 3.
 """
 
@@ -146,7 +147,7 @@ class CudaRoutines:
             values[word] = pointer(place)
             if operand.steps:
                 values[f"inc{word}"] = step
-            elif shape:
+            elif len(shape) > 1:
                 values[f"ld{word}"] = max(1, shape[1])
         for (name, is_real), number in zip(row.numbers, message.scalars, strict=True):
             word = _SCALAR_WORDS.get(name, name)
@@ -156,7 +157,8 @@ class CudaRoutines:
             values[word] = self._handle.scalar(kind, number)
         values |= options
         if "lower" in options:
-            values["uplo"] = _UPPER if options["lower"] else _LOWER
+            turned = not any(operand.form for operand in row.operands)
+            values["uplo"] = _UPPER if options["lower"] == turned else _LOWER
         if "side" in options:
             values["side"] = _LEFT if options["side"] else _RIGHT
         return values
@@ -199,13 +201,21 @@ class CudaRoutines:
             self._plain(call)
 
     def _gbmv(self, call: _Call) -> None:
-        """The band of the matrix as it is: only its storage has to be turned."""
-        values, sizes = call.values, call.sizes
-        band = self._pointer(call.message.scratch)
-        diagonals = sizes["kl"] + sizes["ku"] + 1
-        self.transpose(call.dtype, band, values["a"], diagonals, values["lda"])
+        """The sizes are those of the matrix as it is."""
+        sizes = call.sizes
         m, n = (sizes["n"], sizes["m"]) if call.options["trans"] else (sizes["m"], sizes["n"])
-        self.call("gbmv", call.dtype, **values | {"m": m, "n": n, "a": band, "lda": diagonals})
+        call.values.update(m=m, n=n)
+        self._of_band(call, sizes["kl"] + sizes["ku"] + 1)
+
+    def _banded(self, call: _Call) -> None:
+        self._of_band(call, call.sizes["k"] + 1)
+
+    def _of_band(self, call: _Call, diagonals: int) -> None:
+        """The band of the matrix as it is: only its storage has to be turned."""
+        values, band = call.values, self._pointer(call.message.scratch)
+        self.transpose(call.dtype, band, values["a"], diagonals, values["lda"])
+        values.update(a=band, lda=diagonals)
+        self._plain(call)
 
     def _hemv(self, call: _Call) -> None:
         """In the column-major view the vector is a row, and the matrix stands behind it."""
@@ -234,13 +244,40 @@ class CudaRoutines:
             (1.0, 0.0),
         )
 
+    def _her(self, call: _Call) -> None:
+        """Of what would be conjugated, the turned matrix has the other: as ranks of a row."""
+        values, real = call.values, REAL_OF[call.dtype]
+        values |= {"trans": OP_C, "k": 1, "c": values["a"], "ldc": values["lda"]}
+        values["beta"] = self._handle.scalar(real, 1.0)
+        x = values["x"], values["incx"]
+        if "y" in values:
+            a, lda = values["y"], values["incy"]
+            self.call("her2k", call.dtype, **values | {"a": a, "lda": lda, "b": x[0], "ldb": x[1]})
+        else:
+            self.call("herk", call.dtype, **values | {"a": x[0], "lda": x[1]})
+
+    def _copied(self, call: _Call) -> int:
+        """A vector that a routine changes in place: where it is."""
+        message = call.message
+        given, target = map(self._pointer, message.places[1:])
+        step, inc = message.steps[1:]
+        if given != target:
+            n = call.sizes["n"]
+            self.call("copy", call.dtype, n=n, x=given, incx=step, y=target, incy=inc)
+        return target
+
+    def _band_vector(self, call: _Call) -> None:
+        self._copied(call)
+        self._banded(call)
+
+    def _packed_vector(self, call: _Call) -> None:
+        self._copied(call)
+        self._plain(call)
+
     def _triangular(self, call: _Call) -> None:
         """``trmv`` and ``trsv``, in place; with conjugates as ``trmm`` and ``trsm`` of a row."""
-        values, message, dtype = call.values, call.message, call.dtype
-        given, target = map(self._pointer, message.places[1:])
-        n, step, inc = values["n"], *message.steps[1:]
-        if given != target:
-            self.call("copy", dtype, n=n, x=given, incx=step, y=target, incy=inc)
+        values, dtype = call.values, call.dtype
+        target, inc = self._copied(call), values["incx"]
         if not call.conjugates:
             values["trans"] = _TURNED[call.options["trans"]]
             self._plain(call)
@@ -248,6 +285,15 @@ class CudaRoutines:
         values |= {"side": _RIGHT, "m": 1, "alpha": self._handle.scalar(dtype, (1.0, 0.0))}
         row = {"b": target, "ldb": inc, "c": target, "ldc": inc}
         self.call(_OF_MATRICES[call.row.name], dtype, **values | row)
+
+    def _gemm3m(self, call: _Call) -> None:
+        values, options = call.values, call.options
+        values |= {"a": values["b"], "lda": values["ldb"], "trans_a": options["trans_b"]} | {
+            "b": values["a"],
+            "ldb": values["lda"],
+            "trans_b": options["trans_a"],
+        }
+        self._plain(call)
 
     def _trmm(self, call: _Call) -> None:
         call.values["trans"] = call.options["trans_a"]
@@ -325,9 +371,14 @@ _CALLS: Final[dict[str, Callable[[CudaRoutines, _Call], None]]] = {
     "hemv": CudaRoutines._hemv,
     "ger": CudaRoutines._ger,
     "gerc": CudaRoutines._gerc,
+    **dict.fromkeys(("her", "her2"), CudaRoutines._her),
+    **dict.fromkeys(("sbmv", "hbmv"), CudaRoutines._banded),
     **dict.fromkeys(("trmv", "trsv"), CudaRoutines._triangular),
+    **dict.fromkeys(("tbmv", "tbsv"), CudaRoutines._band_vector),
+    **dict.fromkeys(("tpmv", "tpsv"), CudaRoutines._packed_vector),
+    "gemm3m": CudaRoutines._gemm3m,
     "trmm": CudaRoutines._trmm,
     "trsm": CudaRoutines._trsm,
-    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k"), CudaRoutines._rank_k),
+    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), CudaRoutines._rank_k),
 }
 """The routines that take more than the values of their words."""

@@ -70,7 +70,7 @@ WORDS: Final = {
     for kind, words in {
         "i64": ("m", "n", "k", "kl", "ku", "lda", "ldb", "ldc", "incx", "incy", "batch"),
         "int": ("trans", "trans_a", "trans_b", "uplo", "side", "diag", "type", "scale"),
-        "ptr": ("alpha", "beta", "cosine", "sine", "a", "b", "c", "x", "y", "result"),
+        "ptr": ("alpha", "beta", "cosine", "sine", "a", "ap", "b", "c", "x", "y", "result"),
     }.items()
     for word in words
 } | dict.fromkeys(("stride_a", "stride_x", "stride_y"), "i64")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from atomr_accel.libraries.blas.wire._rows import ROWS, Operand, Row
+from atomr_accel.libraries.blas.wire._rows import ROWS, Operand, Row, packed
 
 from ...conformance import HALF, Near, Operation, product
-from .common import ALPHA, BETA, hide, room, scalar, taken, turned
+from .common import ALPHA, BETA, hide, inside, repacked, room, scalar, taken, turned
 from .formulas import evaluate, magnitudes
 
 if TYPE_CHECKING:
@@ -101,7 +101,11 @@ def shape_of(operand: Operand, case: Case) -> tuple[int, ...]:
         return (room(size_of(operand.shape[0], case), *steps_of(operand, case)),)
     m, n = (size_of(size, case) for size in operand.shape)
     m, n = turned(m, n, case.get(operand.trans, 0))
-    return (case["kl"] + case["ku"] + 1, n) if operand.structure == "band" else (m, n)
+    if operand.form == "packed":
+        return (packed(n),)
+    if operand.form:
+        return ((case["k"] if operand.structure else case["kl"] + case["ku"]) + 1, n)
+    return m, n
 
 
 def steps_of(operand: Operand, case: Case) -> tuple[int, int]:
@@ -117,14 +121,33 @@ def inputs(row: Row, left_out: str, sample: Sample, **case: Any) -> tuple[Array,
     arrays = []
     for operand in given(row, left_out):
         shape = shape_of(operand, case)
-        if operand.structure == "triangular":
+        if operand.form and operand.structure:
+            array = partly(operand, sample, case)
+        elif operand.structure == "triangular":
             array = hide(sample.triangular(shape[0], unit=case["diag"] == 1), **case)
-        elif operand.structure and not operand.written and operand.structure != "band":
+        elif operand.structure and not operand.written:
             array = hide(sample.array(*shape), lower=case["lower"])
         else:
             array = sample.array(*shape)
         arrays.append(array)
     return tuple(arrays)
+
+
+def partly(operand: Operand, sample: Sample, case: Case) -> Array:
+    """A matrix with structure in a band or packed; what must not be read is poisoned."""
+    n = case["n"]
+    whole = sample.array(n, n)
+    if operand.structure == "triangular":
+        whole = sample.triangular(n, unit=case["diag"] == 1)
+        if case["diag"]:
+            np.fill_diagonal(whole, np.nan)
+    if operand.form == "packed":
+        return repacked(whole, case)
+    k = case["k"]
+    band = np.full((k + 1, n), np.nan, whole.dtype)
+    for i, j in inside(n, case, k):
+        band[i - j if case["lower"] else k + i - j, j] = whole[i, j]
+    return band
 
 
 async def call(row: Row, left_out: str, place: str, device: Any, *refs: Any, **case: Any) -> Any:
@@ -192,6 +215,8 @@ REAL_RESULTS: Final = {"complex128": "float32", "clongdouble": "float64", "compl
 
 def made(operand: Operand, like: Array, case: Case) -> Array:
     """What the call makes itself, before it is written."""
+    if operand.form:
+        return np.zeros(shape_of(operand, case), like.dtype)
     sizes = [size_of(size, case) for size in operand.shape]
     return np.zeros([len(like) if size is None else size for size in sizes], like.dtype)
 
