@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 DOCUMENTED: Final = ("axpy", "scal", "dot", "dotc", "nrm2", "gemv")
 """The routines that cuBLAS promises for 16-bit types."""
 
+ALIKE: Final = ("gemm3m", "herkx", "syrkx")
+"""The routines that are like others, of which fewer sizes are tried."""
+
 SCALARS: Final[dict[str, complex]] = dict(a=ALPHA, alpha=ALPHA, beta=BETA, c=0.75, s=BETA)  # noqa: C408
 
 LENGTHS: Final[list[Case]] = [
@@ -51,6 +54,9 @@ def cases(row: Row) -> list[Case]:
     sizes: dict[str, list[int]] = {"m": [0, 1, 5, 33], "n": [0, 1, 7], "k": [0, 1, 7]}
     if "m" not in row.sizes:
         sizes["n"] = sizes["m"]
+    alike = row.name in ALIKE or any(each.form and each.structure for each in row.operands)
+    if alike:
+        sizes = {"m": [0, 5], "n": [0, 1, 7], "k": [0, 2]}
     elif row.counts:
         sizes |= {"m": [1, 6, 9], "n": [1, 6]}
     options = {
@@ -58,6 +64,7 @@ def cases(row: Row) -> list[Case]:
         for option in (*row.options, *(size for size in row.sizes if size in CHOICES))
     }
     found = product(**{size: sizes[size] for size in row.sizes if size in sizes}, **options)
+    found = found[:: SOME if alike else 1]
     small = {"m": [5], "n": [7], "k": [3]}
     letters = {option: by_letters(row, option) for option in options}
     axes = {f"{word}{axis}" for axis in row.steps for word in ("off", "inc")}
