@@ -62,7 +62,9 @@ def vector(pointer: int, n: int, inc: int, dtype: np.dtype[Any]) -> Array:
 
 
 def number(argument: Any, dtype: np.dtype[Any]) -> Any:
-    """What a pointer to a host scalar points to."""
+    """What a pointer to a scalar points to: a number on the device, or else in the host."""
+    if isinstance(argument, int):
+        return vector(argument, 1, 1, dtype)[0]
     buffer = bytes(argument._obj)
     assert len(buffer) == dtype.itemsize, (len(buffer), dtype)
     return np.frombuffer(buffer, dtype)[0]
@@ -212,7 +214,10 @@ class FakeLibrary:
 
         def run(*arguments: Any) -> None:
             values = dict(zip(words.split(), arguments, strict=True))
-            assert self.device_mode == ("result" in values)
+            scalars = [values[word] for word in ("alpha", "beta", "cosine") if word in values]
+            placed = [isinstance(each, int) for each in scalars]
+            assert self.device_mode == (bool({"result", "param"} & values.keys()) or any(placed))
+            assert all(placed) or not any(placed), "numbers in two places"
             kind = dtype or DTYPE_OF[values["type"]]
             run_row(row, kind, values)
 

@@ -112,6 +112,9 @@ _BY_IMAGE: Final = {"x": I, "out": I}
 _BY_GRAD: Final = {"grad": I, "x": I, "out": I}
 
 
+ROTATIONS: Final = ("rotg", "rotm", "rotmg")
+
+
 def of_blas(routine: BlasRow) -> Row:
     """A routine of levels 1 to 3, from its own row."""
     dtype = "complex64" if routine.dtypes == COMPLEX else "float32"
@@ -124,6 +127,9 @@ def of_blas(routine: BlasRow) -> Row:
     options: dict[str, Any] = {name: 0.6 for name, _ in routine.numbers if name in ("c", "s")}
     if "kl" in routine.counts:
         options |= {"m": 16, "n": 16, "kl": 1, "ku": 1}
+    if routine.name in ROTATIONS:
+        shapes = {"x": V, "y": V, "param": (5,)}
+        buffers = {name: (shapes.get(name, ()), dtype) for name, (_, dtype) in buffers.items()}
     written = tuple(routine.operands[at].name for at in routine.written)
     return row(
         f"blas.{routine.name}",

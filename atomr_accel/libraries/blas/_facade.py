@@ -62,6 +62,12 @@ class Blas(
     float32. Of these cuBLAS documents ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot``
     only. The others are called too; a release that refuses raises ``Unsupported``.
 
+    **Scalars** of these routines and of ``gemm`` may be buffers of shape () on the device, such as
+    the result of ``dot`` or of an expression, so that no transfer comes between. Their dtype is
+    that of the operands, the real one where the scalar is real; with 16-bit operands it is
+    float32, but for ``rot``; for ``gemm`` it is that in which the product is computed. What
+    ``beta`` scales is read whatever it is, and a sum of no terms raises ``Unsupported``.
+
     **Matrices with structure**, at levels 2 and 3, are float32, float64, complex64 or
     complex128; ``gemv`` takes float16 and bfloat16 too. Only the part that holds the data
     is read or written: the upper triangle, or with ``lower`` the lower one. Bands and packed

@@ -23,8 +23,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         side: Side = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -60,8 +60,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         side: Side = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -78,8 +78,8 @@ class Level3(RowRoutines[D]):
         a: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -113,8 +113,8 @@ class Level3(RowRoutines[D]):
         a: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        alpha: float | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -133,8 +133,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -152,8 +152,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: float = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -173,12 +173,12 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
-        """A product of two matrices that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
+        """A product that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``, such as ``a`` times a
         symmetric matrix. Only one triangle is computed. Vendor function: ``cublas<t>syrkx_64``.
@@ -192,8 +192,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: float = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -211,12 +211,12 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans_a: Trans = 0,
         trans_b: Trans = 0,
     ) -> Request[GpuRef]:
-        """Complex product with three real ones in place of four: ``alpha * op(a) @ op(b) + beta * out``.
+        """Complex product by three real ones, not four: ``alpha * op(a) @ op(b) + beta * out``.
 
         Up to a quarter less arithmetic than ``gemm``, and somewhat less precise: an error in
         one of the parts of a number is relative to the larger part. For complex64 and
@@ -248,7 +248,7 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         side: Side = 0,
         lower: bool = False,
         trans_a: Trans = 0,
@@ -284,7 +284,7 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         side: Side = 0,
         lower: bool = False,
         trans_a: Trans = 0,
@@ -305,8 +305,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef | None = None,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 1.0,
         trans_a: Trans = 0,
         trans_b: Trans = 0,
     ) -> Request[GpuRef]:

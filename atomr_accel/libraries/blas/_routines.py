@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
+from ...memory import GpuRef
 from .._arguments import (
     require_dtype,
     require_no_alias,
@@ -28,8 +29,10 @@ from ._checks import (
     is_number,
     on_the_right,
     operation,
+    place_scalars,
     require_kind,
     require_matrix,
+    require_terms,
     scalar,
     scales_nothing,
 )
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import Block, MemoryMap
     from .._library import Home
     from .._request import Driver
 
@@ -58,7 +61,8 @@ class _Plan(NamedTuple):
         dtype, sizes, steps: of the message.
         starts: for each operand, how many bytes of its buffer come before its first element.
         absent: positions, shapes and dtypes of what is to be made.
-        numbers: names of scalars, their dtypes, and whether those are real.
+        numbers: names of scalars, their dtypes, whether those are real, and their dtypes on the
+            device.
         clear: whether what is made begins with zeros.
         scratch: bytes.
     """
@@ -68,7 +72,7 @@ class _Plan(NamedTuple):
     steps: tuple[int, ...]
     starts: tuple[int, ...]
     absent: tuple[tuple[int, tuple[int, ...], np.dtype[Any]], ...]
-    numbers: tuple[tuple[str, np.dtype[Any], bool], ...]
+    numbers: tuple[tuple[str, np.dtype[Any], bool, np.dtype[Any]], ...]
     clear: bool
     scratch: int
 
@@ -125,11 +129,17 @@ class RowRoutines(Routines[D]):
                 if plain:
                     self._checked.keep(key, plan)
             name_of_dtype, sizes, steps, starts, absent, scalars, clear, scratch_bytes = plan
-            numbers: list[Scalar] = []
-            for number, dtype, is_real in scalars:
+            numbers: list[Scalar | None] = []
+            on_device = False
+            for number, dtype, is_real, _ in scalars:
                 value = given[number]
-                usual = type(value) is float and is_real
-                numbers.append(value if usual else scalar(value, dtype, number))
+                if type(value) is float and is_real:
+                    numbers.append(value)
+                elif type(value) is GpuRef:
+                    numbers.append(None)
+                    on_device = True
+                else:
+                    numbers.append(scalar(value, dtype, number))
             for at, shape, kind in absent:
                 if at == rescaled:
                     scales_nothing(numbers[-1], None)
@@ -148,6 +158,17 @@ class RowRoutines(Routines[D]):
                 written.append(blocks[at])
                 if bases.count(bases[at]) > 1:
                     _require_apart(row, given, options, places, steps)
+            places_of_scalars: tuple[int, ...] = ()
+            if on_device:
+                kinds = [(number, given[number], kind) for number, _, _, kind in scalars]
+                places_of_scalars, of_scalars, room = place_scalars(driver, kinds)
+                outputs = [(row.operands[at].name, refs[at]) for at in writes]
+                inputs = [(number, ref) for number, ref, _ in kinds if type(ref) is GpuRef]
+                require_no_alias(name, outputs, inputs)
+                if rescaled is not None and refs[rescaled].size:
+                    require_terms(*refs)
+                read += of_scalars
+                written += room
             scratch = 0
             if scratch_bytes:
                 block = driver.output((scratch_bytes,), UINT8)._block
@@ -163,6 +184,7 @@ class RowRoutines(Routines[D]):
                 options,
                 clear,
                 scratch,
+                places_of_scalars,
             )
             result = refs[writes[0]] if len(writes) == 1 else tuple([refs[at] for at in writes])
             return Submission(message, read, written, result)
@@ -179,7 +201,12 @@ def _turned(row: Row, given: Given, options: list[int]) -> Given:
     for operand in row.operands:
         ref = given[operand.name]
         alone = sum(each.trans == operand.trans for each in row.operands) == 1
-        if not (operand.trans and alone and strided(ref)) or operand.structure or operand.form or operand.written:
+        if (
+            not (operand.trans and alone and strided(ref))
+            or operand.structure
+            or operand.form
+            or operand.written
+        ):
             continue
         if ref.ndim == 2 and ref.T.contiguous and ref.dtype.kind != "c":
             at = row.options.index(operand.trans)
@@ -295,13 +322,15 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
     for operand, ref in operands:
         if ref is None:
             continue
-        if not operand.shape:
+        if not operand.shape and operand.made:
             _require_result(operand, ref, DTYPES[operand.dtype_of(dtype)])
             continue
         if ref is not lead:
             require_dtype(ref, lead.dtype, operand.name, like)
         if operand.steps:
             sizes.vector(operand, ref)
+        elif not operand.sizes:
+            require_shape(ref, (5,) if operand.shape else (), operand.name)
         elif operand.form == "packed":
             sizes.packed(operand, ref)
         else:
@@ -332,7 +361,11 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
             if ref is None
         ),
         tuple(
-            (name, *((real, True) if is_real else (lead.dtype, lead.dtype.kind != "c")))
+            (
+                name,
+                *((real, True) if is_real else (lead.dtype, lead.dtype.kind != "c")),
+                DTYPES[row.scalar_dtype(name, dtype)],
+            )
             for name, is_real in row.numbers
         ),
         any(operand.made == "zeros" and ref is None for operand, ref in operands),
@@ -359,7 +392,7 @@ def _require_options(
 
 
 def _require_result(operand: Operand, ref: GpuRef, dtype: np.dtype[Any]) -> None:
-    """A buffer for a scalar result."""
+    """A buffer for a number that comes out."""
     name = operand.name
     if ref.dtype is not dtype:
         raise TypeError(f"{name} has dtype {ref.dtype.name}, but the result has {dtype.name}")

@@ -16,6 +16,25 @@ from ... import seeds
 from ...fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 from ..conformance import conform, on_cuda, put_matrices
 from .rows import OPERATIONS
+from .test_rotations import (
+    test_rotg_makes_a_rotation_for_rot,
+    test_rotm_as_scipy_has_it,
+    test_rotmg_makes_a_rotation_for_rotm,
+)
+from .test_scalars import (
+    test_a_buffer_does_for_a_number,
+    test_products_take_them_too,
+    test_results_are_scalars_of_what_follows,
+)
+
+__all__ = [
+    "test_a_buffer_does_for_a_number",
+    "test_products_take_them_too",
+    "test_results_are_scalars_of_what_follows",
+    "test_rotg_makes_a_rotation_for_rot",
+    "test_rotm_as_scipy_has_it",
+    "test_rotmg_makes_a_rotation_for_rotm",
+]
 
 if TYPE_CHECKING:
     from atomr_accel import Device

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
+import msgspec
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ..wire._messages import Factor, Gemm, GemmEx, GemmList, ProductOptions, Routine
+from ..wire._messages import (
+    Factor,
+    Gemm,
+    GemmEx,
+    GemmList,
+    ProductOptions,
+    Routine,
+)
 from ._cpu_routines import apply, execute, number, wide
 
 if TYPE_CHECKING:
@@ -64,6 +72,13 @@ class CpuBlas:
         else:
             steps = [step * dtype_c.itemsize for step in (*message.strides_c, row_c, 1)]
             c = context.array(message.c, (*batch, m, n), dtype_c, tuple(steps))
+        if message.at:
+            kind = DTYPES[options.scalars]
+            alpha, beta = (
+                self._context.array(at, (), kind).item() if value is None else value
+                for at, value in zip(message.at, (message.alpha, message.beta), strict=False)
+            )
+            message = msgspec.structs.replace(message, alpha=alpha, beta=beta)
         if c.size:
             self._product(a, b, c, message, options)
 

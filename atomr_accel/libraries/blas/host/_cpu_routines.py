@@ -2,8 +2,8 @@
 
 The functions get operands as they count: transposed, completed by their structure, 16-bit ones
 in float32. Triangles, packed matrices and bands with structure come as they are stored, since
-SciPy's routines take them so. What they give is stored here: with beta times what was there, and in the part that
-the structure leaves.
+SciPy's routines take them so. What they give is stored here: with beta times what was there, and
+in the part that the structure leaves.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ..wire._rows import ROWS
+from ._cpu_rotations import rotg, rotm, rotmg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,10 @@ def execute(context: CpuContext, message: Routine) -> None:
     scalars = {
         name: number(value) for (name, _), value in zip(row.numbers, message.scalars, strict=True)
     }
+    for name, at in zip(scalars, message.at, strict=False):
+        if scalars[name] is None:
+            kind = DTYPES[row.scalar_dtype(name, message.dtype)]
+            scalars[name] = context.array(at, (), kind).item()
     call = SimpleNamespace(**sizes, **options, **scalars)
     beta = scalars.get("beta", 0.0)
     targets = []
@@ -99,8 +104,8 @@ def vector(context: CpuContext, place: int, n: int, step: int, dtype: np.dtype[A
     return flat[::step]
 
 
-def number(value: Scalar) -> Any:
-    """A scalar of a message as Python has it."""
+def number(value: Scalar | None) -> Any:
+    """A scalar of a message as Python has it; None is one that is elsewhere."""
     return complex(*value) if isinstance(value, (tuple, list)) else value
 
 
@@ -250,6 +255,9 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
         scaled(c.c, c.x) + scaled(c.s, c.y),
         scaled(c.c, c.y) - scaled(np.conj(c.s), c.x),
     ),
+    "rotm": lambda c: rotm(c.x, c.y, c.param),
+    "rotg": lambda c: rotg(c.a, c.b),
+    "rotmg": lambda c: rotmg(c.d1, c.d2, c.x1, c.y1),
     "dot": lambda c: c.x @ c.y,
     "dotc": lambda c: c.x.conj() @ c.y,
     "nrm2": _nrm2,

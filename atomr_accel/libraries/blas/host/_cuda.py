@@ -50,9 +50,6 @@ _GEMM_KEY: Final = attrgetter("m", "n", "k", "dtype", "trans_a", "trans_b")
 
 _NARROW: Final = ("float16", "bfloat16", "int8")
 
-_SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
-"""The type of alpha and beta, by the beginning of the compute type."""
-
 
 class _Product(NamedTuple):
     """A product with everything converted for the call but its addresses and scalars.
@@ -156,6 +153,10 @@ class CudaBlas:
         (m, n, k), batch, options = message.sizes, message.batch, message.options
         if not m or not n or 0 in batch:
             return
+        if message.at:
+            with self._handle.scalars_on_device():
+                self._gemm_by_pointers(message)
+            return
         if not k:
             count = math.prod(batch)
             c = self._pointer(message.c)
@@ -172,7 +173,7 @@ class CudaBlas:
             step_c = (m * n,) if message.strides_c is None else message.strides_c or (0,)
             steps = (message.strides_a or (0,), message.strides_b or (0,), step_c)
             end = (math.prod(batch), COMPUTES[options.compute], GEMM_DEFAULT)
-            scalars = _scalar_type(options.compute, options.dtype)
+            scalars = options.scalars
             function = "cublasGemmStridedBatchedEx_64"
             handles = [self._handle.value]
             product = self._prepare(
@@ -322,7 +323,7 @@ class CudaBlas:
                 members.append(1)
         m, n, k = np.array(groups, np.int64).T.copy()
         number = len(groups)
-        scalars = DTYPES[_scalar_type(message.options.compute, message.options.dtype)]
+        scalars = DTYPES[message.options.scalars]
         host = [
             np.full(number, message.options.trans_b, np.int32),
             np.full(number, message.options.trans_a, np.int32),
@@ -388,19 +389,20 @@ class CudaBlas:
         return self._handle.scalar(_COMPUTED[dtype], value)
 
     def _scalars(self, message: GemmEx | GemmList) -> tuple[Any, Any]:
-        kind = _scalar_type(message.options.compute, message.options.dtype)
-        handle = self._handle
-        return handle.scalar(kind, message.alpha), handle.scalar(kind, message.beta)
+        kind = message.options.scalars
+        handle, given = self._handle, (message.alpha, message.beta)
+        if isinstance(message, GemmEx) and message.at:
+            places = zip(given, message.at, strict=False)
+            alpha, beta = (handle.placed(kind, number, at) for number, at in places)
+            return alpha, beta
+        alpha, beta = (handle.scalar(kind, number) for number in given if number is not None)
+        return alpha, beta
 
 
 def _rows(sizes: tuple[int, int, int], options: ProductOptions) -> tuple[int, int, int]:
     """Elements from row to row of contiguous a, b and c."""
     m, n, k = sizes
     return m if options.trans_a else k, k if options.trans_b else n, n
-
-
-def _scalar_type(compute: str, dtype: str) -> str:
-    return dtype if dtype.startswith("complex") else _SCALARS[compute[:3]]
 
 
 def _are_askew(

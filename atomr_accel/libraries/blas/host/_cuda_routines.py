@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ...host._numbers import CUDA_TYPES
-from ..wire._messages import Routine, Scalar
+from ..wire._messages import Routine
 from ..wire._rows import REAL_OF, ROWS, Row
 from ._prototypes import (
     COMPUTES,
@@ -41,9 +41,6 @@ _LOWER: Final = ENUMS["CUBLAS_FILL_MODE_LOWER"]
 _UPPER: Final = ENUMS["CUBLAS_FILL_MODE_UPPER"]
 _TURNED: Final = (OP_T, OP_N)
 """The op of the transposed matrix that gives 0 and 1 of the matrix itself."""
-
-_HALF: Final = 2
-"""Bytes of the types that compute in float32."""
 
 _OF_MATRICES: Final = {"trmv": "trmm", "trsv": "trsm"}
 """What does for a row what a routine does for a vector."""
@@ -98,7 +95,11 @@ class CudaRoutines:
             function = half_symbol(name)
             values |= {"type": CUDA_TYPES[dtype], "scale": CUDA_TYPES["float32"]}
         arguments = [values[word] for word in words.split()]
-        if "result" in values:
+        self._send(values, function, *arguments)
+
+    def _send(self, values: dict[str, Any], function: str, *arguments: Any) -> None:
+        """Call a function with pointers to scalars, or a result, in host or device memory."""
+        if values.get("on_device"):
             self._handle.to_device(function, *arguments)
         else:
             self._handle.call(function, *arguments)
@@ -112,12 +113,13 @@ class CudaRoutines:
         target = self._pointer(message.places[row.written[-1]])
         target_type = written.dtype_of(dtype)
         count = math.prod(shapes[row.written[-1]])
-        if message.clear or (not written.shape and not sizes["n"]):
+        if message.clear or (not written.shape and not sizes.get("n", 1)):
             handle.clear(target, count * DTYPES[target_type].itemsize)
         if not count or (row.counts == ("n",) and not sizes["n"]):
             return
         if written.steps and not all(map(math.prod, shapes)):
             step, beta = message.steps[row.written[-1]], message.scalars[-1]
+            assert beta is not None
             handle.scale(target, count, step, dtype, beta)  # an empty sum
             return
         if dtype not in REAL_OF:
@@ -149,12 +151,11 @@ class CudaRoutines:
                 values[f"inc{word}"] = step
             elif len(shape) > 1:
                 values[f"ld{word}"] = max(1, shape[1])
-        for (name, is_real), number in zip(row.numbers, message.scalars, strict=True):
+        numbers = any(not operand.sizes for operand in row.operands)
+        values["on_device"] = numbers or bool(message.at)
+        for at, (name, _) in enumerate(row.numbers):
             word = _SCALAR_WORDS.get(name, name)
-            kind = REAL_OF.get(dtype, dtype) if is_real else dtype
-            if word in ("alpha", "beta") and DTYPES[dtype].itemsize == _HALF:
-                kind = "float32"
-            values[word] = self._handle.scalar(kind, number)
+            values[word] = self._scalar(message, at, row.scalar_dtype(name, dtype))
         values |= options
         if "lower" in options:
             turned = not any(operand.form for operand in row.operands)
@@ -162,6 +163,17 @@ class CudaRoutines:
         if "side" in options:
             values["side"] = _LEFT if options["side"] else _RIGHT
         return values
+
+    def _scalar(self, message: Routine, at: int, dtype: str) -> Any:
+        """A pointer to a scalar where all are: in host memory, or on the device.
+
+        Behind the scalars of the row there is a 1.
+        """
+        number = message.scalars[at] if at < len(message.scalars) else 1.0
+        if message.at:
+            return self._handle.placed(dtype, number, message.at[at])
+        assert number is not None
+        return self._handle.scalar(dtype, number)
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -177,7 +189,7 @@ class CudaRoutines:
             self._plain(call)
 
     def _gemv(self, call: _Call) -> None:
-        values, dtype, message = call.values, call.dtype, call.message
+        values, dtype = call.values, call.dtype
         op = call.options["trans"]
         if call.conjugates:
             m, n = call.sizes["m"], call.sizes["n"]
@@ -187,7 +199,7 @@ class CudaRoutines:
                 (values["a"], values["lda"], op),
                 (values["x"], values["incx"], OP_N),
                 (values["y"], values["incy"]),
-                *message.scalars,
+                values,
             )
             return
         if op:  # the vendor's sizes are those of the matrix as it is stored
@@ -196,7 +208,7 @@ class CudaRoutines:
         if dtype in HALF_GEMV:
             values |= {"batch": 1, "stride_a": 0, "stride_x": 0, "stride_y": 0}
             words = HALF_GEMV_ARGUMENTS.split()
-            self._handle.call(HALF_GEMV[dtype], *(values[word] for word in words))
+            self._send(values, HALF_GEMV[dtype], *(values[word] for word in words))
         else:
             self._plain(call)
 
@@ -240,15 +252,14 @@ class CudaRoutines:
             (values["x"], values["incx"], OP_N),
             (values["y"], values["incy"], OP_C),
             (values["a"], values["lda"]),
-            call.message.scalars[0],
-            (1.0, 0.0),
+            values | {"beta": self._scalar(call.message, 1, call.dtype)},
         )
 
     def _her(self, call: _Call) -> None:
         """Of what would be conjugated, the turned matrix has the other: as ranks of a row."""
         values, real = call.values, REAL_OF[call.dtype]
         values |= {"trans": OP_C, "k": 1, "c": values["a"], "ldc": values["lda"]}
-        values["beta"] = self._handle.scalar(real, 1.0)
+        values["beta"] = self._scalar(call.message, 1, real)
         x = values["x"], values["incx"]
         if "y" in values:
             a, lda = values["y"], values["incy"]
@@ -324,20 +335,22 @@ class CudaRoutines:
         a: tuple[int, int, int],
         b: tuple[int, int, int],
         c: tuple[int, int],
-        alpha: Scalar,
-        beta: Scalar,
+        values: dict[str, Any],
     ) -> None:
-        """A complex product of row-major matrices: (pointer, elements of a row, op) each."""
+        """A complex product of row-major matrices: (pointer, elements of a row, op) each.
+
+        Pointers to alpha and beta are among the values.
+        """
         m, n, k = sizes
         kind = CUDA_TYPES[dtype]
-        handle = self._handle
-        handle.call(
+        self._send(
+            values,
             "cublasGemmEx_64",
             *(b[2], a[2], n, m, k),
-            handle.scalar(dtype, alpha),
+            values["alpha"],
             *(b[0], kind, b[1]),
             *(a[0], kind, a[1]),
-            handle.scalar(dtype, beta),
+            values["beta"],
             *(c[0], kind, c[1]),
             *(COMPUTES["32F" if dtype == "complex64" else "64F"], GEMM_DEFAULT),
         )

@@ -70,7 +70,10 @@ WORDS: Final = {
     for kind, words in {
         "i64": ("m", "n", "k", "kl", "ku", "lda", "ldb", "ldc", "incx", "incy", "batch"),
         "int": ("trans", "trans_a", "trans_b", "uplo", "side", "diag", "type", "scale"),
-        "ptr": ("alpha", "beta", "cosine", "sine", "a", "ap", "b", "c", "x", "y", "result"),
+        "ptr": (
+            *("alpha", "beta", "cosine", "sine", "a", "ap", "b", "c", "x", "y", "result"),
+            *("param", "d1", "d2", "x1", "y1"),
+        ),
     }.items()
     for word in words
 } | dict.fromkeys(("stride_a", "stride_x", "stride_y"), "i64")
@@ -106,10 +109,15 @@ BATCHED: Final = {
 """What takes stacks of matrices by pointer, and has 32-bit sizes only."""
 
 
+COUNTS_NOTHING: Final = ("rotg_v2", "rotmg_v2")
+"""Functions that take no sizes, and so are there once."""
+
+
 def symbol(kind: str, name: str, dtype: str) -> str:
     """The function of a routine for a dtype."""
     letter = LETTERS[dtype][kind]
-    return f"cublas{letter.format(name) + '_v2' if '{' in letter else letter + name}_64"
+    begun = letter.format(name) + "_v2" if "{" in letter else letter + name
+    return f"cublas{begun}{'' if name in COUNTS_NOTHING else '_64'}"
 
 
 def half_symbol(name: str) -> str:

@@ -21,14 +21,18 @@ REAL_OF: Final = {"complex64": "float32", "complex128": "float64"}
 """The real dtype of the same precision; others are their own."""
 
 
+PARAMETERS: Final = ("5",)
+"""The shape of a modified rotation."""
+
+
 class Operand(NamedTuple):
     """A vector, a matrix or a scalar result of a routine.
 
     Attributes:
         name: of the argument.
         shape: the sizes of what the routine takes, after transposing: ``("m", "n")`` of a matrix,
-            one for a vector, none for a scalar result. ``"s"`` is the size on the matrix's
-            side: n on the right, m on the left.
+            one for a vector, none for a number. ``"s"`` is the size on the matrix's side: n on
+            the right, m on the left. ``"5"`` is that many numbers in a row.
         access: ``"r"`` read, ``"w"`` written, ``"rw"`` both; ``"beta"`` is written, and read
             unless beta is 0.
         word: what the vendor calls it.
@@ -63,6 +67,8 @@ class Operand(NamedTuple):
 
         A band without structure has those that the caller counts.
         """
+        if self.shape == PARAMETERS:
+            return ()
         return (*self.shape, "k") if self.form == "band" and self.structure else self.shape
 
     def dtype_of(self, dtype: str) -> str:
@@ -125,6 +131,13 @@ class Row:
         """Names of scalars, and whether they are real for complex dtypes too."""
         return tuple((each.removesuffix(":real"), each.endswith(":real")) for each in self.scalars)
 
+    def scalar_dtype(self, name: str, dtype: str) -> str:
+        """The dtype in which a scalar is passed."""
+        if dict(self.numbers)[name]:
+            dtype = REAL_OF.get(dtype, dtype)
+        rotates = name in ("c", "s")
+        return "float32" if dtype in ("float16", "bfloat16") and not rotates else dtype
+
     @cached_property
     def written(self) -> tuple[int, ...]:
         """The positions of the operands that it writes."""
@@ -135,7 +148,7 @@ class Row:
         known = {**sizes, "s": sizes["n"] if options.get("side") else sizes.get("m", 0)}
         found = []
         for operand in self.operands:
-            shape = tuple(known[size] for size in operand.shape)
+            shape = tuple(known[size] if size != "5" else 5 for size in operand.shape)
             if options.get(operand.trans):
                 shape = shape[::-1]
             if operand.form == "band":
@@ -263,6 +276,35 @@ _LEVEL1: Final = (
         ("t", "rot_v2", "n x incx y incy cosine sine"),
         ("RotEx", f"{_HALF_TWO} cosine sine type scale"),
         scalars=("c:real", "s"),
+    ),
+    Row(
+        "rotm",
+        "rotm(x, y, param)",
+        (_X_BOTH, _Y_BOTH, Operand("param", PARAMETERS, word="param")),
+        ("t", "rotm_v2", "n x incx y incy param"),
+        dtypes=REAL,
+        counts=("n",),
+    ),
+    Row(
+        "rotg",
+        "rotg(a, b)",
+        (
+            *(Operand(name, (), "rw", name) for name in ("a", "b")),
+            _RESULT._replace(name="c", word="cosine", dtype="real"),
+            _RESULT._replace(name="s", word="sine"),
+        ),
+        ("t", "rotg_v2", "a b cosine sine"),
+    ),
+    Row(
+        "rotmg",
+        "rotmg(d1, d2, x1, y1)",
+        (
+            *(Operand(name, (), "rw", name) for name in ("d1", "d2", "x1")),
+            Operand("y1", (), word="y1"),
+            Operand("param", PARAMETERS, "w", "param", made="empty"),
+        ),
+        ("t", "rotmg_v2", "d1 d2 x1 y1 param"),
+        dtypes=REAL,
     ),
     *(
         _level1(

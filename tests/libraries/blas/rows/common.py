@@ -111,7 +111,9 @@ def inside(n: int, case: Case, k: int | None = None) -> list[tuple[int, int]]:
     return [
         (i, j)
         for j in range(n)
-        for i in (range(j, min(n, j + most + 1)) if case["lower"] else range(max(0, j - most), j + 1))
+        for i in (
+            range(j, min(n, j + most + 1)) if case["lower"] else range(max(0, j - most), j + 1)
+        )
     ]
 
 

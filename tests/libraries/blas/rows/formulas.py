@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atomr_accel.libraries.blas.host._cpu_rotations import rotg, rotm, rotmg
+
 from .common import banded, diagonals, op, repacked, solve, symmetric, triangular, unpacked
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 FUNCTIONS: dict[str, Any] = {
     name: getattr(np, name)
     for name in ("abs", "argmax", "argmin", "conj", "diag", "imag", "outer", "real", "sqrt", "sum")
-}
+} | {"rotg": rotg, "rotm": rotm, "rotmg": rotmg}
 
 
 def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> list[Any]:
