@@ -158,6 +158,9 @@ ROWS: Final = [
     row("blas.geqrf_batched", "a", a=(2, 8, 8), out=(2, 8, 8)),
     row("blas.getrs_batched", "b", lu=(2, 8, 8), piv=((2, 8), INT), b=(2, 8, 8), out=(2, 8, 8)),
     row("blas.getri_batched", lu=(2, 8, 8), piv=((2, 8), INT), out=(2, 8, 8)),
+    row("blas.matinv_batched", a=(2, 8, 8), out=(2, 8, 8)),
+    row("blas.gemv_batched", a=(2, 8, 8), x=(2, 8), out=(2, 8)),
+    row("blas.trsm_batched", "b", a=(2, 8, 8), b=(2, 8, 8), out=(2, 8, 8)),
     row("blas.gels_batched", a=(2, 8, 8), b=(2, 8), out=(2, 8)),
     row("blaslt.matmul", "c", a=M, b=M, c=M, out=M, options={"beta": 1.0}),
     row(

@@ -11,7 +11,7 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._arguments import require_rank, require_readable, require_shape
+from .._arguments import require_rank, require_readable
 from .._library import LaneSpec
 from .._op import D, Facade
 from .._request import Request
@@ -90,6 +90,13 @@ def on_the_right(side: Side) -> bool:
         raise ValueError(f"side must be 0 ('L') or 1 ('R'), not {side!r}") from None
 
 
+def diagonal(value: Any, name: str) -> int:
+    """Whether the diagonal is taken as ones."""
+    if value not in (0, 1):
+        raise ValueError(f"{name} must be 0 (as it is) or 1 (ones), not {value!r}")
+    return int(value)
+
+
 def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
     """A number as messages carry it: two parts for complex dtypes.
 
@@ -138,7 +145,7 @@ def place_scalars(
         place = room.address + SCALAR_BYTES * len(places)
         if isinstance(value, GpuRef):
             block = require_readable(value, driver.memory, name)
-            require_shape(value, (), name)
+            require_numbers(value, (), name)
             if value.dtype is not dtype:
                 raise TypeError(
                     f"{name} has dtype {value.dtype.name}, but as a buffer it must be {dtype.name}"
@@ -147,6 +154,12 @@ def place_scalars(
             place = block.address
         places.append(place)
     return (*places, room.address + SCALAR_BYTES * len(places)), read, [room]
+
+
+def require_numbers(ref: GpuRef, shape: tuple[int, ...], name: str) -> None:
+    """A buffer of one number, or as many as always go together."""
+    if ref.shape != shape:
+        raise ValueError(f"{name} has shape {ref.shape}, but it must be {shape}")
 
 
 def require_kind(ref: GpuRef, dtypes: tuple[str, ...], routine: str) -> str:

@@ -13,6 +13,7 @@ from ._grouped import GroupedProducts
 from ._level1 import Level1
 from ._level2 import Level2
 from ._level3 import Level3
+from ._stacked import StackedRoutines
 
 __all__ = ["LANE", "Blas"]
 
@@ -25,6 +26,7 @@ class Blas(
     Level2[D],
     Banded[D],
     Level3[D],
+    StackedRoutines[D],
     Factorizations[D],
 ):
     """Basic linear algebra: cuBLAS on CUDA, NumPy and SciPy on the CPU.
@@ -46,12 +48,14 @@ class Blas(
     | bfloat16 | bfloat16, float32 | 32F, 32F_PEDANTIC |
     | float32, complex64 | the same | 32F, 32F_PEDANTIC, 32F_FAST_TF32, 32F_FAST_16F, |
     | | | 32F_FAST_16BF; 32F_EMULATED_16BFX9 for float32 |
-    | float64, complex128 | the same | 64F, 64F_PEDANTIC |
+    | float64, complex128 | the same | 64F, 64F_PEDANTIC, 64F_EMULATED_FIXEDPOINT |
     | int8 | int32 | 32I, 32I_PEDANTIC |
     | int8 | float32 | 32F, 32F_PEDANTIC |
 
     Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default,
-    so float32 is float32, not TF32. The CPU backend computes in the type itself, 16-bit
+    so float32 is float32, not TF32. ``64F_EMULATED_FIXEDPOINT`` (cuBLAS 13.1) lets the vendor
+    multiply integers in the place of float64 where its own rules find that faster; before, it is
+    ``Unsupported``. The CPU backend computes in the type itself, 16-bit
     ones in float32, whatever faster type is asked for. int8 needs rows of a multiple of
     four elements, and ``alpha`` and ``beta`` are 0 or 1 where the result is int32.
 

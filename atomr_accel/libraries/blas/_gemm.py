@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _F32: Final = ("32F", "32F_PEDANTIC")
 _FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+_F64: Final = ("64F", "64F_PEDANTIC", "64F_EMULATED_FIXEDPOINT")
 
 COMPUTE: Final = {
     ("float16", "float16"): (*_F32, "16F", "16F_PEDANTIC"),
@@ -61,9 +62,9 @@ COMPUTE: Final = {
     ("bfloat16", "bfloat16"): _F32,
     ("bfloat16", "float32"): _F32,
     ("float32", "float32"): (*_FAST, "32F_EMULATED_16BFX9"),
-    ("float64", "float64"): ("64F", "64F_PEDANTIC"),
+    ("float64", "float64"): _F64,
     ("complex64", "complex64"): _FAST,
-    ("complex128", "complex128"): ("64F", "64F_PEDANTIC"),
+    ("complex128", "complex128"): _F64,
     ("int8", "int32"): ("32I", "32I_PEDANTIC"),
     ("int8", "float32"): _F32,
 }

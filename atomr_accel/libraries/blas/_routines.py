@@ -25,6 +25,7 @@ from ._checks import (
     UINT8,
     Routines,
     count_elements,
+    diagonal,
     given_count,
     is_number,
     on_the_right,
@@ -32,6 +33,7 @@ from ._checks import (
     place_scalars,
     require_kind,
     require_matrix,
+    require_numbers,
     require_terms,
     scalar,
     scales_nothing,
@@ -215,17 +217,10 @@ def _turned(row: Row, given: Given, options: list[int]) -> Given:
     return turned
 
 
-def _diagonal(value: Any, name: str) -> int:
-    """Whether the diagonal is taken as ones."""
-    if value not in (0, 1):
-        raise ValueError(f"{name} must be 0 (as it is) or 1 (ones), not {value!r}")
-    return int(value)
-
-
 _OPTIONS: Final[dict[str, Callable[[Any, str], int]]] = {
     "lower": lambda value, name: int(flag(value, name)),
     "side": lambda value, _: int(on_the_right(value)),
-    "diag": _diagonal,
+    "diag": diagonal,
     **dict.fromkeys(("trans", "trans_a", "trans_b"), operation),
 }
 """How options are read."""
@@ -330,7 +325,7 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
         if operand.steps:
             sizes.vector(operand, ref)
         elif not operand.sizes:
-            require_shape(ref, (5,) if operand.shape else (), operand.name)
+            require_numbers(ref, (5,) if operand.shape else (), operand.name)
         elif operand.form == "packed":
             sizes.packed(operand, ref)
         else:

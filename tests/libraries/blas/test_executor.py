@@ -209,3 +209,15 @@ async def test_a_product_that_runs_again_has_other_pointers_and_scalars(device: 
         np.testing.assert_array_equal(made, alpha * 3 * await device.get(x) + beta * 10)
         assert np.signbit(made).all() == np.signbit(alpha)
     assert np.isnan(await device.get(await device.blas.gemm(a, a, alpha=np.nan))).all()
+
+
+async def test_compute_types_that_a_release_does_not_know(device: Device, fakes: Fakes) -> None:
+    compute = "64F_EMULATED_FIXEDPOINT"
+    for dtype in (np.float64, np.complex128):
+        a = await device.put(np.full((4, 4), 2, dtype))
+        fakes.library.version = 130_000
+        with pytest.raises(Unsupported, match=r"needs cuBLAS 13\.1; this is 13\.0"):
+            await device.blas.gemm(a, a, compute_type=compute)
+        fakes.library.version = 130_100
+        product = await device.blas.gemm(a, a, compute_type=compute)
+        assert (await device.get(product) == 16).all()

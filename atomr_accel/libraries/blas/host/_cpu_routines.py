@@ -178,6 +178,13 @@ def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
     return result
 
 
+def solve_triangular(alpha: Any, a: Array, b: Array, options: tuple[int, ...]) -> Array:
+    """A triangular system of matrices, with its side, triangle, op and diagonal of ones."""
+    side, lower, trans, diag = options
+    call = SimpleNamespace(a=a, alpha=alpha, lower=lower, diag=diag)
+    return _triangle("trsm", call, b, side=side, trans_a=trans)
+
+
 def _triangle_vector(routine: str, c: Call) -> Array:
     return _triangle(routine, c, c.x[:, None], trans_a=c.trans)[:, 0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from contextlib import contextmanager
-from ctypes import byref, c_void_p
+from ctypes import byref, c_int, c_void_p
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -17,7 +17,16 @@ from ....backends.cuda.host._driver import check, driver
 from ...host._device_code import CudaSource
 from ...host._numbers import CUDA_TYPES, Scalars
 from ...host._vendor import VendorLibrary, undone_on_error
-from ._prototypes import ENUMS, NOT_SUPPORTED, PROTOTYPES, STATUS_NAME, half_symbol
+from ._prototypes import (
+    COMPUTES,
+    EMULATED,
+    EMULATES,
+    ENUMS,
+    NOT_SUPPORTED,
+    PROTOTYPES,
+    STATUS_NAME,
+    half_symbol,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,6 +123,22 @@ class Handle:
         status = self.functions[function](self.value, *args)
         if status:
             raise self.error(function, status)
+
+    def compute_type(self, name: str) -> int:
+        """The number of a compute type.
+
+        Raises:
+            Unsupported: the release that is installed does not know it.
+        """
+        if name in EMULATED:
+            version = c_int()
+            self.call("cublasGetVersion_v2", byref(version))
+            if version.value < EMULATES:
+                raise Unsupported(
+                    f"compute type {name} needs cuBLAS 13.1; this is {version.value // 10_000}."
+                    f"{version.value // 100 % 100}"
+                )
+        return COMPUTES[name]
 
     def error(self, function: str, status: int) -> Exception:
         """The error for a status."""

@@ -20,8 +20,8 @@ from ._prototypes import (
     COMPUTES,
     ENUMS,
     GEMM_DEFAULT,
+    GEMV_STRIDED,
     HALF_GEMV,
-    HALF_GEMV_ARGUMENTS,
     LETTERS,
     OP_C,
     OP_N,
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from ._cuda_handle import Handle
 
-_LEFT: Final = ENUMS["CUBLAS_SIDE_LEFT"]
-_RIGHT: Final = ENUMS["CUBLAS_SIDE_RIGHT"]
-_LOWER: Final = ENUMS["CUBLAS_FILL_MODE_LOWER"]
-_UPPER: Final = ENUMS["CUBLAS_FILL_MODE_UPPER"]
-_TURNED: Final = (OP_T, OP_N)
+LEFT: Final = ENUMS["CUBLAS_SIDE_LEFT"]
+RIGHT: Final = ENUMS["CUBLAS_SIDE_RIGHT"]
+LOWER: Final = ENUMS["CUBLAS_FILL_MODE_LOWER"]
+UPPER: Final = ENUMS["CUBLAS_FILL_MODE_UPPER"]
+TURNED: Final = (OP_T, OP_N)
 """The op of the transposed matrix that gives 0 and 1 of the matrix itself."""
 
 _OF_MATRICES: Final = {"trmv": "trmm", "trsv": "trsm"}
@@ -159,9 +159,9 @@ class CudaRoutines:
         values |= options
         if "lower" in options:
             turned = not any(operand.form for operand in row.operands)
-            values["uplo"] = _UPPER if options["lower"] == turned else _LOWER
+            values["uplo"] = UPPER if options["lower"] == turned else LOWER
         if "side" in options:
-            values["side"] = _LEFT if options["side"] else _RIGHT
+            values["side"] = LEFT if options["side"] else RIGHT
         return values
 
     def _scalar(self, message: Routine, at: int, dtype: str) -> Any:
@@ -204,10 +204,10 @@ class CudaRoutines:
             return
         if op:  # the vendor's sizes are those of the matrix as it is stored
             values |= {"m": values["n"], "n": values["m"]}
-        values["trans"] = _TURNED[op]
+        values["trans"] = TURNED[op]
         if dtype in HALF_GEMV:
             values |= {"batch": 1, "stride_a": 0, "stride_x": 0, "stride_y": 0}
-            words = HALF_GEMV_ARGUMENTS.split()
+            words = GEMV_STRIDED.split()
             self._send(values, HALF_GEMV[dtype], *(values[word] for word in words))
         else:
             self._plain(call)
@@ -232,7 +232,7 @@ class CudaRoutines:
     def _hemv(self, call: _Call) -> None:
         """In the column-major view the vector is a row, and the matrix stands behind it."""
         values = call.values
-        values |= {"side": _RIGHT, "m": 1, "b": values["x"], "ldb": values["incx"]}
+        values |= {"side": RIGHT, "m": 1, "b": values["x"], "ldb": values["incx"]}
         self.call("hemm", call.dtype, **values, c=values["y"], ldc=values["incy"])
 
     def _ger(self, call: _Call) -> None:
@@ -290,10 +290,10 @@ class CudaRoutines:
         values, dtype = call.values, call.dtype
         target, inc = self._copied(call), values["incx"]
         if not call.conjugates:
-            values["trans"] = _TURNED[call.options["trans"]]
+            values["trans"] = TURNED[call.options["trans"]]
             self._plain(call)
             return
-        values |= {"side": _RIGHT, "m": 1, "alpha": self._handle.scalar(dtype, (1.0, 0.0))}
+        values |= {"side": RIGHT, "m": 1, "alpha": self._handle.scalar(dtype, (1.0, 0.0))}
         row = {"b": target, "ldb": inc, "c": target, "ldc": inc}
         self.call(_OF_MATRICES[call.row.name], dtype, **values | row)
 

@@ -153,6 +153,37 @@ class Routine(Message, frozen=True):
     at: tuple[int, ...] = ()
 
 
+class Stacked(Message, frozen=True):
+    """Many products of a matrix and a vector, or triangular systems.
+
+    Attributes:
+        routine: ``"gemv"``: ``c = alpha * op(a) @ b + beta * c``, or ``"trsm"``: c solves
+            ``op(a) @ c = alpha * b``, or ``c @ op(a) = alpha * b``.
+        dtype: element type.
+        a, b, c: addresses.
+        sizes: rows and columns of a as it is stored, for ``gemv``; of c, for ``trsm``.
+        batch: the batch's shape; c is contiguous over it, and for ``trsm`` so is b.
+        strides_a, strides_b: elements from one to the next along each dimension of ``batch``.
+        options: of ``gemv`` trans; of ``trsm`` side, lower, trans and diag.
+        alpha, beta: scalars; with beta 0, c is not read.
+        pointers: room for three pointers for each.
+    """
+
+    routine: str
+    dtype: str
+    a: int
+    b: int
+    c: int
+    sizes: tuple[int, int]
+    batch: tuple[int, ...]
+    strides_a: tuple[int, ...]
+    strides_b: tuple[int, ...]
+    options: tuple[int, ...]
+    alpha: Scalar
+    beta: Scalar
+    pointers: int
+
+
 class Factor(Message, frozen=True):
     """A batched factorization or solve.
 

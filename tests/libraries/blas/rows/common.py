@@ -27,7 +27,20 @@ def method(name: str, **fixed: Any) -> Callable[..., Any]:
     return call
 
 
-SIZES = ("m", "n", "k", "batch_a", "batch_b", "nrhs", "lead", "shape_a", "shape_b", "sizes")
+SIZES = (
+    "m",
+    "n",
+    "k",
+    "batch_a",
+    "batch_b",
+    "nrhs",
+    "lead",
+    "shape_a",
+    "shape_b",
+    "sizes",
+    "lead_a",
+    "lead_x",
+)
 """What of a case is a size rather than an option."""
 
 
