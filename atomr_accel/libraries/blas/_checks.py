@@ -140,7 +140,8 @@ def place_scalars(
         ValueError: a buffer of another shape than ().
     """
     room = driver.output((SCALAR_BYTES * (len(given) + 1),), UINT8)._block
-    places, read = [], []
+    places: list[int] = []
+    read: list[Block] = []
     for name, value, dtype in given:
         place = room.address + SCALAR_BYTES * len(places)
         if isinstance(value, GpuRef):

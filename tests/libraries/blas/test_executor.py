@@ -15,29 +15,13 @@ from atomr_accel.libraries.blas._facade import LANE
 from ... import seeds
 from ...fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 from ..conformance import conform, on_cuda, put_matrices
+from .rotations import POINTS, rotg_promises, rotm_promises, rotmg_promises
 from .rows import OPERATIONS
-from .test_rotations import (
-    test_rotg_makes_a_rotation_for_rot,
-    test_rotm_as_scipy_has_it,
-    test_rotmg_makes_a_rotation_for_rotm,
-)
-from .test_scalars import (
-    test_a_buffer_does_for_a_number,
-    test_products_take_them_too,
-    test_results_are_scalars_of_what_follows,
-)
-
-__all__ = [
-    "test_a_buffer_does_for_a_number",
-    "test_products_take_them_too",
-    "test_results_are_scalars_of_what_follows",
-    "test_rotg_makes_a_rotation_for_rot",
-    "test_rotm_as_scipy_has_it",
-    "test_rotmg_makes_a_rotation_for_rotm",
-]
+from .scalars import PRODUCTS, WITH_SCALARS, does_for_a_number, scales_products
 
 if TYPE_CHECKING:
     from atomr_accel import Device
+    from atomr_accel.libraries.blas.wire._rows import Row
 
     from ...fakes.driver import FakeDriver
 
@@ -73,6 +57,25 @@ test_conforms_on_views = conform(
     of="the executor of blas",
     put=put_matrices,
 )
+
+
+@pytest.mark.parametrize("row", WITH_SCALARS, ids=[row.name for row in WITH_SCALARS])
+async def test_a_buffer_does_for_a_number(device: Device, row: Row) -> None:
+    await does_for_a_number(device, row)
+
+
+@pytest.mark.parametrize(("dtype", "of_scalars"), PRODUCTS)
+async def test_products_take_them_too(device: Device, dtype: str, of_scalars: str) -> None:
+    await scales_products(device, dtype, of_scalars)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+async def test_rotations(device: Device, dtype: str) -> None:
+    await rotg_promises(device, dtype)
+    for point in POINTS if dtype == "float32" else ():
+        await rotmg_promises(device, point, dtype)
+    for flag in (-2, -1, 0, 1):
+        await rotm_promises(device, flag)
 
 
 async def test_a_status_becomes_an_error_that_says_it(device: Device, fakes: Fakes) -> None:

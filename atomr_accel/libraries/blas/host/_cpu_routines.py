@@ -16,7 +16,6 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ..wire._rows import ROWS
-from ._cpu_rotations import rotg, rotm, rotmg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +152,12 @@ def _nrm2(c: Call) -> Any:
     return dznrm2(exact) if exact.dtype.kind == "c" else dnrm2(exact)
 
 
+def _rotation(name: str, *arguments: Array) -> Any:
+    from . import _cpu_rotations  # which few programs need
+
+    return getattr(_cpu_rotations, name)(*arguments)
+
+
 def _outer(c: Call, x: Array, y: Array) -> Array:
     return _share(c.alpha, np.outer(x, y))
 
@@ -181,7 +186,7 @@ def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
 def solve_triangular(alpha: Any, a: Array, b: Array, options: tuple[int, ...]) -> Array:
     """A triangular system of matrices, with its side, triangle, op and diagonal of ones."""
     side, lower, trans, diag = options
-    call = SimpleNamespace(a=a, alpha=alpha, lower=lower, diag=diag)
+    call: Call = SimpleNamespace(a=a, alpha=alpha, lower=lower, diag=diag)
     return _triangle("trsm", call, b, side=side, trans_a=trans)
 
 
@@ -246,7 +251,8 @@ def _hermitian_rank_2k(c: Call) -> Array:
 
 def _hermitian_squares(c: Call) -> Array:
     product = _outer(c, c.x, c.y.conj())
-    return c.a + product + product.conj().T
+    result: Array = c.a + product + product.conj().T
+    return result
 
 
 def _product(c: Call) -> Array:
@@ -262,9 +268,9 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
         scaled(c.c, c.x) + scaled(c.s, c.y),
         scaled(c.c, c.y) - scaled(np.conj(c.s), c.x),
     ),
-    "rotm": lambda c: rotm(c.x, c.y, c.param),
-    "rotg": lambda c: rotg(c.a, c.b),
-    "rotmg": lambda c: rotmg(c.d1, c.d2, c.x1, c.y1),
+    "rotm": lambda c: _rotation("rotm", c.x, c.y, c.param),
+    "rotg": lambda c: _rotation("rotg", c.a, c.b),
+    "rotmg": lambda c: _rotation("rotmg", c.d1, c.d2, c.x1, c.y1),
     "dot": lambda c: c.x @ c.y,
     "dotc": lambda c: c.x.conj() @ c.y,
     "nrm2": _nrm2,

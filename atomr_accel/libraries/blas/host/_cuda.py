@@ -162,6 +162,7 @@ class CudaBlas:
         if not k:
             count = math.prod(batch)
             c = self._pointer(message.c)
+            assert message.beta is not None
             self._handle.scale(c, count * m * n, 1, options.dtype_c, message.beta)
             return
         if len(batch) > 1:
