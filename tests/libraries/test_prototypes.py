@@ -143,7 +143,9 @@ def ask_compiler(table: Table, folder: Path) -> dict[str, Any]:
         for name, expression in numbers.items()
     ]
     known = [
-        line for line in lines if set(re.findall(r"cu\w+|CU\w+|nccl[A-Z]\w+", line)) <= declared
+        line
+        for line in lines
+        if set(re.findall(r"(?:__)?cu\w+|CU\w+|nccl[A-Z]\w+", line)) <= declared
     ]
     body = "\n".join(known)
     source.write_text(

@@ -50,7 +50,12 @@ def test_only_sources_that_include_something_are_given_more_folders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(_compiler, "library_headers", lambda: asked.append("asked") or [])
+
+    def library_headers() -> list[str]:
+        asked.append("asked")
+        return []
+
+    monkeypatch.setattr(_compiler, "library_headers", library_headers)
     plain = 'extern "C" __global__ void f() {}'
     for source, expected in ((plain, []), (f"// includes nothing\n{plain}", ["asked"])):
         _compiler.compile_cubin(source, "f", (), (9, 0))
