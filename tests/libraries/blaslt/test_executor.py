@@ -66,9 +66,8 @@ async def test_fp8_the_other_way_round_is_refused_with_a_hint(device: Device) ->
 
 
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "kind"), [(E2M1, "fp4"), (E4M3, "mxfp8")])
 async def test_block_scales_are_tiled_and_fp4_is_packed(
-    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, kind: str
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from atomr_accel.libraries.blaslt.host import _cuda
     from atomr_accel.libraries.host import _cuda_kernels
@@ -95,9 +94,10 @@ async def test_block_scales_are_tiled_and_fp4_is_packed(
 
     monkeypatch.setattr(_cuda_kernels, "Kernels", HostKernels)
     monkeypatch.setattr(FakeContext, "compute_capability", (10, 0))
-    (operation,) = [each for each in OPERATIONS if each.name.endswith(f" {kind}")]
-    for case in operation.cases:
-        await check(device, operation, dtype, case, "the executor of blaslt")
+    for dtype, kind in ((E2M1, "fp4"), (E4M3, "mxfp8")):
+        (operation,) = [each for each in OPERATIONS if each.name.endswith(f" {kind}")]
+        for case in operation.cases:
+            await check(device, operation, dtype, case, "the executor of blaslt")
 
 
 async def test_fp4_is_refused_where_the_device_has_none(device: Device) -> None:

@@ -38,7 +38,14 @@ CHOICES: Final[dict[str, list[Any]]] = {
 }
 MANY, SOME = 20, 5
 """Of more cases than that, every how many-th is tried without an output, or in place."""
+FEW: Final = 7
+"""Of routines that are like others, every how many-th case is tried."""
 STEPS: Final[Case] = {"offx": 1, "incx": 2, "offy": 2, "incy": 3}
+
+
+def is_alike(row: Row) -> bool:
+    """Whether a row is like others, but for how its matrices are stored."""
+    return row.name in ALIKE or any(each.form and each.structure for each in row.operands)
 
 
 def cases(row: Row) -> list[Case]:
@@ -54,7 +61,7 @@ def cases(row: Row) -> list[Case]:
     sizes: dict[str, list[int]] = {"m": [0, 1, 5, 33], "n": [0, 1, 7], "k": [0, 1, 7]}
     if "m" not in row.sizes:
         sizes["n"] = sizes["m"]
-    alike = row.name in ALIKE or any(each.form and each.structure for each in row.operands)
+    alike = is_alike(row)
     if alike:
         sizes = {"m": [0, 5], "n": [0, 1, 7], "k": [0, 2]}
     elif row.counts:
@@ -64,7 +71,7 @@ def cases(row: Row) -> list[Case]:
         for option in (*row.options, *(size for size in row.sizes if size in CHOICES))
     }
     found = product(**{size: sizes[size] for size in row.sizes if size in sizes}, **options)
-    found = found[:: SOME if alike else 1]
+    found = found[:: FEW if alike else 1]
     small = {"m": [5], "n": [7], "k": [3]}
     letters = {option: by_letters(row, option) for option in options}
     axes = {f"{word}{axis}" for axis in row.steps for word in ("off", "inc")}
@@ -248,7 +255,7 @@ def operations(row: Row) -> list[Operation]:
         ways.append((" without out", output.name, ""))
     ways += [(f" in place of {place}", output.name, place) for place in row.in_place]
     found = []
-    for text, left_out, place in ways:
+    for text, left_out, place in (ways[0], ways[-1]) if is_alike(row) else ways:
         tried = cases(row)
         if place:
             trans = next(each.trans for each in row.operands if each.name == place)
