@@ -70,7 +70,7 @@ class Libraries(Generic[D]):
         self.fft = Fft(device, self.cub)
         self.linalg = Linalg(device, self.cub, self.blas)
         self.nvrtc = Nvrtc(device)
-        self.rng = Rng(device, self.array, self.cub)
+        self.rng = Rng(device, self.array, self.cub, self.blas)
         self.sparse = Sparse(device, self.array, self.cub)
         self.sparselt = SparseLt(device)
         self.tensor = Tensor(device, self.blas, self.cub)

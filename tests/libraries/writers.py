@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from atomr_accel.libraries.blas.wire._rows import COMPLEX
+from atomr_accel.libraries.blas.wire._rows import COMPLEX, packed
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
 from atomr_accel.libraries.blas.wire._rows import Row as BlasRow
 
@@ -112,17 +112,24 @@ _BY_IMAGE: Final = {"x": I, "out": I}
 _BY_GRAD: Final = {"grad": I, "x": I, "out": I}
 
 
+ROTATIONS: Final = ("rotg", "rotm", "rotmg")
+
+
 def of_blas(routine: BlasRow) -> Row:
     """A routine of levels 1 to 3, from its own row."""
     dtype = "complex64" if routine.dtypes == COMPLEX else "float32"
     buffers: dict[str, Any] = {}
     for operand in routine.operands:
         shape = (16,) * len(operand.shape)
-        shape = (3, 16) if operand.structure == "band" else shape
+        if operand.form:
+            shape = (3, 16) if operand.form == "band" else (packed(16),)
         buffers[operand.name] = (shape, operand.dtype_of(dtype))
     options: dict[str, Any] = {name: 0.6 for name, _ in routine.numbers if name in ("c", "s")}
     if "kl" in routine.counts:
         options |= {"m": 16, "n": 16, "kl": 1, "ku": 1}
+    if routine.name in ROTATIONS:
+        shapes = {"x": V, "y": V, "param": (5,)}
+        buffers = {name: (shapes.get(name, ()), dtype) for name, (_, dtype) in buffers.items()}
     written = tuple(routine.operands[at].name for at in routine.written)
     return row(
         f"blas.{routine.name}",
@@ -151,6 +158,9 @@ ROWS: Final = [
     row("blas.geqrf_batched", "a", a=(2, 8, 8), out=(2, 8, 8)),
     row("blas.getrs_batched", "b", lu=(2, 8, 8), piv=((2, 8), INT), b=(2, 8, 8), out=(2, 8, 8)),
     row("blas.getri_batched", lu=(2, 8, 8), piv=((2, 8), INT), out=(2, 8, 8)),
+    row("blas.matinv_batched", a=(2, 8, 8), out=(2, 8, 8)),
+    row("blas.gemv_batched", a=(2, 8, 8), x=(2, 8), out=(2, 8)),
+    row("blas.trsm_batched", "b", a=(2, 8, 8), b=(2, 8, 8), out=(2, 8, 8)),
     row("blas.gels_batched", a=(2, 8, 8), b=(2, 8), out=(2, 8)),
     row("blaslt.matmul", "c", a=M, b=M, c=M, out=M, options={"beta": 1.0}),
     row(

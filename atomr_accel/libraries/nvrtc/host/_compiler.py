@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -108,6 +110,8 @@ def compile_cubin(
         _check("nvrtcAddNameExpression", status)
         flags = [f"--gpu-architecture={architecture}", "--std=c++17"]
         flags += [f"--include-path={path}" for path in toolkit_headers()]
+        if "include" in source:
+            flags += [f"--include-path={path}" for path in library_headers()]
         flags += options
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
         log = _text(nvrtc, program, "ProgramLog")
@@ -210,6 +214,21 @@ def toolkit_headers() -> list[str]:
         return []
     path = find_nvidia_header_directory("cudart")
     return [path] if path else []
+
+
+def library_headers() -> list[str]:
+    """Where ``curand_kernel.h`` is, and what it includes: libcu++, as package cuda-cccl has it."""
+    found = []
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        found.append(find_nvidia_header_directory("curand"))
+        spec = find_spec("cuda.cccl")
+    except ImportError:
+        spec = None
+    if spec is not None and spec.submodule_search_locations:
+        found.append(str(Path(spec.submodule_search_locations[0]) / "headers" / "include"))
+    return [path for path in found if path]
 
 
 def _check(call: str, status: Any, log: str = "") -> None:
