@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from ...._errors import LibraryError, LibraryMissing, Unsupported
 from ..wire._attention_nodes import SCORES, is_single
 from ..wire._element_types import FLOATS, LOGICAL, integers_of
+from ..wire._layout_nodes import LAYOUT
 from ..wire._nodes import NODES
 from . import _lowering_attention
 from ._prototypes import DATA_TYPES, library_handle, status_codes
@@ -220,6 +221,11 @@ def _lowered(
     if special is not None:
         results = special(frontend, made, node, inputs)
     else:
+        method = None if node.op in LAYOUT else getattr(made, node.op, None)
+        if method is None:
+            # Of moves its engines take (9.19) none but slices before others, whose pointers
+            # they shift, aligned or not.
+            raise Unsupported(f"cuDNN's graphs have no {node.op}")
         arguments: dict[str, Any] = dict.fromkeys(row.optional) | inputs
         for name, value in node.attributes:
             if name in _ENUMS:
@@ -231,9 +237,6 @@ def _lowered(
         if node.op == "gen_index":
             arguments["compute_data_type"] = frontend.data_type.INT32
             arguments["axis"] += missing
-        method = getattr(made, node.op, None)
-        if method is None:
-            raise Unsupported(f"cuDNN's graphs have no {node.op}")
         results = method(**arguments)
     if not isinstance(results, (list, tuple)):
         results = (results,)
