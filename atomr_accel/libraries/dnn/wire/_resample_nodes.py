@@ -166,8 +166,10 @@ _FAMILIES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Attribute], st
             **dict.fromkeys(("window", "stride", "pre_padding", "post_padding"), REQUIRED),
             "ceil_mode": False,
         },
-        "the largest element, or the average, in each place of a window; with ``ceil_mode`` in "
-        "places too that are only partly inside",
+        (
+            "the largest element, or the average, in each place of a window; with ``ceil_mode`` "
+            "in places too that are only partly inside"
+        ),
     ),
     "adaptive_pool": (
         ADAPTIVE,

@@ -90,6 +90,7 @@ def move_graphs() -> list[Graph]:
     return graphs
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_moves(tmp_path_factory: pytest.TempPathFactory) -> None:
     hold(move_graphs(), tmp_path_factory.mktemp)
@@ -168,11 +169,13 @@ def resample_graphs() -> list[Graph]:
     return graphs
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_resampling(tmp_path_factory: pytest.TempPathFactory) -> None:
     hold(resample_graphs(), tmp_path_factory.mktemp)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_statistics_of_channels(tmp_path_factory: pytest.TempPathFactory) -> None:
     graphs = []

@@ -7,7 +7,6 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from ....host._device_code import C_TYPES, CudaSource
-from ...wire._element_types import FLOATS
 from ...wire._graph import MOST_DIMS
 from ...wire._layout_nodes import LAYOUT
 from ._launch import Form, Pointer, form
@@ -29,22 +28,21 @@ _BYTES: Final = {
     **dict.fromkeys(("int64", "uint64", "float64"), 8),
 }
 
+_CONVERTED: Final = frozenset(C_TYPES)
+"""What is converted into each other, as far as graphs ask for it."""
+
 
 def computes(graph: Graph) -> bool:
     """Whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     if node.op not in LAYOUT:
         return False
-    sources = [graph.tensors[id_] for _, id_ in node.inputs]
-    target = graph.tensors[node.outputs[0][1]]
-    return target.ragged < 0 and all(
-        source.ragged < 0 and (source.dtype == target.dtype or {source.dtype, target.dtype} <= _OURS)
-        for source in sources
+    tensors = [graph.tensors[id_] for _, id_ in (*node.outputs, *node.inputs)]
+    target = tensors[0].dtype
+    return all(
+        each.ragged < 0 and (each.dtype == target or {each.dtype, target} <= _CONVERTED)
+        for each in tensors
     )
-
-
-_OURS: Final = frozenset(C_TYPES) & (FLOATS | {dtype for dtype in _BYTES if "float8" not in dtype})
-"""What is converted into each other."""
 
 
 def forms(graph: Graph) -> list[Form]:
@@ -83,9 +81,7 @@ def move_name(compute: str, target: str, source: str) -> str:
     return f"move<{C_TYPES[compute]}, {C_TYPES[target]}, {C_TYPES[source]}>"
 
 
-def _sliced(
-    x: Tensor, shape: Sequence[int], attributes: Mapping[str, object]
-) -> tuple[int, bytes]:
+def _sliced(x: Tensor, shape: Sequence[int], attributes: Mapping[str, object]) -> tuple[int, bytes]:
     """Where a slice begins, and how it goes on."""
     starts: Sequence[int] = attributes["starts"]  # type: ignore[assignment]
     steps: Sequence[int] = attributes["steps"] or (1,) * len(shape)  # type: ignore[assignment]

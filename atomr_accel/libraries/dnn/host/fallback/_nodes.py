@@ -15,7 +15,7 @@ from ._launch import THREADS, Form, Number, Part, Pointer, form
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...wire._graph import Attribute, Graph, Node, Tensor
+    from ...wire._graph import Attribute, Graph, Tensor
 
 MOST_INPUTS: Final = 5
 
