@@ -16,6 +16,7 @@ from .ops._pointwise import Activations
 from .ops._resample import Resampling
 from .rnn._facade import Recurrent
 from .routines._facade import Routines
+from .routines._losses import Losses
 from .routines._pooling import Pooling
 
 
@@ -30,6 +31,7 @@ class Dnn(
     Pooling[D],
     Resampling[D],
     Routines[D],
+    Losses[D],
 ):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 

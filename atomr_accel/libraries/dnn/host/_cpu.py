@@ -20,6 +20,7 @@ from . import (
     _cpu_pointwise,
     _cpu_resample,
 )
+from ._cpu_losses import CpuLosses
 from ._cpu_rnn import CpuRnn
 from ._cpu_routines import CpuRoutines
 from ._cpu_sequences import CpuSequences
@@ -64,6 +65,7 @@ class CpuDnn:
             **graphs,
             **CpuSequences(context, graphs).handlers,
             **CpuRoutines(context).handlers,
+            **CpuLosses(context).handlers,
             **CpuRnn(context).handlers,
         }
 

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeRoutines:
     from atomr_accel.libraries.dnn.host import (
         _cuda,
+        _cuda_losses,
         _cuda_routines,
         _cuda_sequences,
         _plans,
@@ -47,7 +48,8 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path)
         monkeypatch.setattr(module, "load_frontend", FakeFrontend)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
-    monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)
+    for module in (_cuda_losses, _cuda_sequences):
+        monkeypatch.setattr(module, "Kernels", FakeOwn)
     executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
     for lane in (LANE, PLANNER):
         assert isinstance(lane.executors, dict)
