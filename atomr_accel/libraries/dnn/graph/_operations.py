@@ -76,6 +76,7 @@ class Operations:
     swish_backward: One
     tanh_backward: One
     batchnorm_inference: One
+    block_scale_dequantize: One
     reshape: One
     slice: One
     concatenate: One

@@ -14,6 +14,7 @@ from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ..wire._nodes import POINTWISE
 from . import (
     _cpu_attention,
+    _cpu_blocks,
     _cpu_conv,
     _cpu_layout,
     _cpu_norm,
@@ -36,6 +37,7 @@ Function = Any  # (inputs by name, attributes by name, output tensors by name) -
 
 FUNCTIONS: Final[dict[str, Function]] = {
     **_cpu_attention.FUNCTIONS,
+    **_cpu_blocks.FUNCTIONS,
     **_cpu_conv.FUNCTIONS,
     **_cpu_layout.FUNCTIONS,
     **_cpu_norm.FUNCTIONS,

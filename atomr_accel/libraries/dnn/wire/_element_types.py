@@ -48,6 +48,9 @@ _POSITIONS: Final = frozenset(
 _LAID_OUT: Final = frozenset({"concatenate", "reshape", "slice", "transpose"})
 """Operations that only move elements, of whatever dtype."""
 
+_SCALE: Final = "descale"
+"""An input that is a scale of eight bits, as a whole number; its row says which."""
+
 _MOST_EXACT: Final = 1 << 53
 """Numbers travel as doubles."""
 
@@ -76,6 +79,8 @@ def require_types(op: str, inputs: Mapping[str, Tensor]) -> None:
         return
     for name, tensor in inputs.items():
         dtype = tensor.dtype
+        if name == _SCALE:
+            continue
         if dtype not in (INTEGERS if name in _POSITIONS else FLOATS):
             raise Unsupported(f"{op}: {name} has dtype {dtype}{_instead(dtype)}")
 

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ._attention_nodes import ATTENTION
+from ._block_nodes import BLOCKS
 from ._element_types import result_of
 from ._graph import Tensor, packed_strides, strides_of
 from ._layout_nodes import LAYOUT
@@ -523,6 +524,7 @@ NODES: Final[dict[str, NodeType]] = {
     **_pointwise_rows(),
     **LAYOUT,
     **RESAMPLING,
+    **BLOCKS,
     "layernorm": NodeType(
         ("input", "scale", "bias", "epsilon"),
         ("y", *_STATISTICS),

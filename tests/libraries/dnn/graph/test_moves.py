@@ -108,6 +108,37 @@ async def test_statistics_of_what_was_convolved(device: Device, dtype: str) -> N
     np.testing.assert_allclose(squares.ravel(), (exact**2).sum(0), **close)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+async def test_products_of_numbers_with_a_scale_for_each_block(device: Device, dtype: str) -> None:
+    rng = seeds.rng()
+    a, b = (
+        rng.uniform(-4, 4, shape).astype(dtype_of(dtype)) for shape in ((2, 16, 96), (2, 96, 8))
+    )
+    scales = [rng.integers(120, 134, shape).astype(np.uint8) for shape in ((2, 16, 3), (2, 3, 8))]
+    graph = device.dnn.graph()
+    left = graph.block_scale_dequantize(
+        graph.tensor(a.shape, dtype, name="a"),
+        graph.tensor(scales[0].shape, "uint8", name="scale_a"),
+        axis=2,
+    )
+    right = graph.block_scale_dequantize(
+        graph.tensor(b.shape, dtype, name="b"),
+        graph.tensor(scales[1].shape, "uint8", name="scale_b"),
+        axis=1,
+    )
+    product = left @ right
+    graph.output(product, dtype="float32")
+    plan = await graph.build(left, product)
+    given = dict(zip(("a", "b", "scale_a", "scale_b"), (a, b, *scales), strict=True))
+    got = await plan(**{name: await device.put(each) for name, each in given.items()})
+    wide = [2.0 ** (each.astype(float) - 127) for each in scales]
+    one = a.astype(float) * wide[0].repeat(32, 2)
+    other = b.astype(float) * wide[1].repeat(32, 1)
+    np.testing.assert_array_equal((await device.get(got[0])).astype(float), one)
+    magnitude = np.abs(one) @ np.abs(other)
+    assert (np.abs(await device.get(got[1]) - one @ other) <= 1e-5 * magnitude).all()
+
+
 async def test_images_are_resampled_in_a_graph(device: Device) -> None:
     x = seeds.rng().standard_normal((1, 2, 4, 6)).astype(np.float32)
     graph = device.dnn.graph()
@@ -153,5 +184,11 @@ async def test_what_does_not_fit(device: Device) -> None:
             getattr(graph, op)(*inputs, **attributes)
     with pytest.raises(Unsupported, match="genstats: input has dtype int32"):
         graph.genstats(whole)
+    eighths = graph.tensor((2, 4, 6), "float8_e5m2")
+    with pytest.raises(TypeError, match="float8_e8m0fnu is, not float8_e5m2 and int32"):
+        graph.block_scale_dequantize(eighths, whole, axis=2)
+    scales = graph.tensor((2, 4, 2), "uint8")
+    with pytest.raises(ValueError, match=r"not \(2, 4, 1\)"):
+        graph.block_scale_dequantize(eighths, scales, axis=2)
     with pytest.raises(ValueError, match="at least 3 dimensions"):
         graph.genstats(graph.tensor((4, 6), "float32"))

@@ -10,7 +10,7 @@ import pytest
 from atomr_accel import Unsupported
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._rewrite import cut
-from atomr_accel.libraries.dnn.host.fallback import _moves, _nodes, _resamples
+from atomr_accel.libraries.dnn.host.fallback import _blocks, _moves, _nodes, _resamples
 from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
 
 from ...host_kernels import compile_kernels, needs_compiler, on_host
@@ -26,6 +26,7 @@ MEMBERS = {
     "largest": "{1}* y; {2}* x; Images all; i64 count",
     "spread": "{1}* y; {2}* x; Images all; i64 count",
     "spread_largest": "{1}* y; {2}* x; {3}* z; Images all; i64 count",
+    "dequantize": "{1}* y; unsigned char* x; unsigned char* scales; Blocks blocks; i64 count",
     "reduce": "{2}* y; {3}* x; Dims kept; Dims summed",
 }
 """The parameters of kernels, with the types of their name expressions."""
@@ -185,6 +186,25 @@ def test_statistics_of_channels(tmp_path_factory: pytest.TempPathFactory) -> Non
     hold(graphs, tmp_path_factory.mktemp, threads=64)
 
 
+@pytest.mark.slow
+@needs_compiler
+def test_scales_of_blocks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each number of eight bits with each scale, in any order of axes."""
+    graphs = []
+    for position, dtype in enumerate(("float8_e4m3fn", "float8_e5m2")):
+        for axis, block in ((0, 2), (1, 32), (2, 3)):
+            builder = Builder()
+            shape = (3, 70, 8)
+            sizes = [-(-size // block) if at == axis else size for at, size in enumerate(shape)]
+            x = builder.tensor(shape, dtype, last=bool(position))
+            given = {"input": x, "descale": builder.tensor(sizes, "uint8"), "axis": axis}
+            stored = (None, "float32", "float64")[axis]
+            graphs.append(
+                built(builder, "block_scale_dequantize", stored, **given, block_size=block)
+            )
+    hold(graphs, tmp_path_factory.mktemp)
+
+
 def test_statistics_that_nobody_wants_are_not_computed() -> None:
     builder = Builder()
     builder.output(builder.node("genstats", input=builder.tensor((2, 3, 4), "float16"))["sum"])
@@ -235,6 +255,7 @@ def test_nvrtc_compiles_them() -> None:
         (_moves.SOURCE, moves),
         (_resamples.SOURCE, resamples),
         (_nodes.REDUCTIONS, reductions),
+        (_blocks.SOURCE, ("dequantize<4, b16>", "dequantize<5, float>")),
     ):
         for name in names:
             image, _, log = compile_cubin(source.text, name, (), (9, 0))
