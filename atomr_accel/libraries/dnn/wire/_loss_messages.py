@@ -78,7 +78,8 @@ def scratch_count(steps: int, batch: int, size: int, *, gradient: bool) -> int:
     """How many numbers ``Ctc`` needs: a loss for each sequence, and rows for its states.
 
     A sequence has a state for each target, and one before, between and behind. A gradient
-    looks back at those of all steps, a loss at those of the step before.
+    looks back at those of all steps, a loss at those of the step before; for what it looks at
+    besides it has four more rows.
     """
-    rows = steps + 2 if gradient else 2
+    rows = steps + 4 if gradient else 2
     return batch + rows * (2 * size + batch)

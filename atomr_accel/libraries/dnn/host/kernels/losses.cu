@@ -165,7 +165,8 @@ template <class A, class T, class I> struct Sequence {
 };
 
 // A block for each sequence. "states" has two rows of them, or with a gradient one for each step
-// and two more.
+// and four more: two for what is to come, the next state with the same class, and how probable it
+// is that a step is in a state.
 template <class A, class Y, class T, class I>
 __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
                     const I* input_lengths, const I* target_lengths, A* states,
@@ -179,7 +180,7 @@ __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
                        length <= how.size - offset && (!how.width || length <= how.width);
     const Sequence<A, T, I> seq = {x + n * how.classes, targets + offset,
                                    how.batch * how.classes, how.classes, how.blank};
-    A* alpha = states + (dx ? how.steps + 2 : 2) * (2 * offset + n);
+    A* alpha = states + (dx ? how.steps + 4 : 2) * (2 * offset + n);
     A loss = known ? infinity<A>() : nan_of<A>();
     if (known && !steps && !length) loss = 0;
     if (known && steps) {
@@ -212,6 +213,16 @@ __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
           put(made[t * seq.step + c],
               finite || zero || (known && t >= steps) ? (A)0 : nan_of<A>());
       A* beta = alpha + how.steps * count;
+      A* next = beta + 2 * count;
+      A* through = next + count;
+      if (end)
+        for (i64 s = threadIdx.x; s < count; s += blockDim.x) {
+          i64 before = s - 1, behind = s + 1;
+          while (before >= 0 && seq.label(before) != seq.label(s)) --before;
+          while (behind < count && seq.label(behind) != seq.label(s)) ++behind;
+          const A found = behind < count ? (A)behind : (A)0;  // 0 is behind nothing
+          next[s] = before < 0 ? found : -found - 1;
+        }
       for (i64 t = end - 1; t >= 0; --t) {
         A* row = beta + t % 2 * count;
         const A* behind = beta + (t + 1) % 2 * count;
@@ -224,21 +235,18 @@ __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
                               ? behind[s + 2] + seq.log_of(t + 1, s + 2)
                               : -infinity<A>());
           row[s] = sum;
+          through[s] = exp(alpha[t * count + s] + sum + loss);
         }
         for (i64 c = threadIdx.x; c < how.classes; c += blockDim.x)
           put(made[t * seq.step + c], factor * exp(get<A>(seq.x[t * seq.step + c])));
         __syncthreads();
         // Then those of the targets, each by the first state that has it.
         for (i64 s = threadIdx.x; s < count; s += blockDim.x) {
-          const i64 own = seq.label(s);
-          bool first = true;
-          for (i64 o = 0; o < s && first; ++o) first = seq.label(o) != own;
-          if (!first) continue;
-          A sum = 0;
-          for (i64 o = s; o < count; ++o)
-            if (seq.label(o) == own) sum += exp(alpha[t * count + o] + row[o] + loss);
-          put(made[t * seq.step + own],
-              factor * (exp(get<A>(seq.x[t * seq.step + own])) - sum));
+          if (next[s] < 0) continue;
+          A sum = through[s];
+          for (i64 o = (i64)next[s]; o; o = (i64)(-next[o] - 1)) sum += through[o];
+          const i64 at = t * seq.step + seq.label(s);
+          put(made[at], factor * (exp(get<A>(seq.x[at])) - sum));
         }
         __syncthreads();
       }
