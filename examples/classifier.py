@@ -1,4 +1,4 @@
-"""A classifier of pictures trained by gradient descent: pooled, multiplied, held against classes."""
+"""A classifier of pictures, trained by gradient descent."""
 
 import warnings
 
@@ -45,10 +45,10 @@ async def main() -> None:
                 batch.blas.gemm(x.T, slopes, alpha=-RATE, beta=1.0, out=w)
             losses.append(float(await device.get(loss)))
         others = await dnn.adaptive_avg_pool(await device.put(unseen), PLACES)
-        scores = await device.get(await blas.gemm(others.reshape(len(unseen), features), w))
+        guesses = await device.get(await blas.gemm(others.reshape(len(unseen), features), w))
 
-    right = float((scores.argmax(1) == answers).mean())
-    print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last; {right:.0%} of others are right")
+    right = float((guesses.argmax(1) == answers).mean())
+    print(f"loss {losses[0]:.3f}, then {losses[-1]:.3f}; {right:.0%} of others are right")
     assert abs(losses[0] - np.log(CLASSES)) < 1e-3
     assert losses[-1] < losses[0] / 2
     assert right > 0.9

@@ -86,7 +86,7 @@ class CpuLosses:
         labels = [targets[at : at + count] for at, count in zip(offsets, counts, strict=True)]
         for number, each in enumerate(labels):
             require_within(each, 0, classes - 1, f"target of sequence {number}, ")
-        x = read(message.x, message.shape, dtype).astype(np.float64)
+        x = read(message.log_probs, message.shape, dtype).astype(np.float64)
         losses, slopes = np.zeros(batch), np.zeros(message.shape)
         with np.errstate(all="ignore"):
             for n, each in enumerate(labels):

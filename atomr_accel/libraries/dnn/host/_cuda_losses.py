@@ -56,35 +56,32 @@ class CudaLosses:
                 places = struct.pack("<3Q", at["scratch"], at["target"], at["weight"])
                 self._launch("weigh", (compute, dtype, index), THREADS, places + how)
             places = struct.pack("<6Q", at["dx"], at["dy"], *read, at["scratch"] if mean else 0)
-            each = struct.pack("<q", message.reduction == "none")
-            kinds = (group, compute, dtype, index)
-            self._launch("gradient", kinds, count * group, places + how + each)
+            data = places + how + struct.pack("<q", message.reduction == "none")
+            self._launch("gradient", (group, compute, dtype, index), count * group, data)
             return
         if message.reduction == "none":
             places = struct.pack("<5Q", at["y"], 0, *read)
-            kinds = (group, compute, dtype, dtype, index)
-            self._launch("rows", kinds, count * group, places + how)
+            self._launch("rows", (group, compute, dtype, dtype, index), count * group, places + how)
             return
         losses = at["scratch"]
         counts = losses + count * _size(compute) if mean else 0
-        kinds = (group, compute, compute, dtype, index)
         places = struct.pack("<5Q", losses, counts, *read)
-        self._launch("rows", kinds, count * group, places + how)
+        self._launch("rows", (group, compute, compute, dtype, index), count * group, places + how)
         self._total(message.y, losses, counts, count, 1.0, (compute, dtype))
 
     def _ctc(self, message: Ctc) -> None:
         steps, batch, classes = message.shape
-        names = ("x", "targets", "input_lengths", "target_lengths", "y", "scratch", "dy", "dx")
-        at = self._places(message, *names)
+        read = ("log_probs", "targets", "input_lengths", "target_lengths")
+        at = self._places(message, *read, "y", "scratch", "dy", "dx")
         dtype, index, compute = message.dtype, message.index, wider(message.dtype)
         mean, each = message.reduction == "mean", message.reduction == "none"
         sizes = (steps, batch, classes, message.size, message.width, message.blank)
         how = struct.pack("<9q", *sizes, mean, each, message.zero_infinity)
         states = at["scratch"] + batch * _size(compute)
-        read = (at["x"], at["targets"], at["input_lengths"], at["target_lengths"], states)
         written = at["y"] if each else at["scratch"]
         kinds = (compute, dtype if each else compute, dtype, index)
-        places = struct.pack("<8Q", 0 if message.dx else written, at["dx"], at["dy"], *read)
+        sources = (*(at[name] for name in read), states)
+        places = struct.pack("<8Q", 0 if message.dx else written, at["dx"], at["dy"], *sources)
         self._launch("ctc", kinds, batch * THREADS, places + how)
         if not message.dx and not each:
             divisor = float(batch) if mean else 1.0

@@ -286,8 +286,12 @@ class _Entropy:
     def message(self, places: dict[str, Any]) -> CrossEntropy:
         """What the lane executes, with its addresses."""
         return CrossEntropy(
-            *(self._shape, self.dtype.name, self._index, self._reduction, self._ignore),
-            self._smoothing,
+            shape=self._shape,
+            dtype=self.dtype.name,
+            index=self._index,
+            reduction=self._reduction,
+            ignore=self._ignore,
+            smoothing=self._smoothing,
             **{"weight": 0, **places},
         )
 
@@ -331,16 +335,16 @@ class _Classification:
                 "log_probs has shape (steps, batch, classes), none of them 0, not "
                 f"{log_probs.shape}"
             )
-        _, batch, classes = log_probs.shape
+        steps, batch, classes = log_probs.shape
         if targets.ndim not in (1, 2) or (targets.ndim == 2 and targets.shape[0] != batch):
             raise ValueError(
                 f"targets has shape ({batch}, most), or one dimension, not {targets.shape}"
             )
         for name in ("input_lengths", "target_lengths"):
             require_shape(whole_ones[name], (batch,), name)
-        self.inputs = {"x": log_probs, **whole_ones}
+        self.inputs = {"log_probs": log_probs, **whole_ones}
         self.dtype = log_probs.dtype
-        self._shape = log_probs.shape
+        self._shape = (steps, batch, classes)
         self._index = targets.dtype.name
         self._size = targets.size
         self._width = targets.shape[1] if targets.ndim == 2 else 0
@@ -355,8 +359,17 @@ class _Classification:
 
     def message(self, places: dict[str, Any]) -> Ctc:
         """What the lane executes, with its addresses."""
-        sizes: Any = (self._shape, self.dtype.name, self._index, self._size, self._width)
-        return Ctc(*sizes, self._blank, self._reduction, self._zero, **places)
+        return Ctc(
+            shape=self._shape,
+            dtype=self.dtype.name,
+            index=self._index,
+            size=self._size,
+            width=self._width,
+            blank=self._blank,
+            reduction=self._reduction,
+            zero_infinity=self._zero,
+            **places,
+        )
 
 
 def _reduction(reduction: str) -> str:

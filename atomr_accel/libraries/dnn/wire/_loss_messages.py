@@ -50,7 +50,7 @@ class Ctc(Message, frozen=True):
         blank: the class that is none.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
         zero_infinity: whether a loss that is infinite counts as 0.
-        x, targets, input_lengths, target_lengths: addresses.
+        log_probs, targets, input_lengths, target_lengths: addresses.
         y: address of the result; the gradient has none.
         scratch: address of ``scratch_count`` numbers: float32, but float64 for float64.
         dy, dx: addresses, or 0.
@@ -64,7 +64,7 @@ class Ctc(Message, frozen=True):
     blank: int
     reduction: str
     zero_infinity: bool
-    x: int
+    log_probs: int
     targets: int
     input_lengths: int
     target_lengths: int

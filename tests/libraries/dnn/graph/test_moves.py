@@ -38,7 +38,8 @@ async def test_moves(device: Device, dtype: str, last: bool) -> None:
         graph = device.dnn.graph()
         images = graph.tensor(x.shape, dtype, name="x", channels_last=last)
         names = [f"input{at}" for at in range(times)] if times > 1 else ["input"]
-        plan = await graph.build(graph.node(op, **dict.fromkeys(names, images), **attributes))
+        made: Any = graph.node(op, **dict.fromkeys(names, images), **attributes)
+        plan = await graph.build(made)
         return await device.get(await plan(x=given))
 
     def laid(y: Any) -> Any:
@@ -102,7 +103,9 @@ async def test_statistics_of_what_was_convolved(device: Device, dtype: str) -> N
     assert total.shape == squares.shape == (1, 1, 1, 16)
     assert total.dtype == squares.dtype == ("float64" if dtype == "float64" else "float32")
     exact = (x.astype(float) @ w.astype(float).reshape(16, 8).T).reshape(-1, 16)
-    close = {"rtol": 1e-3, "atol": 5e-2} if dtype == "float16" else {"rtol": 1e-4, "atol": 1e-4}
+    close: Any = (
+        {"rtol": 1e-3, "atol": 5e-2} if dtype == "float16" else {"rtol": 1e-4, "atol": 1e-4}
+    )
     np.testing.assert_allclose(made.reshape(-1, 16).astype(float), exact, **close)
     np.testing.assert_allclose(total.ravel(), exact.sum(0), **close)
     np.testing.assert_allclose(squares.ravel(), (exact**2).sum(0), **close)

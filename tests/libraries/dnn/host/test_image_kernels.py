@@ -86,7 +86,7 @@ def move_graphs() -> list[Graph]:
             builder = Builder()
             names = ("input0", "input1", "input2") if op == "concatenate" else ("input",)
             last = bool((number + position) % 2)
-            given = {name: builder.tensor(shape, dtype, last=last) for name in names}
+            given: Any = {name: builder.tensor(shape, dtype, last=last) for name in names}
             graphs.append(built(builder, op, stored, **given, **attributes))
     return graphs
 
@@ -162,7 +162,7 @@ def resample_graphs() -> list[Graph]:
                 ((_, made),) = graph.nodes[0].outputs
                 builder = Builder()
                 grad = builder.tensor(graph.tensors[made].shape, dtype, last=last)
-                more = {"input": builder.tensor(x.shape, dtype)} if mode == "MAXPOOL" else {}
+                more: Any = {"input": builder.tensor(x.shape, dtype)} if mode == "MAXPOOL" else {}
                 back = f"{op}_backward"
                 graphs.append(
                     built(builder, back, loss=grad, mode=mode, shape=x.shape, **more, **attributes)

@@ -63,7 +63,7 @@ async def test_long_sequences(device: Any) -> None:
     targets = rng.integers(1, 9, (2, 140)).astype(np.int32)
     given = [
         await device.put(np.asarray(each))
-        for each in (logs, targets, np.int32(lengths), np.int32(counts))
+        for each in (logs, targets, np.array(lengths, np.int32), np.array(counts, np.int32))
     ]
     losses = await device.get(await device.dnn.ctc_loss(*given, reduction="none"))
     one = await device.put(np.ones(2, FLOAT))
@@ -101,10 +101,11 @@ async def test_scores_of_minus_infinity_are_classes_that_are_out_of_the_question
     x = await device.put(np.array([[0, -np.inf, 0], [-np.inf, 3, -np.inf]], FLOAT))
     target = await device.put(np.array([2, 0]))
     losses = await device.get(await device.dnn.cross_entropy(x, target, reduction="none"))
-    np.testing.assert_allclose(losses, [np.log(2), np.inf], rtol=1e-6)
+    np.testing.assert_allclose(losses, np.array([np.log(2), np.inf]), rtol=1e-6)
     grad = await device.put(np.ones(2, FLOAT))
     got = await device.dnn.cross_entropy_grad(grad, x, target, reduction="none")
-    np.testing.assert_allclose(await device.get(got), [[0.5, 0, -0.5], [-1, 1, 0]], atol=1e-6)
+    expected = np.array([[0.5, 0, -0.5], [-1, 1, 0]])
+    np.testing.assert_allclose(await device.get(got), expected, atol=1e-6)
 
 
 async def test_in_batches_recordings_and_given_buffers(device: Any) -> None:
@@ -131,8 +132,8 @@ async def test_nobody_reads_beyond(device: Any) -> None:
     dnn = device.dnn
     x = await device.put(np.zeros((2, 3), FLOAT))
     logs = await device.put(log_softmax(np.zeros((4, 2, 3))).astype(FLOAT))
-    three, far = [await device.put(np.int32(each)) for each in ((3, 1), (2, 9))]
-    rows = await device.put(np.int32([[1, 2], [1, 1]]))
+    three, far = [await device.put(np.array(each, np.int32)) for each in ((3, 1), (2, 9))]
+    rows = await device.put(np.array([[1, 2], [1, 1]], np.int32))
     bad: Any = (
         (r"target\[1, 0\] is 9", lambda: dnn.cross_entropy(x, far, reduction="none"), [1]),
         ("target_lengths", lambda: dnn.ctc_loss(logs, rows, three, far, reduction="none"), [1]),

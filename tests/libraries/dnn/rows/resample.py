@@ -54,7 +54,7 @@ def linear(size: int, places: int, *, aligned: bool = False) -> Array:
     for place, given in enumerate(sources(size, places, aligned=aligned)):
         at = min(max(given, Fraction(0)), Fraction(size - 1))
         for element in range(size):
-            made[place, element] = max(0, 1 - abs(at - element))
+            made[place, element] = max(0.0, float(1 - abs(at - element)))
     return made
 
 
@@ -121,7 +121,8 @@ def how(case: Case) -> Case:
 
 
 def shape_of(case: Case) -> tuple[int, ...]:
-    return last(np.zeros((2, 3, *case["space"]), np.int8), case).shape
+    shape: tuple[int, ...] = last(np.zeros((2, 3, *case["space"]), np.int8), case).shape
+    return shape
 
 
 async def call(device: Any, x: Any, **case: Any) -> Any:
