@@ -92,7 +92,7 @@ class CpuLosses:
             for n, each in enumerate(labels):
                 states = np.full(2 * len(each) + 1, message.blank)
                 states[1::2] = each
-                losses[n], slopes[: lengths[n], n] = _classified(
+                losses[n], slopes[: lengths[n], n] = classified(
                     x[: lengths[n], n], states, gradient=bool(message.dx)
                 )
             endless = losses == np.inf
@@ -125,7 +125,7 @@ def _slopes(message: CrossEntropy, logs: Array, target: Array, weight: Array) ->
     return slopes
 
 
-def _classified(x: Array, states: Array, *, gradient: bool) -> tuple[float, Array]:
+def classified(x: Array, states: Array, *, gradient: bool) -> tuple[float, Array]:
     """A sequence's loss, and its gradient by scores whose logarithms of softmax ``x`` is.
 
     Graves et al., 2006: sums over all ways through the states, forwards and backwards.

@@ -96,7 +96,7 @@ class CudaDnn:
         }
         self._descriptors: Final = Descriptors(self._handle)
         self._sequences: Final = CudaSequences(context, stream, graphs)
-        self._losses: Final = CudaLosses(context, stream)
+        self._losses: Final = CudaLosses(context, stream, self._descriptors, self._scratch_of)
         self._rnn: Final = CudaRnn(self._descriptors, context.pointer, stream)
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             **graphs,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...._dtypes import DTYPES
+from ...._errors import Unsupported
 from ..._arguments import require_no_alias, require_readable, require_shape, require_writable
 from ..._op import D, op
 from ..._request import Request, Submission
@@ -18,6 +19,8 @@ from ..wire._nodes import wider
 if TYPE_CHECKING:
     from ....memory import Block, GpuRef
     from ..._request import Driver
+
+_MOST_LABELS: Final = 255
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -32,7 +35,7 @@ class Losses(DnnPart[D]):
     lengths that are out of range; on CUDA what would be read by these is not, and NaN. They raise
     TypeError for dtypes that do not fit, or what is no ref; ``GpuRefStale`` for a ref of an older
     generation, or freed; ``GpuRefSealed`` for an ``out`` that is sealed; ``OutOfMemory`` where
-    there is no room for the result.
+    there is no room for the result; ``Unsupported`` for what cuDNN does not take where it is to.
     """
 
     @op
@@ -114,6 +117,7 @@ class Losses(DnnPart[D]):
         blank: int = 0,
         reduction: Reduction = "mean",
         zero_infinity: bool = False,
+        cudnn: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """How improbable targets are, whenever in a sequence each of them comes.
@@ -133,6 +137,9 @@ class Losses(DnnPart[D]):
                 the number of sequences. ``"sum"``, or ``"none"`` for each of them.
             zero_infinity: whether a sequence too short for its targets, whose loss is infinite,
                 has a loss and a gradient of 0.
+            cudnn: whether on CUDA cuDNN computes what is ordinary: ``cudnnCTCLoss_v8``. It takes
+                float32, rows of at most 255 targets in int32, and blank 0. Sequences without
+                targets, and those too short for theirs, are left to a kernel of this package.
             out: where to put the result. Made if absent.
 
         Returns:
@@ -140,7 +147,7 @@ class Losses(DnnPart[D]):
         """
         call = _Classification(
             *(self, log_probs, targets, input_lengths, target_lengths),
-            *(blank, reduction, zero_infinity),
+            *(blank, reduction, zero_infinity, cudnn),
         )
         shape = log_probs.shape[1:2] if reduction == "none" else ()
         return self._loss("dnn.ctc_loss", call, {}, shape, out)
@@ -157,6 +164,7 @@ class Losses(DnnPart[D]):
         blank: int = 0,
         reduction: Reduction = "mean",
         zero_infinity: bool = False,
+        cudnn: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """The gradient of ``ctc_loss`` by the scores of which ``log_probs`` is ``log_softmax``.
@@ -174,6 +182,7 @@ class Losses(DnnPart[D]):
             blank: the class that is no target.
             reduction: as ``ctc_loss`` had it.
             zero_infinity: as ``ctc_loss`` had it.
+            cudnn: as for ``ctc_loss``.
             out: where to put the gradient. Made if absent.
 
         Returns:
@@ -181,7 +190,7 @@ class Losses(DnnPart[D]):
         """
         call = _Classification(
             *(self, log_probs, targets, input_lengths, target_lengths),
-            *(blank, reduction, zero_infinity),
+            *(blank, reduction, zero_infinity, cudnn),
         )
         require_readable(grad, self._device.memory, "grad")
         require_shape(grad, log_probs.shape[1:2] if reduction == "none" else (), "grad")
@@ -314,6 +323,7 @@ class _Classification:
         blank: int,
         reduction: str,
         zero_infinity: bool,
+        cudnn: bool,
     ) -> None:
         memory = part._device.memory
         whole_ones = {
@@ -351,6 +361,14 @@ class _Classification:
         self._blank = whole(blank, "blank", 0, classes - 1)
         self._reduction = _reduction(reduction)
         self._zero = flag(zero_infinity, "zero_infinity")
+        self._vendor = flag(cudnn, "cudnn")
+        wanted = (self.dtype.name, self._index, self._blank) == ("float32", "int32", 0)
+        if self._vendor and not (wanted and 0 < self._width <= _MOST_LABELS and classes > 1):
+            raise Unsupported(
+                f"cuDNN's CTC takes float32, rows of 1 to {_MOST_LABELS} targets in int32, classes "
+                f"beside blank, and blank 0; not {self.dtype.name}, targets {targets.shape} in "
+                f"{self._index}, {classes} classes and blank {self._blank}"
+            )
 
     def scratch(self, *, gradient: bool) -> int:
         """How many numbers it needs."""
@@ -368,6 +386,7 @@ class _Classification:
             blank=self._blank,
             reduction=self._reduction,
             zero_infinity=self._zero,
+            vendor=self._vendor,
             **places,
         )
 

@@ -54,6 +54,7 @@ class Ctc(Message, frozen=True):
         y: address of the result; the gradient has none.
         scratch: address of ``scratch_count`` numbers: float32, but float64 for float64.
         dy, dx: addresses, or 0.
+        vendor: whether the vendor's routine computes what it can.
     """
 
     shape: tuple[int, int, int]
@@ -72,6 +73,7 @@ class Ctc(Message, frozen=True):
     scratch: int
     dy: int = 0
     dx: int = 0
+    vendor: bool = False
 
 
 def scratch_count(steps: int, batch: int, size: int, *, gradient: bool) -> int:

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries.dnn.graph._run import LANE
-from atomr_accel.libraries.dnn.host import _cuda_losses
+from atomr_accel.libraries.dnn.host import _cuda_losses, _cuda_routines
 from atomr_accel.libraries.dnn.host._cpu import CpuDnn
 from atomr_accel.libraries.dnn.host._cuda_losses import SOURCE, CudaLosses, loss_name
+from atomr_accel.libraries.dnn.host._cuda_routines import Descriptors
 from atomr_accel.libraries.host._device_code import C_TYPES, CudaSource
 
+from ....fakes.cudnn_routines import FakeRoutines
 from ...conformance import conform, on_cuda
 from ...host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from ..rows.losses import OPERATIONS
@@ -46,7 +48,7 @@ def instances(threads: int) -> dict[str, str]:
             found[loss_name("ctc", a, y, x, i)] = (
                 "{y}* losses; {x}* dx; const {x}* dy; const {x}* x; const {i}* targets; "
                 "const {i}* input_lengths; const {i}* target_lengths; {a}* states; "
-                "Classification how"
+                "const {a}* costs; Classification how"
             ).format(**names)
         names["y"] = C_TYPES[x]
         found[loss_name("gradient", group, a, x, i)] = (
@@ -56,6 +58,11 @@ def instances(threads: int) -> dict[str, str]:
         found[loss_name("weigh", a, x, i)] = (
             "{a}* sum; const {i}* target; const {x}* weights; Scores how"
         ).format(**names)
+        if (x, i) == ("float32", "int32"):
+            found[loss_name("pack", a, x, i)] = (
+                "Packed packed; const int* targets; const int* input_lengths; "
+                "const int* target_lengths; Classification how"
+            )
         found[loss_name("total", a, x)] = (
             "{y}* y; const {a}* values; const {a}* weights; i64 count; double divisor"
         ).format(**names)
@@ -67,8 +74,13 @@ class OnHost:
 
     def __init__(self, context: Any, stream: Any) -> None:
         pointer = SimpleNamespace(pointer=lambda at: context.bytes_at(at, 1).ctypes.data)
-        losses = CudaLosses(pointer, stream)  # type: ignore[arg-type]
+        self._memory: dict[int, Any] = {}
+        losses = CudaLosses(pointer, stream, Descriptors(7), self._scratch)  # type: ignore[arg-type]
         self.handlers = {**CpuDnn(context, stream).handlers, **losses.handlers}
+
+    def _scratch(self, nbytes: int) -> int:
+        made = self._memory[nbytes] = np.full(nbytes, 0x7F, np.uint8)
+        return int(made.ctypes.data)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -79,6 +91,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     source = CudaSource(CudaLosses.__module__.rpartition(".")[0], "losses.cu", THREADS=THREADS)
     folder = tmp_path_factory.mktemp("losses")
     return compile_kernels(on_host(source), instances(THREADS), folder, threads=THREADS)
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeRoutines:
+    fake = FakeRoutines()
+    monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: fake)
+    return fake
 
 
 @pytest.fixture
@@ -130,6 +149,34 @@ async def test_classes_and_lengths_that_are_not_there(device: Device) -> None:
     slopes = await device.get(await dnn.ctc_loss_grad(one, *given, reduction="none"))
     np.testing.assert_array_equal(np.isnan(slopes).all((0, 2)), [False, True, True, True])
     assert np.isfinite(slopes[:, 0]).all()
+
+
+def asked(row: Any) -> Any:
+    """A row with cases that cuDNN takes, as far as they are ordinary."""
+    cases = [
+        {**each, "cudnn": True}
+        for each in row.cases
+        if each["index"] == "int32" and each["padded"] and not each["blank"]
+    ]
+    return replace(row, dtypes=("float32",), cases=cases)
+
+
+CLASSIFICATIONS = [asked(row) for row in OPERATIONS if "ctc" in row.name]
+test_cudnn_is_asked = needs_compiler(conform(CLASSIFICATIONS, of="kernels of losses"))
+
+
+@needs_compiler
+async def test_cudnn_is_asked_what_it_can_answer(device: Device, library: FakeRoutines) -> None:
+    """For all others there is something in their places, and a kernel."""
+    logs = await device.put(np.full((4, 4, 3), -np.log(3), np.float32))
+    rows = await device.put(np.array([[1, 2], [1, 1], [1, 7], [0, 0]], np.int32))
+    steps = await device.put(np.array([4, 2, 4, 3], np.int32))
+    counts = await device.put(np.array([2, 2, 2, 0], np.int32))
+    how: Any = {"reduction": "none", "cudnn": True}
+    losses = await device.dnn.ctc_loss(logs, rows, steps, counts, **how)
+    apart = await device.dnn.ctc_loss(logs, rows, steps, counts, reduction="none")
+    assert library.classified == 4
+    np.testing.assert_allclose(await device.get(losses), await device.get(apart), rtol=1e-6)
 
 
 @pytest.mark.headers

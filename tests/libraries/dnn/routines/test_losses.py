@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atomr_accel import Unsupported
+
 from .... import seeds
 from ...conformance import MARKS, conform, on_cuda
 from ..rows.losses import OPERATIONS
@@ -146,6 +148,30 @@ async def test_nobody_reads_beyond(device: Any) -> None:
             continue
         losses = await device.get(await call())
         assert np.flatnonzero(np.isnan(losses)).tolist() == wrong
+
+
+async def test_what_cudnn_does_not_take(device: Any) -> None:
+    """Anywhere, so that a program that asks for it runs on CUDA, too."""
+    logs = await device.put(log_softmax(np.zeros((4, 2, 3))).astype(FLOAT))
+    rows = await device.put(np.array([[1, 2], [1, 1]], np.int32))
+    counts = await device.put(np.array([2, 1], np.int32))
+    given = (logs, rows, counts, counts)
+    expected = await device.get(await device.dnn.ctc_loss(*given))
+    got = await device.get(await device.dnn.ctc_loss(*given, cudnn=True))
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+    wide = [await device.put((await device.get(each)).astype(np.int64)) for each in given[1:]]
+    double = await device.put(log_softmax(np.zeros((4, 2, 3))))
+    flat = rows.reshape(4)
+    many = await device.zeros((2, 256), np.int32)
+    for refs, more in (
+        ((logs, *wide), {}),
+        ((double, *given[1:]), {}),
+        ((logs, flat, counts, counts), {}),
+        ((logs, many, counts, counts), {}),
+        (given, {"blank": 1}),
+    ):
+        with pytest.raises(Unsupported, match="cuDNN's CTC takes float32, rows of 1 to 255"):
+            await device.dnn.ctc_loss(*refs, **more, cudnn=True)
 
 
 async def test_bad_arguments(device: Any) -> None:

@@ -188,7 +188,11 @@ def expect_ctc(logs: Array, *_whole: Array, **case: Any) -> Near:
 
 
 def how(case: Case) -> Case:
-    return {name: case[name] for name in ("blank", "reduction", "zero_infinity") if name in case}
+    return {
+        name: case[name]
+        for name in ("blank", "reduction", "zero_infinity", "cudnn")
+        if name in case
+    }
 
 
 async def call_ctc(device: Any, *refs: Any, **case: Any) -> Any:

@@ -164,26 +164,82 @@ template <class A, class T, class I> struct Sequence {
   __device__ bool skips(i64 s) const { return s % 2 && s > 1 && label(s) != label(s - 2); }
 };
 
-// A block for each sequence. "states" has two rows of them, or with a gradient one for each step
+// What the vendor's routine is asked: sequences for which there are targets and a path, and for
+// others something as short. It takes targets one behind the other, and looks at none of them.
+struct Packed { int* labels; int* counts; int* steps; };
+
+template <class A, class T, class I>
+__device__ bool ordinary(const Sequence<A, T, I>& seq, i64 steps, i64 length) {
+  i64 needed = length;
+  for (i64 s = 1; s < 2 * length; s += 2) {
+    const i64 own = seq.label(s);
+    if (own < 0 || own >= seq.classes || own == seq.blank) return false;
+    needed += s > 1 && own == seq.label(s - 2);
+  }
+  return length > 0 && needed <= steps;
+}
+
+template <class A, class T, class I>
+__device__ bool known(const Classification& how, i64 steps, i64 length, i64 offset) {
+  return steps >= 0 && steps <= how.steps && length >= 0 && length <= how.size - offset &&
+         (!how.width || length <= how.width);
+}
+
+// By one block, because each begins where the one before ends. Rows of targets only.
+template <class A, class T, class I>
+__global__ void pack(Packed packed, const I* targets, const I* input_lengths,
+                     const I* target_lengths, Classification how) {
+  if (blockIdx.x) return;
+  for (i64 n = threadIdx.x; n < how.batch; n += blockDim.x) {
+    const i64 offset = n * how.width, steps = input_lengths[n], length = target_lengths[n];
+    const Sequence<A, T, I> seq = {nullptr, targets + offset, 0, how.classes, how.blank};
+    const bool asked = known<A, T, I>(how, steps, length, offset) && ordinary(seq, steps, length);
+    packed.counts[n] = asked ? (int)length : -1;
+    packed.steps[n] = asked ? (int)steps : 1;
+  }
+  __syncthreads();
+  for (i64 n = threadIdx.x; n < how.batch; n += blockDim.x) {
+    i64 at = 0;
+    for (i64 m = 0; m < n; ++m) at += packed.counts[m] < 0 ? 1 : packed.counts[m];
+    if (packed.counts[n] < 0) packed.labels[at] = 1;
+    for (i64 i = 0; i < packed.counts[n]; ++i) packed.labels[at + i] = (int)targets[n * how.width + i];
+  }
+  __syncthreads();
+  for (i64 n = threadIdx.x; n < how.batch; n += blockDim.x)
+    if (packed.counts[n] < 0) packed.counts[n] = 1;
+}
+
+// A block for each sequence; of those that "costs" is of, gradients are there. "states" has two rows of them, or with a gradient one for each step
 // and four more: two for what is to come, the next state with the same class, and how probable it
 // is that a step is in a state.
 template <class A, class Y, class T, class I>
 __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
-                    const I* input_lengths, const I* target_lengths, A* states,
+                    const I* input_lengths, const I* target_lengths, A* states, const A* costs,
                     Classification how) {
   for (i64 n = blockIdx.x; n < how.batch; n += gridDim.x) {
     i64 offset = n * how.width;
     if (!how.width)
       for (i64 m = 0; m < n; ++m) offset += target_lengths[m] > 0 ? target_lengths[m] : 0;
     const i64 steps = input_lengths[n], length = target_lengths[n], count = 2 * length + 1;
-    const bool known = steps >= 0 && steps <= how.steps && length >= 0 &&
-                       length <= how.size - offset && (!how.width || length <= how.width);
+    const bool sound = known<A, T, I>(how, steps, length, offset);
     const Sequence<A, T, I> seq = {x + n * how.classes, targets + offset,
                                    how.batch * how.classes, how.classes, how.blank};
     A* alpha = states + (dx ? how.steps + 4 : 2) * (2 * offset + n);
-    A loss = known ? infinity<A>() : nan_of<A>();
-    if (known && !steps && !length) loss = 0;
-    if (known && steps) {
+    const A share = (A)(how.mean && length > 1 ? length : 1);
+    if (costs && sound && ordinary(seq, steps, length)) {
+      if (losses && threadIdx.x == 0) put(losses[n], costs[n] / share);
+      if (!dx) continue;
+      const A factor = get<A>(dy[how.each ? n : 0]) / share / (how.mean ? (A)how.batch : (A)1);
+      for (i64 t = 0; t < how.steps; ++t)
+        for (i64 c = threadIdx.x; c < how.classes; c += blockDim.x) {
+          T& made = dx[t * seq.step + n * how.classes + c];
+          put(made, t < steps ? factor * get<A>(made) : (A)0);
+        }
+      continue;
+    }
+    A loss = sound ? infinity<A>() : nan_of<A>();
+    if (sound && !steps && !length) loss = 0;
+    if (sound && steps) {
       for (i64 t = 0; t < steps; ++t) {
         A* row = alpha + (dx ? t : t % 2) * count;
         const A* before = alpha + (dx ? t - 1 : (t + 1) % 2) * count;
@@ -199,7 +255,6 @@ __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
       const A* row = alpha + (dx ? steps - 1 : (steps - 1) % 2) * count;
       loss = -log_sum(row[count - 1], length ? row[count - 2] : -infinity<A>(), -infinity<A>());
     }
-    const A share = (A)(how.mean && length > 1 ? length : 1);
     const bool zero = how.zero && loss == infinity<A>();
     if (losses && threadIdx.x == 0) put(losses[n], zero ? (A)0 : loss / share);
     if (dx) {
@@ -211,7 +266,7 @@ __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
       for (i64 t = end; t < how.steps; ++t)
         for (i64 c = threadIdx.x; c < how.classes; c += blockDim.x)
           put(made[t * seq.step + c],
-              finite || zero || (known && t >= steps) ? (A)0 : nan_of<A>());
+              finite || zero || (sound && t >= steps) ? (A)0 : nan_of<A>());
       A* beta = alpha + how.steps * count;
       A* next = beta + 2 * count;
       A* through = next + count;
