@@ -380,7 +380,7 @@ def compare(got: Array, reference: Near, dtype: np.dtype[Any], factor: float = 8
     magnitude = size.max() if reference.magnitude is None else reference.magnitude
     allowed = factor * eps_of(dtype) * (size + np.asarray(magnitude, np.longdouble))
     allowed = allowed + np.asarray(reference.slack, np.longdouble)
-    error = np.abs(np.where(odd, 0, actual - exact))
+    error = np.abs(np.where(odd, 0, actual) - np.where(odd, 0, exact))
     # The smallest numbers of a type are further apart than its eps says.
     tiny = 0.0 if dtype.kind in "iub" else float(_finfo(dtype).smallest_subnormal)
     bad = ~(error <= allowed + tiny)

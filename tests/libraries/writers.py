@@ -108,6 +108,11 @@ INT: Final = "int32"
 HALF: Final = "float16"
 _GRADS: Final = tuple(f"grads (d{name})" for name in "QKV")
 _SCALES: Final = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+_LABELS: Final = {
+    "targets": ((2, 2), INT),
+    "input_lengths": ((2,), INT),
+    "target_lengths": ((2,), INT),
+}
 _BY_IMAGE: Final = {"x": I, "out": I}
 _BY_GRAD: Final = {"grad": I, "x": I, "out": I}
 
@@ -264,6 +269,18 @@ ROWS: Final = [
         out=I,
         options={"shape": I, "window": 2},
     ),
+    *(
+        row(f"dnn.adaptive_{name}_pool", x=I, out=(2, 8, 3, 3), options={"output_size": 3})
+        for name in ("avg", "max")
+    ),
+    row("dnn.adaptive_avg_pool_grad", grad=(2, 8, 3, 3), out=I, options={"shape": I}),
+    row("dnn.adaptive_max_pool_grad", grad=(2, 8, 3, 3), x=I, out=I),
+    row("dnn.interpolate", x=I, out=(2, 8, 3, 3), options={"size": 3}),
+    row("dnn.interpolate_grad", grad=(2, 8, 3, 3), out=I, options={"shape": I}),
+    row("dnn.cross_entropy", x=M, target=((16,), INT), weight=V, out=()),
+    row("dnn.cross_entropy_grad", grad=(), x=M, target=((16,), INT), weight=V, out=M),
+    row("dnn.ctc_loss", log_probs=(5, 2, 3), **_LABELS, out=()),
+    row("dnn.ctc_loss_grad", grad=(), log_probs=(5, 2, 3), **_LABELS, out=(5, 2, 3)),
     *(row(f"dnn.{name}softmax", "x", x=M, out=M) for name in ("", "log_")),
     *(row(f"dnn.{name}softmax_grad", "grad", "y", grad=M, y=M, out=M) for name in ("", "log_")),
     row("dnn.dropout", "x", x=M, out=M, options={"p": 0.5, "seed": 1}),
