@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import cloudpickle
 import numpy as np
@@ -11,8 +12,21 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import LibraryMissing
 from ....wire import StickyFault
-from ..wire._messages import Array, Compile, Launch, Load, Scalar, Unload
-from ._compiler import Compiled, find_cubin
+from ..wire._messages import (
+    Array,
+    Compile,
+    Compiled,
+    Entry,
+    Launch,
+    Load,
+    MapVariable,
+    Scalar,
+    Structure,
+    TiledMap,
+    Unload,
+)
+from ._modules import Modules
+from ._program import find_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,10 +51,32 @@ class CpuCompiler:
     def _compile(self, message: Compile) -> Compiled:
         self._context.check()
         try:
-            made = find_cubin(message.source, message.name, message.options, _CHECKED_FOR)
+            made = find_module(message, _CHECKED_FOR)
         except LibraryMissing:
-            return Compiled(b"", message.name, "")
-        return made._replace(image=b"")
+            entries = tuple(map(Entry, message.names))
+            return Compiled(b"", entries, message.variables, "")
+        return Compiled(b"", made.entries, made.variables, made.log, made.kept)
+
+
+class _Function(NamedTuple):
+    """What stands for a kernel.
+
+    Attributes:
+        call: the function.
+        leading: whether it takes grid and block first.
+        named: what else it takes by name: ``"grid"`` and ``"block"``, and variables.
+    """
+
+    call: Callable[..., object]
+    leading: bool
+    named: frozenset[str]
+
+
+class _Loaded(NamedTuple):
+    """A module: what stands for its kernels, and its variables."""
+
+    functions: tuple[_Function | None, ...]
+    variables: dict[str, np.ndarray[Any, Any]]
 
 
 @final
@@ -50,50 +86,81 @@ class CpuKernels:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self._kernels: dict[int, tuple[Callable[..., object], bool, bool]] = {}
-        self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
+        self._modules: Final = Modules[_Loaded](context, _functions, _nothing)
+        self.handlers: Final = {
+            Load: self._load,
+            Unload: self._modules.unload,
+            MapVariable: self._map,
+            Launch: self._launch,
+        }
 
     def on(self, stream: CpuStream) -> CpuKernels:
         """The same functions, on a further stream of the lane."""
         other = CpuKernels(self._context, stream)
-        other._kernels = self._kernels
+        other._modules.share(self._modules)
         return other
 
     def close(self) -> None:
         """Forget the functions."""
-        self._kernels.clear()
+        self._modules.close()
 
     def _load(self, message: Load) -> None:
         self._context.check()
-        function = cloudpickle.loads(message.image)
-        names = list(_parameter_names(function))
-        leading = names[:2] == ["grid", "block"]
-        by_name = not leading and {"grid", "block"} <= set(names)
-        self._kernels[message.kernel] = (function, leading, by_name)
+        self._modules.load(message)
 
-    def _unload(self, message: Unload) -> None:
-        self._kernels.pop(message.kernel, None)
+    def _map(self, message: MapVariable) -> None:
+        arrays = [*self._modules.get(message.module).variables.values()]
+        array = arrays[message.at]
+        self._context.map_pointer(message.slab, array.ctypes.data, array.nbytes)
 
     def _launch(self, message: Launch) -> None:
         self._context.check()
-        function, leading, by_name = self._kernels[message.kernel]
+        loaded = self._modules.get(message.module)
+        function = loaded.functions[message.function]
+        assert function is not None  # or the program has refused it
         args = [self._argument(argument) for argument in message.arguments]
-        dimensions: dict[str, Any] = {}
-        if leading:
+        given = {"grid": message.grid, "block": message.block, **loaded.variables}
+        named = {name: given[name] for name in function.named if name in given}
+        if function.leading:
             args[:0] = [message.grid, message.block]
-        elif by_name:
-            dimensions = {"grid": message.grid, "block": message.block}
         try:
-            function(*args, **dimensions)
+            function.call(*args, **named)
         except StickyFault as fault:
             self._context.fail(fault)
             raise
 
-    def _argument(self, argument: Array | Scalar) -> Any:
+    def _argument(self, argument: Array | Scalar | Structure | TiledMap) -> Any:
+        if isinstance(argument, Structure):
+            fields = np.lib.format.descr_to_dtype(ast.literal_eval(argument.fields))
+            return np.frombuffer(argument.data, dtype=fields)[0]
         dtype = DTYPES[argument.dtype]
-        if isinstance(argument, Array):
-            return self._context.array(argument.address, argument.shape, dtype)
-        return np.frombuffer(argument.data, dtype=dtype)[0]
+        if isinstance(argument, Scalar):
+            return np.frombuffer(argument.data, dtype=dtype)[0]
+        return self._context.array(argument.address, argument.shape, dtype)
+
+
+def _functions(message: Load) -> _Loaded:
+    variables = {
+        each.name: np.frombuffer(bytearray(each.data), DTYPES[each.dtype]).reshape(each.shape)
+        for each in message.variables
+    }
+    functions = cloudpickle.loads(message.image)
+    return _Loaded(tuple(_described(each, variables.keys()) for each in functions), variables)
+
+
+def _described(function: Callable[..., object] | None, variables: Any) -> _Function | None:
+    if function is None:
+        return None
+    names = list(_parameter_names(function))
+    leading = names[:2] == ["grid", "block"]
+    named = variables & {*names}
+    if not leading and {"grid", "block"} <= {*names}:
+        named |= {"grid", "block"}
+    return _Function(function, leading, frozenset(named))
+
+
+def _nothing(_loaded: _Loaded) -> None:
+    """Arrays and functions are released by themselves."""
 
 
 def _parameter_names(function: Callable[..., object]) -> list[str]:
