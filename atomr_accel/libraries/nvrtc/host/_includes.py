@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import re
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,15 @@ _VENDOR: Final = (
 )
 """The vendor's headers, by the names that cuda-pathfinder has, each with one of them."""
 
+_PACKAGES: Final = {
+    "cccl": ("cuda.cccl", "headers/include"),
+    "cutlass": ("cutlass_library", "source/include"),
+}
+"""Packages that bring headers in folders of their own, for where there are no others.
+
+The headers of CUTLASS do not compile with the newest of CCCL, which cuda-cccl brings.
+"""
+
 
 @cache
 def vendor_headers() -> tuple[str, ...]:
@@ -54,24 +64,20 @@ def vendor_headers() -> tuple[str, ...]:
 
 
 def _find(name: str, file: str) -> Iterator[str]:
-    if name == "cccl":  # package cuda-cccl has newer ones than the toolkit
-        try:
-            spec = find_spec("cuda.cccl")
-        except ImportError:
-            spec = None
-        for base in (spec and spec.submodule_search_locations) or ():
-            own = Path(base) / "headers" / "include"
-            if (own / file).is_file():
-                yield str(own)
-                return
-    try:
+    with suppress(ImportError, ValueError, RuntimeError):  # older releases do not know all names
         from cuda.pathfinder import find_nvidia_header_directory
 
         found = find_nvidia_header_directory(name)
-    except (ImportError, ValueError, RuntimeError):  # older releases do not know all names
-        return
-    if found and (Path(found) / file).is_file():
-        yield found
+        if found and Path(found, file).is_file():
+            yield found
+            return
+    package, folder = _PACKAGES.get(name, ("", ""))
+    if package:
+        with suppress(ImportError):
+            spec = find_spec(package)
+            for base in (spec and spec.submodule_search_locations) or ():
+                if Path(base, folder, file).is_file():
+                    yield str(Path(base, folder))
 
 
 def fingerprint(texts: Sequence[str], options: Sequence[str]) -> bytes | None:
