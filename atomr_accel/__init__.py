@@ -55,6 +55,8 @@ if TYPE_CHECKING:
         open_system,
     )
     from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from .libraries.nvrtc._options import CompileOptions
+    from .libraries.nvrtc._tensor_map import TensorMap
     from .libraries.sparse._array import SparseRef
     from .memory import GpuRef
     from .wire._trace import traceparent
@@ -64,6 +66,7 @@ __all__ = [
     "Candidate",
     "CandidateState",
     "CompileError",
+    "CompileOptions",
     "ConsistentHash",
     "ContextPoisoned",
     "CpuFallbackWarning",
@@ -98,6 +101,7 @@ __all__ = [
     "StandbyStatistics",
     "StandbyWarning",
     "System",
+    "TensorMap",
     "Topology",
     "Unsupported",
     "WatchedDevice",
@@ -145,7 +149,9 @@ _HOME = {
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "CompileOptions": "libraries.nvrtc._options",
     "SparseRef": "libraries.sparse._array",
+    "TensorMap": "libraries.nvrtc._tensor_map",
     "traceparent": "wire._trace",
 }
 

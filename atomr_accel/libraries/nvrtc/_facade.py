@@ -329,7 +329,7 @@ class Nvrtc(Facade[D]):
         )
         symbols = tuple(entry.symbol for entry in compiled.entries)
         resident = Resident(plan.names[0], plan.pickled or compiled.image, symbols, variables)
-        kernels = tuple(
+        kernels: tuple[Kernel[D], ...] = tuple(
             Kernel(
                 self._device,
                 resident,
@@ -381,7 +381,7 @@ def _are_texts(values: object) -> bool:
     )
 
 
-def _headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+def _headers(headers: object) -> dict[str, str]:
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not _are_texts([*given, *given.values()]):
         raise TypeError("headers must map names to texts, both str")
@@ -400,7 +400,7 @@ def _parts(parts: Sequence[str | bytes]) -> tuple[Part, ...]:
 
 
 def _contents(
-    variables: Mapping[str, np.ndarray[Any, Any]] | None,
+    variables: object,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """What variables begin with, as arrays of dtypes that devices have."""
     if variables is None:

@@ -37,7 +37,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
         ValueError: it takes more bytes than a kernel's parameters may.
     """
     if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
-        dtype = np.dtype(kind)
+        dtype: np.dtype[Any] = np.dtype(kind)
     elif isinstance(kind, np.dtype):
         dtype = kind
     else:

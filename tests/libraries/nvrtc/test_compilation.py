@@ -289,7 +289,7 @@ def test_an_include_may_be_cut_into_lines(folder: Path, tmp_path: Path) -> None:
 class Context(SimpleNamespace):
     """A host's context, by which lanes know what they share."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 class Modules(FakeDriver):

@@ -195,7 +195,7 @@ async def test_all_elements_have_threads(device: Device) -> None:
 class Context(SimpleNamespace):
     """A host's context, whose addresses are pointers."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def pointer(self, address: int) -> int:
         return address
@@ -237,7 +237,7 @@ class Launches(FakeDriver):
     def cuFuncGetAttribute(self, attribute: int, _function: str) -> Any:
         return 0, 100 + int(attribute)
 
-    def cuMemcpyHtoD(self, to: int, source: bytes, nbytes: int) -> Any:
+    def cuMemcpyHtoD(self, to: int, source: Any, nbytes: int) -> Any:
         memory(to, nbytes)[:] = np.frombuffer(source, np.uint8)
         return (0,)
 
@@ -356,7 +356,7 @@ def test_lanes_share_a_module(driver: Launches) -> None:
     assert driver.modules == 1
     other.handlers[MapVariable](MapVariable(1, 0, 5))
     assert context.mapped == (5, ctypes.addressof(driver.variable), 16)
-    assert np.frombuffer(driver.variable, "f4").tolist() == [0, 1, 2, 3]
+    assert np.frombuffer(driver.variable.raw, "f4").tolist() == [0, 1, 2, 3]
     for kernels in (one, other):  # what one was allowed, the other is
         kernels.handlers[Launch](launch(shared=1 << 16))
     assert driver.allowed == [(8, 1 << 16)]

@@ -14,7 +14,7 @@ import pytest
 from atomr_accel import CompileError, GpuRefStale, Unsupported
 from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc._signature import is_constant, read_kernels
-from atomr_accel.libraries.nvrtc.host import _includes, _program
+from atomr_accel.libraries.nvrtc.host import _compiler, _includes, _program
 from atomr_accel.libraries.nvrtc.host._linker import kind_of
 from atomr_accel.libraries.nvrtc.wire._messages import Compile, Entry, Part
 from atomr_accel.testing import poison
@@ -487,8 +487,8 @@ def test_parts_are_linked() -> None:
         find(source, "k", parts=(Part(source="nonsense"),))
     with pytest.raises(Unsupported, match="nothing is linked for a device"):
         _program.compile_module(Compile(source, ("k",), parts=(Part(source=other),)), (99, 0))
-    with _program.NvrtcProgram(other + PLAIN, "a.cu") as compiling:
-        compiling.compile("it", ("--gpu-architecture=sm_90", *_program.LINKABLE))
+    with _compiler.NvrtcProgram(other + PLAIN, "a.cu") as compiling:
+        compiling.compile("it", ("--gpu-architecture=sm_90", *_compiler.LINKABLE))
         image = compiling.output("LTOIR")
     assert kind_of(image) == "LTOIR"
     assert find(source, "k", parts=(Part(image=image),)).image.startswith(b"\x7fELF")
@@ -522,7 +522,8 @@ def test_options_have_names_and_types(tmp_path: Path) -> None:
     }
     for name in CompileOptions.__dataclass_fields__:
         for value in [given[name]] if name in given else [True, False]:
-            options = CompileOptions(**{name: value})
+            named: dict[str, Any] = {name: value}
+            options = CompileOptions(**named)
             message = Compile(PLAIN, ("plain",), options.flags())
             made = _program.compile_module(message, (9, 0))
             assert made.image.startswith(b"\x7fELF"), name

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import cloudpickle
@@ -25,15 +23,15 @@ from ..wire._messages import (
     TiledMap,
     Unload,
 )
+from ..wire._twins import TwinFunction, twin_function, value_of
 from ._modules import Modules
 from ._program import find_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ....backends.cpu.host._context import CpuContext, CpuStream
 
-_CHECKED_FOR: Final = (8, 0)
+_CHECKED_FOR: Final = (9, 0)
+"""The newest instructions that are in all devices since."""
 
 
 @final
@@ -58,24 +56,10 @@ class CpuCompiler:
         return Compiled(b"", made.entries, made.variables, made.log, made.kept)
 
 
-class _Function(NamedTuple):
-    """What stands for a kernel.
-
-    Attributes:
-        call: the function.
-        leading: whether it takes grid and block first.
-        named: what else it takes by name: ``"grid"`` and ``"block"``, and variables.
-    """
-
-    call: Callable[..., object]
-    leading: bool
-    named: frozenset[str]
-
-
 class _Loaded(NamedTuple):
     """A module: what stands for its kernels, and its variables."""
 
-    functions: tuple[_Function | None, ...]
+    functions: tuple[TwinFunction | None, ...]
     variables: dict[str, np.ndarray[Any, Any]]
 
 
@@ -118,24 +102,17 @@ class CpuKernels:
         loaded = self._modules.get(message.module)
         function = loaded.functions[message.function]
         assert function is not None  # or the program has refused it
-        args = [self._argument(argument) for argument in message.arguments]
-        given = {"grid": message.grid, "block": message.block, **loaded.variables}
-        named = {name: given[name] for name in function.named if name in given}
-        if function.leading:
-            args[:0] = [message.grid, message.block]
+        arguments = [self._argument(argument) for argument in message.arguments]
         try:
-            function.call(*args, **named)
+            function.call(message.grid, message.block, arguments, loaded.variables)
         except StickyFault as fault:
             self._context.fail(fault)
             raise
 
     def _argument(self, argument: Array | Scalar | Structure | TiledMap) -> Any:
-        if isinstance(argument, Structure):
-            fields = np.lib.format.descr_to_dtype(ast.literal_eval(argument.fields))
-            return np.frombuffer(argument.data, dtype=fields)[0]
+        if isinstance(argument, Scalar | Structure):
+            return value_of(argument)
         dtype = DTYPES[argument.dtype]
-        if isinstance(argument, Scalar):
-            return np.frombuffer(argument.data, dtype=dtype)[0]
         return self._context.array(argument.address, argument.shape, dtype)
 
 
@@ -144,27 +121,12 @@ def _functions(message: Load) -> _Loaded:
         each.name: np.frombuffer(bytearray(each.data), DTYPES[each.dtype]).reshape(each.shape)
         for each in message.variables
     }
-    functions = cloudpickle.loads(message.image)
-    return _Loaded(tuple(_described(each, variables.keys()) for each in functions), variables)
-
-
-def _described(function: Callable[..., object] | None, variables: Any) -> _Function | None:
-    if function is None:
-        return None
-    names = list(_parameter_names(function))
-    leading = names[:2] == ["grid", "block"]
-    named = variables & {*names}
-    if not leading and {"grid", "block"} <= {*names}:
-        named |= {"grid", "block"}
-    return _Function(function, leading, frozenset(named))
+    functions = tuple(
+        None if function is None else twin_function(function, variables)
+        for function in cloudpickle.loads(message.image)
+    )
+    return _Loaded(functions, variables)
 
 
 def _nothing(_loaded: _Loaded) -> None:
     """Arrays and functions are released by themselves."""
-
-
-def _parameter_names(function: Callable[..., object]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # some builtins do not tell
-        return []

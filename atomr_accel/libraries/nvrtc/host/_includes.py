@@ -108,8 +108,8 @@ def fingerprint(texts: Sequence[str], options: Sequence[str]) -> bytes | None:
                 return None
             found.update(f"{path}\0".encode(errors="surrogateescape"))
             found.update(hashlib.sha256(data).digest())
-    for folder in vendor_headers():
-        found.update(_release(folder))
+    for release in map(_release, vendor_headers()):
+        found.update(release)
     return found.digest()
 
 

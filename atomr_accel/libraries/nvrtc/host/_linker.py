@@ -84,9 +84,9 @@ def link(parts: Sequence[tuple[str, bytes]], target: str) -> tuple[bytes, str]:
             kind = getattr(nvjitlink.InputType, kind_of(image))
             nvjitlink.add_data(handle, kind, image, len(image), name)
         nvjitlink.complete(handle)
-        image = bytearray(nvjitlink.get_linked_cubin_size(handle))
-        nvjitlink.get_linked_cubin(handle, image)
-        return bytes(image), _log(nvjitlink, handle, "info")
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        return bytes(cubin), _log(nvjitlink, handle, "info")
     except nvjitlink.nvJitLinkError as error:
         log = _log(nvjitlink, handle, "error") or str(error)
         raise CompileError(f"the parts of a module do not link:\n{log}", log=log) from error
