@@ -88,7 +88,9 @@ def is_struct(value: object) -> TypeGuard[np.void | ctypes.Structure]:
     """Whether a value says itself of which fields it is made."""
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and value.dtype.names is not None
-    return isinstance(value, np.void | ctypes.Structure)
+    if isinstance(value, np.void):
+        return value.dtype.names is not None
+    return isinstance(value, ctypes.Structure)
 
 
 def structure(
