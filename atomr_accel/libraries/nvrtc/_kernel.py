@@ -99,7 +99,9 @@ class Kernel(Facade[D]):
         programmatic: bool = False,
         priority: int | None = None,
     ) -> Request[None]:
-        """Launch the kernel and wait until it has finished (``cuLaunchKernelEx``).
+        """Launch the kernel and wait until it has finished.
+
+        ``cuLaunchKernel``, and ``cuLaunchKernelEx`` for what only that can be asked for.
 
         Args:
             grid: blocks in x, y, z; one number or up to three. None where ``elements`` tells.
@@ -168,7 +170,9 @@ class Kernel(Facade[D]):
         wish = LaunchWish(shared, cluster=cluster)
         grid = 1 if cluster is None else cluster
         shape = geometry(grid, block, wish, self._entry, self._device.info)
-        asked = None if shape.options is None else shape.options.cluster
+        asked = None if cluster is None else self._entry.cluster
+        if shape.options is not None:
+            asked = shape.options.cluster
         message = Occupancy(self._resident.number, self._at, shape.block, shape.shared, asked)
         return self._ask("occupancy", message)
 

@@ -164,7 +164,8 @@ class Resident:
             def finish(_answer: object) -> GpuRef:
                 return variable.ref(variable.take(memory, epoch, slab, kept))
 
-            return Submission(MapVariable(self.number, at, slab), (kept,), (), finish=finish)
+            # As written: launches that do not name the variable yet come before.
+            return Submission(MapVariable(self.number, at, slab), (), (kept,), finish=finish)
 
         return Request(KERNELS, f"variable {variable.content.name}", prepare)
 

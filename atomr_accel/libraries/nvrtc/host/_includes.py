@@ -23,10 +23,17 @@ if TYPE_CHECKING:
 _SPLICE: Final = re.compile(r"\\\r?\n")
 """Lines that C++ joins, so that a word may be spread over them."""
 
-_COMMENT: Final = re.compile(r"/\*.*?\*/", re.DOTALL)
 _CLOCK: Final = re.compile(r"__DATE__|__TIME")
-_DIRECTIVE: Final = re.compile(r"\binclude(?:_next)?\b([^\n]*)")
-_NAMED: Final = re.compile(r"""\s*(?:"([^"\n]+)"|<([^>\n]+)>)""")
+_DIRECTIVE: Final = re.compile(
+    r"""
+      (?: (?: \# | %: | \?\?= ) (?: \s | /\*.*?\*/ )* include | __has_include ) (?: _next )? \b
+      ([^\n]*)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""Where a text names a file. In comments, too: to tell them from code takes a compiler."""
+
+_NAMED: Final = re.compile(r"""\s*\(?\s*(?:"([^"\n]+)"|<([^>\n]+)>)""")
 _FOLDER: Final = re.compile(r"(?:--include-path|-I)(?:\s*=\s*|\s+|(?<=I))(.+)")
 _PRE_INCLUDE: Final = re.compile(r"(?:--pre-include|-include)\b.*")
 
@@ -93,18 +100,18 @@ def fingerprint(texts: Sequence[str], options: Sequence[str]) -> bytes | None:
     """
     if any(_PRE_INCLUDE.fullmatch(option) for option in options):
         return None
-    code = [*map(_code, texts)]
-    if not all(map(_knows_files, code)):
+    joined = [_SPLICE.sub("", text) for text in texts]
+    if not all(map(_knows_files, joined)):
         return None
     found = hashlib.sha256()
-    if not any("include" in text for text in code):
+    if not any(map(_DIRECTIVE.search, joined)):
         return found.digest()
     for folder in _own_folders(options):
         for path in _files(folder):
             if path is None:
                 return None
             data = path.read_bytes()
-            if not _knows_files(_code(data.decode(errors="replace"))):
+            if not _knows_files(_SPLICE.sub("", data.decode(errors="replace"))):
                 return None
             found.update(f"{path}\0".encode(errors="surrogateescape"))
             found.update(hashlib.sha256(data).digest())
@@ -137,15 +144,11 @@ def _files(folder: Path) -> Iterator[Path | None]:
             yield path if path.is_file() else None
 
 
-def _code(text: str) -> str:
-    return _COMMENT.sub(" ", _SPLICE.sub("", text))
-
-
-def _knows_files(code: str) -> bool:
+def _knows_files(text: str) -> bool:
     """Whether a text comes to the same wherever its folders hold the same."""
-    if _CLOCK.search(code):
+    if _CLOCK.search(text):
         return False
-    for operand in _DIRECTIVE.findall(code):
+    for operand in _DIRECTIVE.findall(text):
         named = _NAMED.match(operand)
         if named is None:
             return False  # the name is a macro
