@@ -59,6 +59,8 @@ if TYPE_CHECKING:
         open_system,
     )
     from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from .libraries.nvrtc._options import CompileOptions
+    from .libraries.nvrtc._tensor_map import TensorMap
     from .libraries.sparse._array import SparseRef
     from .libraries.sparse._ell import EllRef
     from .libraries.sparselt._structured import StructuredRef
@@ -70,6 +72,7 @@ __all__ = [
     "Candidate",
     "CandidateState",
     "CompileError",
+    "CompileOptions",
     "ConsistentHash",
     "ContextPoisoned",
     "CpuFallbackWarning",
@@ -110,6 +113,7 @@ __all__ = [
     "StandbyWarning",
     "StructuredRef",
     "System",
+    "TensorMap",
     "Topology",
     "Unsupported",
     "WatchedDevice",
@@ -161,9 +165,11 @@ _HOME = {
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "CompileOptions": "libraries.nvrtc._options",
     "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse._array",
     "StructuredRef": "libraries.sparselt._structured",
+    "TensorMap": "libraries.nvrtc._tensor_map",
     "traceparent": "wire._trace",
 }
 

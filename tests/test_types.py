@@ -18,7 +18,7 @@ from atomr_accel.libraries._request import Request
 from atomr_accel.libraries.dnn.graph._operations import Operations
 from atomr_accel.libraries.dnn.graph._user_graph import Node, Plan
 from atomr_accel.libraries.dnn.wire._nodes import NODES
-from atomr_accel.libraries.nvrtc._facade import Kernel
+from atomr_accel.libraries.nvrtc._kernel import Kernel
 from atomr_accel.libraries.rng._generator import Generator
 
 from .harness import BACKEND, on_shared

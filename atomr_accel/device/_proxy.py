@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..libraries._library import LaneSpec
     from ..libraries._op import Facade
     from ..memory import Block, MemoryMap
-    from ..wire import Message
+    from ..wire import DeviceInfo, Message
     from ._core import DeviceCore
 
 
@@ -56,6 +56,11 @@ class Proxy(Libraries[D]):
     def memory_lane(self) -> LaneSpec:
         """The lane that fills and copies."""
         return self._core.memory_lane
+
+    @property
+    def info(self) -> DeviceInfo | None:
+        """What the device says of itself."""
+        return self._core.info
 
     @property
     def deterministic(self) -> bool:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..libraries.dnn.attention._paged import PagedKVCache
     from ..libraries.dnn.graph._user_graph import Plan
     from ..libraries.dnn.rnn._facade import Rnn
-    from ..libraries.nvrtc._facade import Kernel
+    from ..libraries.nvrtc._kernel import Kernel
+    from ..libraries.nvrtc._module import Module
     from ..libraries.rng._generator import Generator
     from ..libraries.sparse._direct import SparseLU
     from ._core import DeviceCore
@@ -60,6 +61,8 @@ class Requests(Evaluating[Described], Proxy[Described]):
     def using(self, made: Generator[Any]) -> Generator[Described]: ...
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[Described]: ...
+    @overload
+    def using(self, made: Module[Any]) -> Module[Described]: ...
     @overload
     def using(self, made: Plan[Any, R]) -> Plan[Described, R]: ...
     @overload

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..backends import Backend, Capabilities
     from ..lanes import Template
     from ..memory import Block, GpuRef, MemoryMap
-    from ..wire import Message
+    from ..wire import DeviceInfo, Message
     from ._op import Driving
     from ._request import FirstTry
     from ._witness import Witness
@@ -107,6 +107,10 @@ class Home(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """How devices of its backend differ from others."""
+
+    @property
+    def info(self) -> DeviceInfo | None:
+        """What the device says of itself; None before it has."""
 
     @property
     def deterministic(self) -> bool:

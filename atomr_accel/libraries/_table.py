@@ -15,7 +15,9 @@ from .dnn.graph._user_graph import Plan as DnnPlan
 from .dnn.rnn._facade import Rnn
 from .fft._facade import Fft
 from .linalg._facade import Linalg
-from .nvrtc._facade import Kernel, Nvrtc
+from .nvrtc._facade import Nvrtc
+from .nvrtc._kernel import Kernel
+from .nvrtc._module import Module
 from .rng._facade import Rng
 from .rng._generator import Generator
 from .sparse._direct import SparseLU
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 CALLED: Final = (
     *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse, SparseLt, Tensor),
-    *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn, SparseLU),
+    *(DnnPlan, Generator, Kernel, Module, PagedKVCache, Rnn, SparseLU),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (

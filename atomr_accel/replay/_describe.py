@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from ..expressions import Operand
 from ..libraries._op import Facade, Identity
 from ..libraries._table import NAMES as LIBRARIES
 from ..libraries.array._graph import Graph
+from ..libraries.nvrtc._structures import is_struct
 from ..memory import Block, GpuRef
 from ._entries import (
     Array,
@@ -53,6 +55,15 @@ _TYPES: Final = (bool, int, float, complex)
 def digest(data: Any) -> bytes:
     """The hash of bytes that a journal goes by (BLAKE2b, 20 bytes)."""
     return hashlib.blake2b(data, digest_size=20).digest()
+
+
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """A dtype as a journal has it: by its name, or by its fields."""
+    return dtype.name if dtype.names is None else repr(np.lib.format.dtype_to_descr(dtype))
+
+
+def _bytes_of(struct: Any) -> bytes:
+    return struct.tobytes() if hasattr(struct, "tobytes") else bytes(struct)
 
 
 @final
@@ -158,10 +169,13 @@ class Describer:
             return Number("complex", str(value).encode())
         if isinstance(value, np.generic) and value.dtype in NAMES:
             return Number(NAMES[value.dtype], value.tobytes())
+        if is_struct(value):
+            fields = np.dtype(kind) if isinstance(value, ctypes.Structure) else value.dtype
+            return Number(dtype_text(fields), _bytes_of(value))
         if isinstance(value, np.ndarray):
             return self._array(value)
         if isinstance(value, np.dtype):
-            return DType(value.name)
+            return DType(dtype_text(value))
         if kind is slice:
             return Slice(describe(value.start), describe(value.stop), describe(value.step))
         if kind is EllipsisType:

@@ -107,7 +107,8 @@ class Number(_Value, frozen=True, tag="number"):
     """What msgpack has no form for among text: bytes, complex, beyond 64 bits, or NumPy's.
 
     Attributes:
-        dtype: NumPy's name; ``"complex"``, ``"int"`` and ``"bytes"`` are Python's.
+        dtype: NumPy's name, or the fields of a struct; ``"complex"``, ``"int"`` and ``"bytes"``
+            are Python's.
         data: the bytes; of a complex or an int its text.
     """
 
@@ -117,7 +118,7 @@ class Number(_Value, frozen=True, tag="number"):
 
 @final
 class DType(_Value, frozen=True, tag="dtype"):
-    """A dtype, or a type that stands for one."""
+    """A dtype, or a type that stands for one; of a struct its fields, as ``numpy.lib.format``."""
 
     name: str
 

@@ -30,7 +30,7 @@ from ._entries import (
     Ref,
     Slice,
 )
-from ._text import number_of
+from ._text import dtype_of, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -284,7 +284,7 @@ def refs_given(call: Call) -> dict[str, Ref]:
 
 _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
     Number: number_of,
-    DType: lambda value: DTYPES.get(value.name) or np.dtype(value.name),
+    DType: lambda value: dtype_of(value.name),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -94,4 +95,12 @@ def number_of(value: Number) -> Any:
         return complex(value.data.decode())
     if value.dtype == "bytes":
         return value.data
-    return np.frombuffer(value.data, DTYPES[value.dtype])[0]
+    return np.frombuffer(value.data, dtype_of(value.dtype))[0]
+
+
+def dtype_of(text: str) -> np.dtype[Any]:
+    """The dtype of a name, or of fields."""
+    if text.startswith("["):
+        made: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text))
+        return made
+    return DTYPES.get(text) or np.dtype(text)

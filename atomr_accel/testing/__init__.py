@@ -1,22 +1,26 @@
-"""Faults on purpose, and a pytest plugin: for testing programs that must survive.
+"""Faults on purpose, kernels against their functions, and a pytest plugin.
 
-from atomr_accel.testing import poison, kill_host
+from atomr_accel.testing import compare, poison, kill_host
 
 fault = await poison(device)                     # a sticky fault, a real one on CUDA
 await poison(device, "misaligned_address")       # others by name, see ``FAULTS``
 await kill_host(device)                          # as the OOM killer would
 await hang(device)                               # an op that never ends
 await standby_ready(device)                      # so that the next fault costs little
+await compare(device, kernel, 4, 256, (1000,))   # a kernel and what stands for it on the CPU
 """
 
+from ._compare import Comparison, compare
 from ._delays import lane_delays
 from ._faults import FAULTS, FaultName, hang, kill_host, poison, standby_ready
 from ._module_device import ModuleDevice
 
 __all__ = [
     "FAULTS",
+    "Comparison",
     "FaultName",
     "ModuleDevice",
+    "compare",
     "hang",
     "kill_host",
     "lane_delays",

@@ -243,6 +243,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
         numa_node: the node of this machine that it is near to; None if unknown.
         pcie: its link there; None if unknown.
         mig: whether it is an instance of a card that is split (MIG); None if unknown.
+        multiprocessors: how many there are; 0 on the CPU.
+        shared_memory_per_block: bytes that a block may ask for at most; 0 on the CPU.
     """
 
     name: str
@@ -257,6 +259,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     numa_node: int | None = None
     pcie: PcieLink | None = None
     mig: bool | None = None
+    multiprocessors: int = 0
+    shared_memory_per_block: int = 0
 
 
 ControlRequest = (

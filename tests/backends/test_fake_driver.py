@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_values_and_fields_are_those_of_the_bindings(bindings: Any) -> None:
     for name, fields in STRUCTS.items():
         outer, _, inner = name.partition(".")
         made = getattr(bindings, outer)()
-        made = getattr(made, inner) if inner else made
+        made = attrgetter(inner)(made) if inner else made
         assert [field for field in fields.split() if not hasattr(type(made), field)] == []
     for name in HANDLES:
         assert int(getattr(bindings, name)(5)) == 5

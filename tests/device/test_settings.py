@@ -26,7 +26,7 @@ from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
 from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
-from atomr_accel.libraries.nvrtc import _facade as nvrtc
+from atomr_accel.libraries.nvrtc import _lanes as nvrtc
 from atomr_accel.libraries.rng import _draws as rng
 from atomr_accel.libraries.sparse import _direct as sparse_direct
 from atomr_accel.libraries.sparse import _part as sparse

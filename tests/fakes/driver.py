@@ -50,6 +50,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "cuEventQuery": "hEvent ->",
     "cuEventRecord": "hEvent hStream ->",
     "cuEventSynchronize": "hEvent ->",
+    "cuFuncGetAttribute": "attrib hfunc -> pi",
     "cuFuncSetAttribute": "hfunc attrib value ->",
     "cuGraphAddChildGraphNode": "hGraph dependencies numDependencies childGraph -> phGraphNode",
     "cuGraphAddEmptyNode": "hGraph dependencies numDependencies -> phGraphNode",
@@ -68,6 +69,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "cuLaunchHostFunc": "hStream fn userData ->",
     "cuLaunchKernel": "f gridDimX gridDimY gridDimZ blockDimX blockDimY blockDimZ sharedMemBytes "
     "hStream kernelParams extra ->",
+    "cuLaunchKernelEx": "config f kernelParams extra ->",
     "cuMemAddressFree": "ptr size ->",
     "cuMemAddressReserve": "size alignment addr flags -> ptr",
     "cuMemAdvise": "devPtr count advice device ->",
@@ -101,9 +103,13 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "cuMemsetD32Async": "dstDevice ui N hStream ->",
     "cuMemsetD8Async": "dstDevice uc N hStream ->",
     "cuModuleGetFunction": "hmod name -> hfunc",
+    "cuModuleGetGlobal": "hmod name -> dptr numbytes",
     "cuModuleLoadData": "image -> module",
     "cuModuleUnload": "hmod ->",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": "func blockSize dynamicSMemSize -> numBlocks",
+    "cuOccupancyMaxActiveClusters": "func config -> numClusters",
+    "cuOccupancyMaxPotentialBlockSize": "func blockSizeToDynamicSMemSize dynamicSMemSize "
+    "blockSizeLimit -> minGridSize blockSize",
     "cuStreamAttachMemAsync": "hStream dptr length flags ->",
     "cuStreamBeginCapture": "hStream mode ->",
     "cuStreamCreate": "Flags -> phStream",
@@ -114,6 +120,8 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "cuStreamQuery": "hStream ->",
     "cuStreamSynchronize": "hStream ->",
     "cuStreamWaitEvent": "hStream hEvent Flags ->",
+    "cuTensorMapEncodeTiled": "tensorDataType tensorRank globalAddress globalDim globalStrides "
+    "boxDim elementStrides interleave swizzle l2Promotion oobFill -> tensorMap",
 }
 """Functions with their arguments and, after a status, their results, as the bindings name them."""
 
@@ -140,6 +148,7 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CUDA_ERROR_INVALID_PC": 718,
         "CUDA_ERROR_LAUNCH_FAILED": 719,
         "CUDA_ERROR_TENSOR_MEMORY_LEAK": 721,
+        "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": 720,
         "CUDA_ERROR_NOT_SUPPORTED": 801,
         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": 900,
         "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE": 910,
@@ -149,6 +158,7 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75,
         "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76,
         "CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS": 89,
+        "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 97,
         "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 102,
         "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 103,
     },
@@ -157,9 +167,25 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED": 3,
     },
     "CUevent_flags": {"CU_EVENT_BLOCKING_SYNC": 1, "CU_EVENT_DISABLE_TIMING": 2},
-    "CUfunction_attribute": {"CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": 8},
+    "CUfunction_attribute": {
+        "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": 0,
+        "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 1,
+        "CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES": 2,
+        "CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES": 3,
+        "CU_FUNC_ATTRIBUTE_NUM_REGS": 4,
+        "CU_FUNC_ATTRIBUTE_PTX_VERSION": 5,
+        "CU_FUNC_ATTRIBUTE_BINARY_VERSION": 6,
+        "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": 8,
+        "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED": 14,
+    },
     "CUgraphConditionalNodeType": {"CU_GRAPH_COND_TYPE_IF": 0, "CU_GRAPH_COND_TYPE_WHILE": 1},
     "CUgraphNodeType": {"CU_GRAPH_NODE_TYPE_CONDITIONAL": 13},
+    "CUlaunchAttributeID": {
+        "CU_LAUNCH_ATTRIBUTE_COOPERATIVE": 2,
+        "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION": 4,
+        "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION": 6,
+        "CU_LAUNCH_ATTRIBUTE_PRIORITY": 8,
+    },
     "CUmemAccess_flags": {
         "CU_MEM_ACCESS_FLAGS_PROT_READ": 1,
         "CU_MEM_ACCESS_FLAGS_PROT_READWRITE": 3,
@@ -181,6 +207,35 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CU_MEM_ADVISE_UNSET_ACCESSED_BY": 6,
     },
     "CUmemorytype": {"CU_MEMORYTYPE_DEVICE": 2},
+    "CUtensorMapDataType": {
+        "CU_TENSOR_MAP_DATA_TYPE_UINT8": 0,
+        "CU_TENSOR_MAP_DATA_TYPE_UINT16": 1,
+        "CU_TENSOR_MAP_DATA_TYPE_UINT32": 2,
+        "CU_TENSOR_MAP_DATA_TYPE_INT32": 3,
+        "CU_TENSOR_MAP_DATA_TYPE_UINT64": 4,
+        "CU_TENSOR_MAP_DATA_TYPE_INT64": 5,
+        "CU_TENSOR_MAP_DATA_TYPE_FLOAT16": 6,
+        "CU_TENSOR_MAP_DATA_TYPE_FLOAT32": 7,
+        "CU_TENSOR_MAP_DATA_TYPE_FLOAT64": 8,
+        "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": 9,
+    },
+    "CUtensorMapFloatOOBfill": {
+        "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE": 0,
+        "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA": 1,
+    },
+    "CUtensorMapInterleave": {"CU_TENSOR_MAP_INTERLEAVE_NONE": 0},
+    "CUtensorMapL2promotion": {
+        "CU_TENSOR_MAP_L2_PROMOTION_NONE": 0,
+        "CU_TENSOR_MAP_L2_PROMOTION_L2_64B": 1,
+        "CU_TENSOR_MAP_L2_PROMOTION_L2_128B": 2,
+        "CU_TENSOR_MAP_L2_PROMOTION_L2_256B": 3,
+    },
+    "CUtensorMapSwizzle": {
+        "CU_TENSOR_MAP_SWIZZLE_NONE": 0,
+        "CU_TENSOR_MAP_SWIZZLE_32B": 1,
+        "CU_TENSOR_MAP_SWIZZLE_64B": 2,
+        "CU_TENSOR_MAP_SWIZZLE_128B": 3,
+    },
     "CUstreamCaptureMode": {
         "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL": 1,
         "CU_STREAM_CAPTURE_MODE_RELAXED": 2,
@@ -196,13 +251,19 @@ STRUCTS: Final[Mapping[str, str]] = {
     "WidthInBytes Height",
     "CUgraphNodeParams": "type conditional",
     "CUgraphNodeParams.conditional": "handle type size ctx phGraph_out",
+    "CUlaunchAttribute": "id value",
+    "CUlaunchAttribute.value": "clusterDim cooperative programmaticStreamSerializationAllowed "
+    "priority",
+    "CUlaunchAttribute.value.clusterDim": "x y z",
+    "CUlaunchConfig": "gridDimX gridDimY gridDimZ blockDimX blockDimY blockDimZ sharedMemBytes "
+    "hStream attrs numAttrs",
     "CUmemAccessDesc": "location flags",
     "CUmemAllocationProp": "type location requestedHandleTypes",
     "CUmemLocation": "type id",
 }
 """Structures with their fields."""
 
-HANDLES: Final = ("CUhostFn", "CUstream")
+HANDLES: Final = ("CUhostFn", "CUoccupancyB2DSize", "CUstream", "cuuint32_t", "cuuint64_t")
 """Types that are made of a number."""
 
 NUMBERS: Final[Mapping[str, int]] = {

@@ -58,6 +58,9 @@ class FakeGpu(FakeDriver):
         self.attributes = dict.fromkeys(attributes.values(), 1)
         self.attributes[attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"]] = 9
         self.attributes[attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"]] = 0
+        self.attributes[attributes["CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"]] = 132
+        shared = attributes["CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
+        self.attributes[shared] = 227 << 10
         self.peer_attributes: dict[int, int] = {}  # none: other devices are out of reach
 
     def _make(self, thing: Any, handle: int | None = None) -> Any:

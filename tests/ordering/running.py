@@ -12,7 +12,7 @@ from .programs import FAULTS, KINDS, SOURCE, Run, mix
 if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.libraries._op import Awaited
-    from atomr_accel.libraries.nvrtc._facade import Kernel
+    from atomr_accel.libraries.nvrtc._kernel import Kernel
 
 LONGEST = 200
 

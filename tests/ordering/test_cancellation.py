@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device, GpuRef
     from atomr_accel.libraries._op import Awaited
-    from atomr_accel.libraries.nvrtc._facade import Kernel
+    from atomr_accel.libraries.nvrtc._kernel import Kernel
 
     from ..harness import Gate
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from atomr_accel.device._context import MEMORY_LANE
 from atomr_accel.device.batches._record import PROGRAMS
-from atomr_accel.libraries.nvrtc._facade import KERNELS
+from atomr_accel.libraries.nvrtc._lanes import KERNELS
 from atomr_accel.libraries.nvrtc.wire._messages import Launch, Load
 from atomr_accel.libraries.programs.wire._messages import Describe, Record, Replay, Step
 from atomr_accel.testing import kill_host
@@ -52,7 +52,7 @@ async def _executes(device: Device, lane: str, message: Message) -> bool:
 
 
 def _launch(number: int) -> Launch:
-    return Launch(number, (1, 1, 1), (1, 1, 1), 0, ())
+    return Launch(number, 0, (1, 1, 1), (1, 1, 1), 0, ())
 
 
 async def has_event(device: Device, number: int) -> bool:

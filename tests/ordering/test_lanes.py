@@ -126,17 +126,17 @@ async def test_a_slow_compiler_delays_only_what_needs_it(monkeypatch: pytest.Mon
     module: Any = importlib.import_module(
         f"atomr_accel.libraries.nvrtc.host._{'cuda' if ON_CUDA else 'cpu'}"
     )
-    find_cubin, entered, go_on = module.find_cubin, threading.Event(), threading.Event()
+    find_module, entered, go_on = module.find_module, threading.Event(), threading.Event()
 
     def slow(*args: Any) -> Any:
         entered.set()
         go_on.wait()
-        return find_cubin(*args)
+        return find_module(*args)
 
     async with opened(isolation="thread") as device:
         kernel, x = await adder(device), await device.zeros(4, np.float32)
         await kernel.launch(1, 4, x, 0.0)
-        monkeypatch.setattr(module, "find_cubin", slow)
+        monkeypatch.setattr(module, "find_module", slow)
         done: list[str] = []
         try:
             async with trio.open_nursery() as nursery:

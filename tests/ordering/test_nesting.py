@@ -23,7 +23,7 @@ from .programs import adder
 if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.libraries._op import Awaited
-    from atomr_accel.libraries.nvrtc._facade import Kernel
+    from atomr_accel.libraries.nvrtc._kernel import Kernel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

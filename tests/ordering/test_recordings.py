@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel.libraries.nvrtc.host._modules import Modules
 from atomr_accel.testing import poison
 
 from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
-from .programs import ADD, REFUSED, TOO_MUCH_SHARED, add, adder
+from .programs import ADD, REFUSED, TOO_MUCH_SHARED, adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
@@ -367,22 +368,8 @@ async def test_a_recording_that_cannot_be_made_says_why_each_time(device: Device
     assert (await device.get(x)).tolist() == [1] * 4
 
 
-class ReadableOnce:
-    """A function that the host can load for as long as a variable of the environment says so."""
-
-    def __reduce__(self) -> Any:
-        return _once, ()
-
-    def __call__(self, x: Any, value: Any) -> None:
-        raise NotImplementedError
-
-
-def _once() -> Any:
-    import os
-
-    if "ATOMR_TEST_UNREADABLE" in os.environ:
-        raise LookupError("this function was not to be loaded")
-    return add
+def not_loaded(*_args: object) -> None:
+    raise LookupError("this function was not to be loaded")
 
 
 @cpu_only
@@ -391,13 +378,13 @@ async def test_a_recording_that_fails_for_other_buffers_leaves_the_first_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with opened(isolation="thread") as device:
-        kernel = await device.nvrtc.compile(ADD, "add", cpu=ReadableOnce())
+        kernel = await adder(device)
         x, y = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
         async with device.record(x) as recorded:
             recorded.launch(kernel, 1, 4, x, 1.0)
         await recorded.replay()
         with monkeypatch.context() as patch:
-            patch.setenv("ATOMR_TEST_UNREADABLE", "1")
+            patch.setattr(Modules, "load", not_loaded)
             with pytest.raises(LookupError, match="was not to be loaded"):
                 await recorded.replay(y)
         assert (await device.get(x))[0] == 1

@@ -40,6 +40,11 @@ def dies_when_told(pipe: str) -> None:
     os._exit(3)
 
 
+def drawn(out: Any, line: Any, n: Any, steps: Any) -> None:
+    """A line, for a kernel of a module."""
+    out[:n] = line["slope"] * np.arange(n) + line["offset"] + steps[0]
+
+
 def dies(_pipe: str) -> None:
     os._exit(3)
 

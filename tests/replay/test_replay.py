@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import CompileOptions, ContextPoisoned, GpuRefStale
 from atomr_accel.replay import (
     Deviation,
     Report,
@@ -35,7 +36,7 @@ from atomr_accel.testing import kill_host
 
 from ..harness import cpu_only, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
-from .programs import Random, dies, dies_when_told, shifted
+from .programs import Random, dies, dies_when_told, drawn, shifted
 
 
 async def again(path: Path, **options: Any) -> Report:
@@ -117,6 +118,42 @@ async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
                 await Run(one, kernel).run(ops)
             report = await replay(path, other)
             assert report.differences == [], (seed, report)
+
+
+@program
+async def test_modules_structs_and_variables_are_replayed(tmp_path: Path) -> None:
+    class Line(ctypes.Structure):
+        _fields_ = (("slope", ctypes.c_float), ("offset", ctypes.c_float))
+
+    fields = np.dtype([("slope", "f4"), ("offset", "f4")], align=True)
+    source = """
+        struct Line { float slope, offset; };
+        __device__ float steps[2];
+        template <class T> __global__ void line(T* out, Line line, int n) {}
+    """
+    async with (
+        opened(isolation="thread") as device,
+        open_journal(device, tmp_path / "module", contents=True, results=True),
+    ):
+        module = await device.nvrtc.compile_module(
+            source,
+            ["line<float>"],
+            cpu=drawn,
+            options=CompileOptions(ftz=True),
+            structs={"Line": fields},
+            variables={"steps": np.ones(2, np.float32)},
+        )
+        kernel, out = await module.kernel("line<float>"), await device.zeros(8, "f4")
+        await device.fill(await module.variable("steps"), 3.0)
+        for line in ((1, 2.0), np.array((3, 4), fields), np.array((3, 4), fields)[()], Line(5, 6)):
+            await kernel.launch(None, 32, out, line, 8, elements=8)
+            await device.get(out)
+        async with device.batch() as batch:
+            batch.launch(kernel, None, 32, out, (0, 1), 8, elements=8, priority=0)
+        assert (await device.get(out)).tolist() == [4.0] * 8
+    report = await again(tmp_path / "module")
+    assert report.same, str(report)
+    assert report.complete
 
 
 @program

@@ -11,7 +11,8 @@ from ...libraries._origin import require_made_on
 from ...libraries._request import Driver, Preparing, Request
 from ...libraries._staging import has_views, on_copies
 from ...libraries._table import NAMES
-from ...libraries.nvrtc._facade import Kernel, launching
+from ...libraries.nvrtc._kernel import Kernel, launching
+from ...libraries.nvrtc._launching import LaunchWish
 from ...memory import NotContiguous
 from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from ...libraries.array._evaluate import Fused
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
-    from ...libraries.nvrtc._facade import Argument, Dim
+    from ...libraries.nvrtc._kernel import Argument
+    from ...libraries.nvrtc._launching import Dim
+    from ...libraries.nvrtc._module import Module
     from ...libraries.rng._generator import Generator
     from ...libraries.sparse._direct import SparseLU
     from ...memory import Block, GpuRef
@@ -86,6 +89,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def using(self, made: Generator[Any]) -> Generator[Collected]: ...
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
+    @overload
+    def using(self, made: Module[Any]) -> Module[Collected]: ...
     @overload
     def using(self, made: Plan[Any, R]) -> Plan[Collected, R]: ...
     @overload
@@ -229,10 +234,21 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         raise NotImplementedError
 
     def launch(
-        self, kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0
+        self,
+        kernel: Kernel[Any],
+        grid: Dim | None,
+        block: Dim,
+        *args: Argument,
+        shared: int = 0,
+        elements: Dim | None = None,
+        cluster: Dim | None = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+        priority: int | None = None,
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
         require_made_on(kernel, self._core)
         if not isinstance(kernel, Kernel):
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {kernel!r}")
-        self._call(launching, kernel, (grid, block, *args), {"shared": shared})
+        wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
+        self._call(launching, kernel, (grid, block, *args), wish.asked())

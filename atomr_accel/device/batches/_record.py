@@ -21,7 +21,7 @@ from ...libraries._arguments import (
 )
 from ...libraries._library import LaneSpec
 from ...libraries._witness import witnessed
-from ...libraries.nvrtc._facade import KERNELS
+from ...libraries.nvrtc._lanes import KERNELS
 from ...libraries.programs.wire._messages import (
     Describe,
     Forget,

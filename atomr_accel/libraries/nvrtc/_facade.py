@@ -3,55 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
-from weakref import WeakKeyDictionary, WeakSet
 
 import cloudpickle
 import numpy as np
 
+from ..._dtypes import NAMES, as_dtype
 from ..._errors import CompileError, Unsupported
-from ...memory import GpuRef
-from .._library import LaneSpec
 from .._op import D, Facade, op
 from .._request import Request, Submission
-from ._signature import Parameter, Position, read_signature
-from .wire._messages import Array, Compile, Launch, Load, Scalar, Unload
+from ._kernel import Kernel
+from ._lanes import COMPILER
+from ._module import Module
+from ._options import CompileOptions
+from ._resident import Resident, Variable
+from ._signature import is_constant, read_kernels, read_signature
+from ._structures import StructType, all_structured, assertions
+from .wire._messages import Compile, Compiled, Content, Entry, Link, Part
 
 if TYPE_CHECKING:
-    from ...memory import Block, MemoryMap
     from .._library import Home
     from .._request import Driver
-
-COMPILER: Final = LaneSpec(
-    "nvrtc",
-    {
-        "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuCompiler",
-        "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaCompiler",
-    },
-    hangs=False,
-    blocks=True,
-)
-KERNELS: Final = LaneSpec(
-    "kernels",
-    {
-        "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuKernels",
-        "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaKernels",
-    },
-    max_streams=4,
-)
-
-_numbers: Final = itertools.count(1)
-"""Of kernels, in all hosts: one may have some from when it was a standby."""
-
-_MAX_BLOCK: Final = 1024
-_MAX_BLOCKS: Final = (_MAX_BLOCK, _MAX_BLOCK, 64)
-_MAX_GRID: Final = (2**31 - 1, 65535, 65535)
-_MAX_SHARED: Final = 2**31 - 1
-"""What the driver can be asked for; each device has far less and says so."""
 
 _NOT_A_KERNEL: Final = re.compile(
     r"\s*--?(dlto|dlink-time-opt|optix-ir|fdevice-syntax-only|dc|device-c"
@@ -59,12 +34,22 @@ _NOT_A_KERNEL: Final = re.compile(
 )
 """Options that have the compiler make something that must be linked, or nothing."""
 
-Dim = int | Sequence[int]
-"""Sizes in x, y and z; what is left out is 1."""
+_MOST_CONTENT: Final = 16 << 20
+"""Bytes that a module's variables may begin with: they are sent whenever it is loaded."""
 
-Argument = GpuRef | complex | np.generic
-"""What kernels take: a buffer for a pointer, a number for a value (complex stands for float, int
-and bool, too)."""
+_IMAGES: Final = {
+    b"\x7fELF": "cubin",
+    b"\x50\xed\x55\xba": "fatbin",
+    b"\xedCN\x7f": "LTO-IR",
+}
+"""What images begin with; PTX is text."""
+
+_RELOCATABLE: Final = b"\1\0"
+"""The type in an ELF file's head, at byte 16, if something has to be linked to it."""
+
+Twin = Callable[..., object]
+Twins = Twin | Mapping[str, Twin]
+"""What stands for kernels on the CPU backend: one function for all, or by names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +57,7 @@ class NvrtcStatistics:
     """What the compiler was asked for.
 
     Attributes:
-        kernels: kernels that were made.
+        kernels: kernels and modules that were made.
         found: those of them that were on disk and not compiled again.
     """
 
@@ -80,15 +65,27 @@ class NvrtcStatistics:
     found: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A module before it is compiled: all that the program knows of it."""
+
+    names: tuple[str, ...]
+    declarations: str
+    structs: Mapping[str, np.dtype[np.void]]
+    variables: Mapping[str, np.ndarray[Any, Any]]
+    twins: tuple[Twin | None, ...]
+    pickled: bytes
+
+
 @final
 class Nvrtc(Facade[D]):
     """The run-time compiler. Compiling has a lane of its own and delays no launch.
 
     What was compiled is kept on disk and found there by later programs and by this one after
-    a rebuild: in ``$ATOMR_CACHE_DIR``, by default ``~/.cache/atomr-accel``. Sources that
-    include others are compiled each time. They find the toolkit's headers, such as
-    ``cuda_fp16.h``, those of cuRAND (``curand_kernel.h``) and of package cuda-cccl
-    (``cuda/std``, ``cub``), where these are installed.
+    a rebuild: in ``$ATOMR_CACHE_DIR``, by default ``~/.cache/atomr-accel``. What a source may
+    include is part of what it is found by: headers in memory and all files of the folders that
+    options name by their content, the vendor's headers by their release. A source whose result may
+    depend on more is compiled each time: on the clock, on files by absolute paths.
     """
 
     def __init__(self, device: Home) -> None:
@@ -101,8 +98,8 @@ class Nvrtc(Facade[D]):
         source: str,
         name: str,
         *,
-        cpu: Callable[..., object] | None = None,
-        options: Sequence[str] = (),
+        cpu: Twin | None = None,
+        options: CompileOptions | Sequence[str] = (),
     ) -> Request[Kernel[D]]:
         """Compile a kernel (``nvrtcCompileProgram``).
 
@@ -117,8 +114,9 @@ class Nvrtc(Facade[D]):
                 ``block``, if it has them, get the launch's dimensions. It runs in the
                 host, so it must be picklable by cloudpickle, and it cannot see the
                 program's variables change.
-            options: further compiler options, such as ``"--use_fast_math"``. None that makes
-                other output than a whole program, such as ``"-dlto"``.
+            options: further options of the compiler: ``CompileOptions``, or as it takes them, such
+                as ``"--use_fast_math"``. None that makes other output than a whole program, such
+                as ``"-dlto"``.
 
         Returns:
             The kernel, good for all generations: after a rebuild it loads itself again.
@@ -133,230 +131,245 @@ class Nvrtc(Facade[D]):
         """
         if not all(isinstance(text, str) for text in (source, name)):
             raise TypeError("compile(source, name) takes the source and the name as str")
-        if not _are_texts(options):
-            raise TypeError(f"options must be a sequence of str, not {options!r}")
-        for text in (source, name, *options):
-            text.encode()  # a surrogate would only be noticed when the message is sent
-        for option in (*options, *map(" ".join, itertools.pairwise(options))):
-            if _NOT_A_KERNEL.fullmatch(option):
-                raise Unsupported(
-                    f"option {option!r} makes output that must be linked, or none; a kernel is "
-                    "compiled to a whole program, without a linker: leave the option out"
-                )
-        if cpu is not None and not callable(cpu):
-            raise TypeError(f"cpu must be callable, not {type(cpu).__name__}")
-        parameters = read_signature(source, name)
-        in_python = self._device.capabilities.python_kernels
-        if parameters is None and in_python:
-            log = f"no __global__ function named {name!r} is declared in the source"
-            raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
-        function = cloudpickle.dumps(cpu) if in_python and cpu else b""
-        message = Compile(source, name, tuple(options))
+        message = Compile(source, (name,), _flags(options))
+        _check_texts(source, name, *message.options)
+        plan = self._plan((name,), source, {}, {}, cpu)
+        self._require_declared(plan)
 
-        def finish(answer: tuple[bytes, str, str, bool]) -> Kernel[D]:
-            image, lowered, log, found = answer
-            self._compiled += 1
-            self._found += found
-            return Kernel(
-                self._device,
-                next(_numbers),
-                name,
-                parameters,
-                image=function if in_python else image,
-                lowered=lowered,
-                log=log,
-            )
+        def finish(answer: Compiled) -> Kernel[D]:
+            return self._made(plan, answer)[1][0]
 
-        return Request(
-            COMPILER, "nvrtc.compile", lambda _driver: Submission(message, (), (), finish=finish)
+        return _compiling("nvrtc.compile", message, finish)
+
+    @op
+    def compile_module(
+        self,
+        source: str,
+        names: Sequence[str] | None = None,
+        *,
+        cpu: Twins | None = None,
+        options: CompileOptions | Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        structs: Mapping[str, StructType] | None = None,
+        variables: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        parts: Sequence[str | bytes] = (),
+    ) -> Request[Module[D]]:
+        """Compile many kernels of one source, with the variables that they share.
+
+        The vendor's headers are found where they are installed: those of the toolkit
+        (``cuda_fp16.h``, ``mma.h``, ``cooperative_groups.h``), of package cuda-cccl (``cuda/std``,
+        ``cub``), of cuRAND (``curand_kernel.h``) and of package nvidia-cutlass (``cute``).
+
+        Args:
+            source: CUDA C++.
+            names: the kernels as in C++: ``"fill"``, ``"deep::scale<float, 4>"``. By default
+                every ``__global__`` function of the source that is no template.
+            cpu: what to call in the kernels' places on the CPU backend, as for ``compile``: by
+                their names, or by the name of a template for all its instances. Parameters that are
+                called as the module's variables get these as arrays.
+            options: as for ``compile``.
+            headers: texts that sources may include, by name.
+            structs: the fields of C++ structs, as structured dtypes of NumPy or as
+                ``ctypes.Structure``. Kernels take such by value, also as tuples. The source does
+                not compile where they lie otherwise in memory; ``np.dtype(..., align=True)`` lies
+                as in C++.
+            variables: ``__device__`` and ``__constant__`` variables that the program wants to have
+                as refs (``Module.variable``), with what they begin with whenever the module is
+                loaded; 16 MiB in all.
+            parts: further sources, and what was compiled already (LTO-IR, cubins, fatbins, PTX,
+                libraries), which are linked with the source at link time (nvJitLink).
+
+        Returns:
+            The module, good for all generations: after a rebuild it loads itself again.
+
+        Raises:
+            CompileError: with the log of the compiler, or of the linker.
+            LibraryMissing: NVRTC, or for parts nvJitLink, is not installed.
+            TypeError: an argument is of another type.
+            Unsupported: the output of these options cannot be launched, or the compiler makes
+                none for this device.
+            ValueError: names that are there twice, or none; text that is no Unicode.
+        """
+        if not isinstance(source, str):
+            raise TypeError(f"source must be str, not {type(source).__name__}")
+        fields = all_structured({} if structs is None else structs)
+        contents = _contents(variables)
+        texts = _headers(headers)
+        asked = read_kernels(source) if names is None else names
+        plan = self._plan(asked, source, fields, contents, cpu)
+        self._require_declared(plan)
+        checked = "\n".join([source, *assertions(fields), *_assert_sizes(contents)])
+        message = Compile(
+            checked if fields or contents else source,
+            plan.names,
+            _flags(options),
+            tuple(contents),
+            tuple(texts.items()),
+            _parts(parts),
         )
+        _check_texts(source, *plan.names, *contents, *message.options, *texts, *texts.values())
+
+        def finish(answer: Compiled) -> Module[D]:
+            return self._module(plan, answer)
+
+        return _compiling("nvrtc.compile_module", message, finish)
+
+    @op
+    def load_module(
+        self,
+        image: bytes | str,
+        names: Sequence[str] | Mapping[str, str],
+        *,
+        cpu: Twins | None = None,
+        declarations: str = "",
+        structs: Mapping[str, StructType] | None = None,
+        variables: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ) -> Request[Module[D]]:
+        """Take what was compiled already: a cubin, a fatbin, PTX or LTO-IR.
+
+        Args:
+            image: its bytes; PTX may be text.
+            names: the kernels' names in it: those of ``extern "C"`` functions, or mangled ones. As
+                a mapping, what the program calls them, with their names in the image.
+            cpu: as for ``compile_module``.
+            declarations: CUDA C++ that declares the kernels, which tells what ``launch`` takes.
+                Without, it takes refs, NumPy's scalars and structs, and takes all buffers for
+                written.
+            structs: as for ``compile_module``; nothing checks how they lie in memory.
+            variables: as for ``compile_module``, by their names in the image.
+
+        Returns:
+            The module, good for all generations.
+
+        Raises:
+            CompileError: LTO-IR that does not link; with the log.
+            LibraryMissing: LTO-IR, and nvJitLink is not installed.
+            TypeError: an argument is of another type.
+            ValueError: the image is none of these, or has no such kernel.
+        """
+        symbols = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+        if not isinstance(declarations, str):
+            raise TypeError(f"declarations must be str, not {type(declarations).__name__}")
+        plan = self._plan(
+            [*symbols],
+            declarations,
+            all_structured({} if structs is None else structs),
+            _contents(variables),
+            cpu,
+        )
+        _check_texts(*symbols, *symbols.values(), *plan.variables)
+        kind, data = _image(image)
+        entries = tuple(Entry(symbol) for symbol in symbols.values())
+        for symbol in symbols.values():
+            mark = {"cubin": f".text.{symbol}\0", "PTX": f".entry {symbol}("}.get(kind, "")
+            if mark.encode() not in data:
+                raise ValueError(f"the {kind} has no kernel named {symbol!r}")
+
+        def made(loadable: bytes) -> Module[D]:
+            compiled = Compiled(loadable, entries, tuple(plan.variables), "", kept=True)
+            return self._module(plan, compiled)
+
+        def prepare(driver: Driver) -> Submission[Module[D]]:
+            if kind == "LTO-IR" and not driver.home.capabilities.python_kernels:
+                return Submission(Link(data), (), (), finish=made)
+            return Submission(None, (), (), made(data))
+
+        return Request(COMPILER, "nvrtc.load_module", prepare)
 
     def statistics(self) -> NvrtcStatistics:
         """A snapshot of what was compiled."""
         return NvrtcStatistics(self._compiled, self._found)
 
-
-@dataclass(slots=True, eq=False)
-class _Copy:
-    """A kernel among some executors, in one generation.
-
-    Attributes:
-        kept: has it released in the end; launches name it as read.
-        loaded: whether it is there for sure.
-        asked_by: the batches and recordings that have it loaded themselves: it is there for
-            what they launch afterwards, but not for others, as long as it is not sure.
-    """
-
-    kept: Block
-    loaded: bool = False
-    asked_by: WeakSet[object] = field(default_factory=WeakSet)
-
-
-@final
-class _Resident:
-    """A kernel in the host, as all copies of its handle know it.
-
-    Attributes:
-        number: the host's number of it.
-    """
-
-    __slots__ = ("_copies", "_image", "_lowered", "_name", "number")
-
-    def __init__(self, number: int, name: str, image: bytes, lowered: str) -> None:
-        self.number: Final = number
-        self._name = name
-        self._image = image
-        self._lowered = lowered
-        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
-
-    def loaded(self, driver: Driver) -> Block:
-        """What stands for it where the driver's ops are executed; it is loaded first, if need be.
-
-        Args:
-            driver: that of the launch.
-        """
-        keeper = driver.keeper
-        copy = self._copies.get(keeper)
-        if copy is None or copy.kept.epoch is not driver.memory.epoch:
-            kept = keeper.keep(KERNELS.name, f"unload {self._name}", Unload(self.number))
-            copy = self._copies[keeper] = _Copy(kept)
-        if not copy.loaded and driver.home not in copy.asked_by:
-            driver.perform(self._load(copy))
-            copy.asked_by.add(driver.home)
-        return copy.kept
-
-    def _load(self, copy: _Copy) -> Request[None]:
-        def done() -> None:
-            copy.loaded = True
-
-        def prepare(_driver: Driver) -> Submission[None]:
-            message = Load(self.number, self._image, self._lowered)
-            return Submission(message, (copy.kept,), (), done=done)
-
-        return Request(KERNELS, f"load {self._name}", prepare, ("nvrtc.load", self.number))
-
-
-@final
-class Kernel(Facade[D]):
-    """A compiled kernel. Made by ``device.nvrtc.compile``.
-
-    Attributes:
-        name: as given to ``compile``.
-        parameters: what ``launch`` takes, or None where the source does not tell.
-        log: the compiler's warnings.
-    """
-
-    traced = True
-
-    def __init__(
+    def _plan(
         self,
-        device: Home,
-        number: int,
-        name: str,
-        parameters: tuple[Parameter, ...] | None,
-        *,
-        image: bytes,
-        lowered: str,
-        log: str,
-    ) -> None:
-        self._device = device
-        self._resident = _Resident(number, name, image, lowered)
-        self._runs = bool(image) or not device.capabilities.python_kernels
-        self._positions = None if parameters is None else _positions(parameters)
-        self._op_name = f"kernel {name}"
-        self.name: Final = name
-        self.parameters: Final = parameters
-        self.log: Final = log
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(p.text for p in self.parameters) if self.parameters else "..."
-        return f"<Kernel {self.name}({arguments})>"
-
-    @op
-    def launch(self, grid: Dim, block: Dim, *args: Argument, shared: int = 0) -> Request[None]:
-        """Launch the kernel and wait until it has finished (``cuLaunchKernel``).
-
-        Args:
-            grid: blocks in x, y, z; one number or up to three.
-            block: threads of a block in x, y, z.
-            *args: refs for pointers, numbers for values. Numbers become the declared
-                type where that loses nothing.
-            shared: bytes of dynamic shared memory.
-
-        Raises:
-            TypeError: the wrong number or types of arguments.
-            ValueError: dimensions no device has, a ref of another device.
-            OverflowError: a number that does not fit its parameter.
-            GpuRefSealed: a sealed ref for a pointer that is not ``const``.
-            GpuRefStale: a ref of an older generation, or freed.
-            Unsupported: on the CPU backend, a kernel without ``cpu=``.
-        """
-        return self._launch(grid, block, args, shared)
-
-    def _launch(
-        self, grid: Dim, block: Dim, args: tuple[Argument, ...], shared: int
-    ) -> Request[None]:
-        """The request of ``launch``, its arguments in a tuple."""
-        resident = self._resident
-
-        def prepare(driver: Driver) -> Submission[None]:
-            grid3 = _dimensions(grid, "grid", _MAX_GRID)
-            block3 = _dimensions(block, "block", _MAX_BLOCKS)
-            if block3[0] * block3[1] * block3[2] > _MAX_BLOCK:
-                raise ValueError(f"block {block3} has more than {_MAX_BLOCK} threads")
-            if not self._runs:
-                raise Unsupported(
-                    f"kernel {self.name!r} has no Python function, so it cannot run on the CPU "
-                    f"backend; give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
-                )
-            size = shared if type(shared) is int else _index(shared, "shared")
-            if not 0 <= size <= _MAX_SHARED:
-                raise ValueError(f"shared is {size} bytes; it must be from 0 to {_MAX_SHARED}")
-            arguments, reads, writes = self._arguments(args, driver.memory)
-            reads.append(driver.obtain(resident.loaded))
-            message = Launch(resident.number, grid3, block3, size, arguments)
-            return Submission(message, reads, writes)
-
-        return Request(KERNELS, self._op_name, prepare)
-
-    def _arguments(
-        self, args: tuple[Argument, ...], memory: MemoryMap
-    ) -> tuple[tuple[Array | Scalar, ...], list[Block], list[Block]]:
-        positions = self._positions
-        if positions is None:
-            positions = _positions(
-                tuple(
-                    Parameter("?", isinstance(arg, GpuRef), isinstance(arg, GpuRef), None)
-                    for arg in args
-                )
+        names: Sequence[str],
+        declarations: str,
+        structs: Mapping[str, np.dtype[np.void]],
+        variables: Mapping[str, np.ndarray[Any, Any]],
+        cpu: Twins | None,
+    ) -> _Plan:
+        if not _are_texts(names):
+            raise TypeError(f"names must be a sequence of str, not {names!r}")
+        if not names:
+            raise ValueError(
+                "there are no kernels: name those that are templates, such as 'scale<float>'"
             )
-        if len(args) != len(positions):
-            raise TypeError(
-                f"kernel {self.name} takes {len(positions)} arguments "
-                f"({', '.join(each.parameter.text for each in positions)}), not {len(args)}"
+        if len({*names}) != len(names):
+            raise ValueError(f"names has some twice: {[*names]}")
+        twins = _twins(cpu, names)
+        pickled = cloudpickle.dumps(twins) if self._device.capabilities.python_kernels else b""
+        return _Plan(tuple(names), declarations, structs, variables, twins, pickled)
+
+    def _require_declared(self, plan: _Plan) -> None:
+        """On the CPU, where perhaps no compiler looks, kernels are in plain sight."""
+        if not self._device.capabilities.python_kernels:
+            return
+        for name in plan.names:
+            if read_signature(plan.declarations, name) is None:
+                log = f"no __global__ function named {name!r} is declared in the source"
+                raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
+
+    def _module(self, plan: _Plan, compiled: Compiled) -> Module[D]:
+        resident, kernels = self._made(plan, compiled)
+        return Module(self._device, resident, kernels, compiled.log)
+
+    def _made(self, plan: _Plan, compiled: Compiled) -> tuple[Resident, tuple[Kernel[D], ...]]:
+        """What is made of a compiled module."""
+        self._compiled += 1
+        self._found += compiled.kept
+        variables = tuple(
+            Variable(
+                Content(name, symbol, NAMES[array.dtype], array.shape, array.tobytes()),
+                array.dtype,
+                constant=is_constant(plan.declarations, name),
             )
-        reads: list[Block] = []
-        writes: list[Block] = []
-        arguments = tuple(
-            [
-                position.array(arg, memory, reads, writes)
-                if position.pointer
-                else position.scalar(arg)
-                for position, arg in zip(positions, args, strict=True)
-            ]
+            for (name, array), symbol in zip(
+                plan.variables.items(), compiled.variables, strict=True
+            )
         )
-        return arguments, reads, writes
+        symbols = tuple(entry.symbol for entry in compiled.entries)
+        resident = Resident(plan.names[0], plan.pickled or compiled.image, symbols, variables)
+        kernels: tuple[Kernel[D], ...] = tuple(
+            Kernel(
+                self._device,
+                resident,
+                at,
+                name,
+                read_signature(plan.declarations, name, plan.structs),
+                entry=entry,
+                log=compiled.log,
+                twin=plan.twins[at],
+            )
+            for at, (name, entry) in enumerate(zip(plan.names, compiled.entries, strict=True))
+        )
+        return resident, kernels
 
 
-def launching(
-    kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0
-) -> Request[None]:
-    """The request of ``kernel.launch``."""
-    return kernel._launch(grid, block, args, shared)
+def _compiling(name: str, message: Compile, finish: Callable[[Compiled], Any]) -> Request[Any]:
+    return Request(COMPILER, name, lambda _driver: Submission(message, (), (), finish=finish))
 
 
-def _positions(parameters: tuple[Parameter, ...]) -> tuple[Position, ...]:
-    return tuple(Position(at, parameter) for at, parameter in enumerate(parameters))
+def _flags(options: CompileOptions | Sequence[str]) -> tuple[str, ...]:
+    """Options as the compiler takes them, and none that it must not have."""
+    flags = options.flags() if isinstance(options, CompileOptions) else options
+    if not _are_texts(flags):
+        raise TypeError(
+            f"options must be a sequence of str, as NVRTC takes them, or CompileOptions, not "
+            f"{options!r}"
+        )
+    for option in (*flags, *map(" ".join, itertools.pairwise(flags))):
+        if _NOT_A_KERNEL.fullmatch(option):
+            raise Unsupported(
+                f"option {option!r} makes output that must be linked, or none; a kernel is "
+                "compiled to a whole program: leave the option out, and give what is to be linked "
+                "as parts= of compile_module"
+            )
+    return tuple(flags)
+
+
+def _check_texts(*texts: str) -> None:
+    for text in texts:
+        text.encode()  # a surrogate would only be noticed when the message is sent
 
 
 def _are_texts(values: object) -> bool:
@@ -368,23 +381,85 @@ def _are_texts(values: object) -> bool:
     )
 
 
-def _dimensions(value: Dim, name: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    if type(value) is int:
-        sizes: tuple[Any, ...] = (value,)
+def _headers(headers: object) -> dict[str, str]:
+    given = {} if headers is None else headers
+    if not isinstance(given, Mapping) or not _are_texts([*given, *given.values()]):
+        raise TypeError("headers must map names to texts, both str")
+    return dict(given)
+
+
+def _parts(parts: Sequence[str | bytes]) -> tuple[Part, ...]:
+    if isinstance(parts, str | bytes) or not isinstance(parts, Sequence):
+        raise TypeError("parts must be a sequence of sources (str) and images (bytes)")
+    made = []
+    for part in parts:
+        if not isinstance(part, str | bytes):
+            raise TypeError(f"a part must be a source (str) or an image (bytes), not {part!r}")
+        made.append(Part(source=part) if isinstance(part, str) else Part(image=part))
+    return tuple(made)
+
+
+def _contents(
+    variables: object,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """What variables begin with, as arrays of dtypes that devices have."""
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise TypeError(f"variables must map names to arrays, not {variables!r}")
+    made = {}
+    for name, array in variables.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"variables[{name!r}] must be a NumPy array, not {array!r}")
+        made[name] = np.array(array, as_dtype(array.dtype), order="C")
+        if not array.size:
+            raise ValueError(f"variables[{name!r}] has no elements")
+    nbytes = sum(array.nbytes for array in made.values())
+    if nbytes > _MOST_CONTENT:
+        raise ValueError(f"variables take {nbytes} bytes; {_MOST_CONTENT} are the most")
+    return made
+
+
+def _assert_sizes(variables: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+    return [
+        f"static_assert(sizeof({name}) == {array.nbytes}, "
+        f'"{name} takes {array.nbytes} bytes as an array");'
+        for name, array in variables.items()
+    ]
+
+
+def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
+    """The function of each kernel: its own, or that of all instances of its template."""
+    if cpu is None:
+        return (None,) * len(names)
+    if isinstance(cpu, Mapping):
+        plain = {name: name.partition("<")[0].strip() for name in names}
+        unknown = {*cpu} - {*names} - {*plain.values()}
+        if unknown:
+            raise ValueError(f"cpu names kernels that there are not: {sorted(map(str, unknown))}")
+        twins = tuple(cpu.get(name, cpu.get(plain[name])) for name in names)
     else:
-        sizes = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,)
-    if not 1 <= len(sizes) <= 3:
-        raise ValueError(f"{name} takes one to three sizes, not {len(sizes)}")
-    x, y, z = (*sizes, 1, 1)[:3]
-    if not type(x) is type(y) is type(z) is int:
-        x, y, z = _index(x, name), _index(y, name), _index(z, name)
-    if not (0 < x <= limits[0] and 0 < y <= limits[1] and 0 < z <= limits[2]):
-        raise ValueError(f"{name} is {(x, y, z)}; each size must be from 1 to {limits}")
-    return x, y, z
+        twins = (cpu,) * len(names)
+    for twin in twins:
+        if twin is not None and not callable(twin):
+            raise TypeError(f"cpu must be callable, not {type(twin).__name__}")
+    return twins
 
 
-def _index(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} takes whole numbers, not {value!r}") from None
+def _image(image: object) -> tuple[str, bytes]:
+    """What an image is, and its bytes as the driver takes them."""
+    if isinstance(image, str):
+        image = image.encode()
+    if not isinstance(image, bytes):
+        raise TypeError(f"image must be bytes, or PTX as str, not {type(image).__name__}")
+    for magic, kind in _IMAGES.items():
+        if image.startswith(magic):
+            if kind == "cubin" and image[16:18] == _RELOCATABLE:
+                raise ValueError(
+                    "the cubin is relocatable: give it as one of the parts= of compile_module, "
+                    "which are linked"
+                )
+            return kind, image
+    if re.search(rb"^\s*\.version\s", image, re.MULTILINE):
+        return "PTX", image if image.endswith(b"\0") else image + b"\0"
+    raise ValueError(f"image is no cubin, fatbin, PTX or LTO-IR; it begins with {image[:8]!r}")

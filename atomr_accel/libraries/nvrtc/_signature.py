@@ -20,10 +20,12 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
 from .._arguments import require_readable, require_writable
-from .wire._messages import Array, Scalar
+from ._structures import is_struct, structure
+from ._tensor_map import TENSOR_MAP_SIZE, TensorMap
+from .wire._messages import Array, Scalar, Structure, TiledMap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ...memory import Block, MemoryMap
 
@@ -92,12 +94,14 @@ class Parameter:
         pointer: whether it takes a buffer.
         written: whether the kernel may write through it.
         dtype: element or value type; None where any fits.
+        struct: the fields of a struct by value, where they are told.
     """
 
     text: str
     pointer: bool
     written: bool
     dtype: np.dtype[Any] | None
+    struct: np.dtype[np.void] | None = None
 
     def check_ref(self, ref: GpuRef, position: int) -> None:
         """A buffer for this parameter has its element type, up to signedness.
@@ -192,12 +196,17 @@ class Position:
     Args:
         at: the position.
         parameter: what the kernel declares there.
+        size: bytes that it takes and how they are aligned, where the compiler has told.
     """
 
-    __slots__ = ("_at", "_check", "_name", "_pack", "_packs", "_type", "parameter", "pointer")
+    __slots__ = (
+        *("_at", "_check", "_name", "_pack", "_packs", "_size", "_type"),
+        *("parameter", "pointer"),
+    )
 
-    def __init__(self, at: int, parameter: Parameter) -> None:
+    def __init__(self, at: int, parameter: Parameter, size: tuple[int, int] | None = None) -> None:
         self.parameter: Final = parameter
+        self._size = size
         self.pointer: Final = parameter.pointer
         self._at = at
         self._name = f"argument {at} ('{parameter.text}')"
@@ -229,23 +238,52 @@ class Position:
         (writes if parameter.written else reads).append(block)
         return Array(block.address, ref.shape, NAMES[ref.dtype])
 
-    def scalar(self, arg: object) -> Scalar:
-        """A number as the message has it.
+    def value(
+        self, arg: object, memory: MemoryMap, reads: list[Block], writes: list[Block]
+    ) -> Scalar | Structure | TiledMap:
+        """A number, a struct or a tensor map as the message has it.
+
+        Args:
+            arg: what the caller gave.
+            memory: where a tensor map's buffer has to be.
+            reads: gets the block of that, if the kernel only loads from it.
+            writes: gets it, if the kernel may store to it.
 
         Raises:
             TypeError, OverflowError: as ``Parameter.scalar``.
+            TypeError, ValueError: as ``structure``, and of a tensor map's buffer.
         """
         if self._pack is not None and type(arg) is self._packs:
             try:
                 return Scalar(self._pack(arg), self._type)
             except (struct.error, OverflowError):
                 pass  # it does not fit, which is said below
+        if isinstance(arg, TensorMap):
+            if self.parameter.dtype is not None or self._size not in (None, TENSOR_MAP_SIZE):
+                raise TypeError(
+                    f"argument {self._at} is a TensorMap, but the kernel declares "
+                    f"'{self.parameter.text}'; it is for 'const __grid_constant__ CUtensorMap'"
+                )
+            return arg._message(memory, self._name, reads, writes)
+        fields = self.parameter.struct
+        if fields is not None or is_struct(arg):
+            if self.parameter.dtype is not None:
+                raise TypeError(
+                    f"argument {self._at} is a struct, but the kernel declares "
+                    f"'{self.parameter.text}', which is {self._type}"
+                )
+            return structure(arg, fields, self._size, self._name)
         if isinstance(arg, GpuRef):
             raise TypeError(
                 f"argument {self._at} is a GpuRef, but the kernel declares "
                 f"'{self.parameter.text}', which is no pointer"
             )
         value = self.parameter.scalar(arg, self._at)
+        if self._size is not None and value.dtype.itemsize != self._size[0]:
+            raise TypeError(
+                f"argument {self._at} is a {value.dtype.name} of {value.dtype.itemsize} bytes, but "
+                f"'{self.parameter.text}' takes {self._size[0]}"
+            )
         return Scalar(value.tobytes(), value.dtype.name)
 
 
@@ -253,12 +291,66 @@ _RANK: Final = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2, "c": 3}
 """Kinds in the order in which a value of one may stand for the next."""
 
 
-def read_signature(source: str, name: str) -> tuple[Parameter, ...] | None:
+def read_kernels(source: str) -> list[str]:
+    """The names of all kernels that a source declares, without its templates.
+
+    Args:
+        source: CUDA C++.
+
+    Returns:
+        Each once, in the order of their first declarations, qualified by namespaces.
+    """
+    text = _TOKEN.sub(_blank, source)
+    names: dict[str, None] = {}
+    scopes: list[str | None] = []
+    head = 0
+    for mark in re.finditer(r"[{};]", text):
+        declared = text[head : mark.start()]
+        head = mark.end()
+        if "__global__" in declared and None not in scopes:
+            found = re.search(
+                r"\b(\w+)\s*\((?!.*\b__global__\b)", _without_calls(declared), re.DOTALL
+            )
+            if found is not None and not re.search(r"\btemplate\s*<", declared):
+                names["::".join([*filter(None, scopes), found[1]])] = None
+        if mark[0] == "{":
+            space = re.search(r"\bnamespace\b\s*([\w:\s]*)$", declared)
+            linkage = re.search(r'\bextern\s*""\s*$', declared)
+            if space is not None:
+                scopes.append("".join(space[1].split()))
+            else:
+                scopes.append("" if linkage is not None else None)
+        elif mark[0] == "}" and scopes:
+            scopes.pop()
+    return [*names]
+
+
+def _without_calls(declared: str) -> str:
+    """A declaration from ``__global__`` on, without what may be called there beside the kernel."""
+    _, _, after = declared.partition("__global__")
+    return re.sub(
+        r"\b__(?:launch_bounds|cluster_dims|block_size|maxnreg|nv_pure|align)__\s*\([^()]*\)",
+        " ",
+        after,
+    )
+
+
+def is_constant(source: str, name: str) -> bool:
+    """Whether a source declares a variable as ``__constant__``."""
+    text = _TOKEN.sub(_blank, source)
+    bare = re.escape(name.rsplit("::", maxsplit=1)[-1])
+    return re.search(rf"\b__constant__\b[^;{{}}()=]*\b{bare}\b", text) is not None
+
+
+def read_signature(
+    source: str, name: str, structs: Mapping[str, np.dtype[np.void]] | None = None
+) -> tuple[Parameter, ...] | None:
     """The parameters of kernel ``name`` in ``source``.
 
     Args:
         source: CUDA C++.
         name: the kernel's name, perhaps qualified or with template arguments.
+        structs: the fields of structs, by their names.
 
     Returns:
         None if no ``__global__`` function of that name is declared in plain sight (it may
@@ -272,7 +364,7 @@ def read_signature(source: str, name: str) -> tuple[Parameter, ...] | None:
         if "__global__" in head:
             types = _template_types(head, _split(arguments.rpartition(">")[0]))
             inside = _until_closed(text, match.end())
-            return tuple(_parameter(part, types) for part in _split(inside))
+            return tuple(_parameter(part, types, structs or {}) for part in _split(inside))
     return None
 
 
@@ -326,7 +418,9 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip() not in ("", "void")]
 
 
-def _parameter(text: str, types: dict[str, str]) -> Parameter:
+def _parameter(
+    text: str, types: dict[str, str], structs: Mapping[str, np.dtype[np.void]]
+) -> Parameter:
     written_as = " ".join(text.split("=", maxsplit=1)[0].split())
     declared = re.sub(r"\w+", lambda word: types.get(word[0], word[0]), written_as)
     pointer = "*" in declared or declared.endswith("]")
@@ -337,7 +431,9 @@ def _parameter(text: str, types: dict[str, str]) -> Parameter:
         type_words = words  # what follows the star is the parameter's name
     else:
         type_words = words[:-1] if len(words) > 1 and " ".join(words) not in _C_TYPES else words
-    name = _C_TYPES.get(" ".join(type_words))
+    spelled = " ".join(type_words)
+    name = _C_TYPES.get(spelled)
     if declared.count("*") > 1:
         name = None  # pointers to pointers live in a buffer of addresses
-    return Parameter(written_as, pointer, written, DTYPES[name] if name else None)
+    struct = None if pointer else structs.get(spelled.removeprefix("struct "))
+    return Parameter(written_as, pointer, written, DTYPES[name] if name else None, struct)

@@ -286,6 +286,12 @@ def test_an_include_may_be_cut_into_lines(folder: Path, tmp_path: Path) -> None:
 # --- modules on CUDA -----------------------------------------------------------------------
 
 
+class Context(SimpleNamespace):
+    """A host's context, by which lanes know what they share."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 class Modules(FakeDriver):
     """The driver's modules without a driver."""
 
@@ -317,15 +323,15 @@ def test_modules_are_unloaded_once(modules: Modules) -> None:
     from atomr_accel.libraries.nvrtc.host import _cuda
 
     driver = modules
-    context: Any = None
+    context: Any = Context()
     kernels = _cuda.CudaKernels(context, context)
     do: Any = kernels.handlers
-    do[Load](Load(1, b"one", "k"))
-    do[Load](Load(1, b"one", "k"))
-    do[Load](Load(2, b"two", "k"))
+    do[Load](Load(1, b"one", ("k",)))
+    do[Load](Load(1, b"one", ("k",)))
+    do[Load](Load(2, b"two", ("k",)))
     assert len(driver.loaded) == 2
     with pytest.raises(LibraryError, match="cuModuleGetFunction"):
-        do[Load](Load(3, b"three", "missing"))
+        do[Load](Load(3, b"three", ("missing",)))
     assert len(driver.loaded) == 2
     for number in (1, 1, 3):
         do[Unload](Unload(number))
@@ -386,14 +392,14 @@ def test_each_launch_has_its_own_arguments(launches: Launches, by_template: bool
     """Others in number, in kind and in value than those of the launch before."""
     from atomr_accel.libraries.nvrtc.host import _cuda
 
-    context: Any = SimpleNamespace(
+    context: Any = Context(
         pointer=lambda address: address + 1,
         pointers=lambda addresses: [address + 1 for address in addresses],
     )
     stream: Any = SimpleNamespace(handle=0)
     kernels = _cuda.CudaKernels(context, stream)
     do: Any = kernels.handlers
-    do[Load](Load(1, b"one", "k"))
+    do[Load](Load(1, b"one", ("k",)))
     decode = msgspec.msgpack.Decoder(Launch).decode
 
     def launch(*arguments: int | bytes, shared: int = 0) -> bytes:
@@ -407,7 +413,7 @@ def test_each_launch_has_its_own_arguments(launches: Launches, by_template: bool
                 else Scalar(each, "int32")
                 for each in arguments
             )
-            return Launch(1, (1, 1, 1), (1, 1, 1), shared, made)
+            return Launch(1, 0, (1, 1, 1), (1, 1, 1), shared, made)
 
         if by_template:
             places = [PLACE | at for at in range(len(addresses))]

@@ -244,6 +244,10 @@ class CudaContext:
             numa_node=numa_node(address),
             pcie=pcie_link(address),
             mig="MIG" in label.split(),  # the driver names an instance after its card
+            multiprocessors=self._attribute(attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            shared_memory_per_block=self._attribute(
+                attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+            ),
         )
         self._slabs: dict[int, _Mapping] = {}
         self._bases: dict[int, int] = {}

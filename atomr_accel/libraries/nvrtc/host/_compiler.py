@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 import msgspec
 
 from ...._errors import CompileError, LibraryError, LibraryMissing, Unsupported
 from ...host._disk_cache import DiskCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 CUBINS: Final = DiskCache("cubins")
 """What was compiled by this user, so that neither rebuilds nor programs compile it again."""
@@ -61,6 +62,17 @@ def load_nvrtc() -> Any:
     return nvrtc
 
 
+def nvrtc_version() -> tuple[int, ...]:
+    """Its release.
+
+    Raises:
+        LibraryMissing: it is not installed.
+    """
+    status, *version = load_nvrtc().nvrtcVersion()
+    _check("nvrtcVersion", status)
+    return tuple(version)
+
+
 def find_cubin(
     source: str, name: str, options: tuple[str, ...], capability: tuple[int, int]
 ) -> Compiled:
@@ -71,16 +83,14 @@ def find_cubin(
         LibraryMissing: NVRTC or cuda-bindings is not installed.
         Unsupported: as ``compile_cubin``.
     """
-    nvrtc = load_nvrtc()
+    load_nvrtc()
     if any(_SEES_MORE.search(_SPLICE.sub("", text)) for text in (source, *options)):
         return Compiled(*compile_cubin(source, name, options, capability))
-    status, *version = nvrtc.nvrtcVersion()
-    _check("nvrtcVersion", status)
-    key = msgspec.msgpack.encode((version, source, name, options, capability))
+    key = msgspec.msgpack.encode((nvrtc_version(), source, name, options, capability))
     kept = CUBINS.get(key)
     if kept is not None:
         found = Compiled(*msgspec.msgpack.decode(kept, type=tuple[bytes, str, str]), kept=True)
-        if _launchable(found.image, found.lowered):
+        if launchable(found.image, found.lowered):
             return found
     made = compile_cubin(source, name, options, capability)
     CUBINS.put(key, msgspec.msgpack.encode(made))
@@ -101,39 +111,20 @@ def compile_cubin(
         Unsupported: this NVRTC makes nothing for such a device; or an option has it make
             something else than what a driver can load.
     """
-    nvrtc = load_nvrtc()
-    architecture = _architecture(nvrtc, capability)
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    _check("nvrtcCreateProgram", status)
-    try:
-        (status,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
-        _check("nvrtcAddNameExpression", status)
-        flags = [f"--gpu-architecture={architecture}", "--std=c++17"]
-        flags += [f"--include-path={path}" for path in toolkit_headers()]
-        if "include" in source:
-            flags += [f"--include-path={path}" for path in library_headers()]
-        flags += options
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
-        log = _text(nvrtc, program, "ProgramLog")
-        if int(status) == 6:  # NVRTC_ERROR_COMPILATION
-            raise CompileError(f"kernel {name!r} does not compile:\n{log}", log=log)
-        _check("nvrtcCompileProgram", status, log)
-        status, lowered = nvrtc.nvrtcGetLoweredName(program, name.encode())
-        if int(status):
+    with NvrtcProgram(source, "kernel.cu") as program:
+        program.expect(name)
+        target = program.architecture(capability)
+        log = program.compile(
+            f"kernel {name!r}", (f"--gpu-architecture={target}", *toolkit_flags(), *options)
+        )
+        lowered = program.lowered(name)
+        if lowered is None:
             missing = f"the source has no kernel named {name!r}"
             raise CompileError(f"{missing}\n{log}", log=log or missing)
-        lowered = bytes(lowered).decode()
-        what = "PTX" if architecture.startswith("compute") else "CUBIN"
-        image = _text(nvrtc, program, what, raw=True)
-        if not _launchable(image, lowered):  # whichever option it was
-            raise Unsupported(
-                f"with the options {[*options]} the compiler makes nothing that a driver can load "
-                f"and launch as {name!r}: a kernel is compiled to a whole program, without a "
-                "linker; leave out options for linking or for other kinds of output"
-            )
-        return image, lowered, log
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        image = program.output("PTX" if target.startswith("compute") else "CUBIN")
+    if not launchable(image, lowered):  # whichever option it was
+        raise not_launchable(options, name)
+    return image, lowered, log
 
 
 def compile_linkable(
@@ -152,22 +143,97 @@ def compile_linkable(
         LibraryMissing: NVRTC or cuda-bindings is not installed.
         Unsupported: this NVRTC makes nothing for such a device.
     """
-    nvrtc = load_nvrtc()
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"operator.cu", 0, [], [])
-    _check("nvrtcCreateProgram", status)
-    try:
-        flags = [f"--gpu-architecture={_architecture(nvrtc, capability)}", "--std=c++17"]
-        flags += ["-dlto", "--relocatable-device-code=true"]
-        flags += [f"--include-path={path}" for path in (*include_paths, *toolkit_headers())]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
-        log = _text(nvrtc, program, "ProgramLog")
+    with NvrtcProgram(source, "operator.cu") as program:
+        flags = [f"--gpu-architecture={program.architecture(capability)}", *LINKABLE]
+        flags += [f"--include-path={path}" for path in include_paths]
+        program.compile(f"operator {name!r}", (*flags, *toolkit_flags()))
+        return program.output("LTOIR")
+
+
+NOWHERE: Final = "/proc/0/"
+"""A folder that is never there, for sources: NVRTC looks for headers beside them first."""
+
+LINKABLE: Final = ("-dlto", "--relocatable-device-code=true")
+"""Options for LTO-IR."""
+
+
+@final
+class NvrtcProgram:
+    """A source on its way through NVRTC.
+
+    Args:
+        source: its text.
+        file: what errors call it.
+        headers: texts that it may include, by name.
+
+    Raises:
+        LibraryMissing: NVRTC or cuda-bindings is not installed.
+    """
+
+    def __init__(self, source: str, file: str, headers: Mapping[str, str] | None = None) -> None:
+        self._nvrtc = nvrtc = load_nvrtc()
+        texts = headers or {}
+        status, self._program = nvrtc.nvrtcCreateProgram(
+            source.encode(),
+            file.encode(),
+            len(texts),
+            [text.encode() for text in texts.values()],
+            [name.encode() for name in texts],
+        )
+        _check("nvrtcCreateProgram", status)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._nvrtc.nvrtcDestroyProgram(self._program)
+
+    def architecture(self, capability: tuple[int, int]) -> str:
+        """What to compile for, so that a device of some compute capability can execute it."""
+        return _architecture(self._nvrtc, capability)
+
+    def expect(self, name: str) -> None:
+        """Have ``lowered`` know a name (``nvrtcAddNameExpression``)."""
+        (status,) = self._nvrtc.nvrtcAddNameExpression(self._program, name.encode())
+        _check("nvrtcAddNameExpression", status)
+
+    def compile(self, what: str, flags: Iterable[str]) -> str:
+        """Compile it; the log.
+
+        Raises:
+            CompileError: ``what`` does not compile; with the log.
+        """
+        given = [flag.encode() for flag in flags]
+        (status,) = self._nvrtc.nvrtcCompileProgram(self._program, len(given), given)
+        text = self.output("ProgramLog").rstrip(b"\0 ").decode(errors="replace")
+        log = text.replace(NOWHERE, "")
         if int(status) == 6:  # NVRTC_ERROR_COMPILATION
-            raise CompileError(f"operator {name!r} does not compile:\n{log}", log=log)
+            raise CompileError(f"{what} does not compile:\n{log}", log=log)
         _check("nvrtcCompileProgram", status, log)
-        linkable: bytes = _text(nvrtc, program, "LTOIR", raw=True)
-        return linkable
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        return log
+
+    def lowered(self, name: str) -> str | None:
+        """A name as it is in the output; None if there is no such thing."""
+        status, lowered = self._nvrtc.nvrtcGetLoweredName(self._program, name.encode())
+        return None if int(status) else bytes(lowered).decode()
+
+    def output(self, what: str) -> bytes:
+        """What was made, such as ``"CUBIN"``; empty if that was not."""
+        status, size = getattr(self._nvrtc, f"nvrtcGet{what}Size")(self._program)
+        _check(f"nvrtcGet{what}Size", status)
+        # Not bytes, as in the vendor's examples: b" " * 1 is an object that all of Python shares.
+        buffer = bytearray(size)
+        (status,) = getattr(self._nvrtc, f"nvrtcGet{what}")(self._program, buffer)
+        _check(f"nvrtcGet{what}", status)
+        return bytes(buffer)
+
+
+def not_launchable(options: Sequence[str], name: str) -> Unsupported:
+    """What callers get for options with which nothing comes out that a driver can load."""
+    return Unsupported(
+        f"with the options {[*options]} the compiler makes nothing that a driver can load and "
+        f"launch as {name!r}: leave out options for linking or for other kinds of output"
+    )
 
 
 def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
@@ -180,30 +246,24 @@ def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
     # The device is newer than the compiler. Its driver is not: it compiles PTX for it.
     older = [number for number in known if number < wanted]
     if not older:
-        status, *version = nvrtc.nvrtcVersion()
         raise Unsupported(
-            f"NVRTC {'.'.join(map(str, version))} makes nothing for devices of compute capability "
-            f"{capability[0]}.{capability[1]}, only from {min(known) // 10}.{min(known) % 10} on; "
-            "install an older release of it"
+            f"NVRTC {'.'.join(map(str, nvrtc_version()))} makes nothing for devices of compute "
+            f"capability {capability[0]}.{capability[1]}, only from "
+            f"{min(known) // 10}.{min(known) % 10} on; install an older release of it"
         )
     return f"compute_{max(older)}"
 
 
-def _launchable(image: bytes, lowered: str) -> bool:
+def launchable(image: bytes, lowered: str) -> bool:
     """Whether a driver can load an image as it is, and there is that kernel in it."""
     if image.startswith(_ELF):
         return image[16:18] == _LINKED and f".text.{lowered}\0".encode() in image
     return f".entry {lowered}(".encode() in image
 
 
-def _text(nvrtc: Any, program: Any, what: str, *, raw: bool = False) -> Any:
-    status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
-    _check(f"nvrtcGet{what}Size", status)
-    # Not bytes, as in the vendor's examples: b" " * 1 is an object that all of Python shares.
-    buffer = bytearray(size)
-    (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-    _check(f"nvrtcGet{what}", status)
-    return bytes(buffer) if raw else buffer.rstrip(b"\0 ").decode(errors="replace")
+def toolkit_flags() -> list[str]:
+    """Options that all sources have: the standard, and where the toolkit's headers are."""
+    return ["--std=c++17", *(f"--include-path={path}" for path in toolkit_headers())]
 
 
 def toolkit_headers() -> list[str]:
@@ -214,21 +274,6 @@ def toolkit_headers() -> list[str]:
         return []
     path = find_nvidia_header_directory("cudart")
     return [path] if path else []
-
-
-def library_headers() -> list[str]:
-    """Where ``curand_kernel.h`` is, and what it includes: libcu++, as package cuda-cccl has it."""
-    found = []
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory
-
-        found.append(find_nvidia_header_directory("curand"))
-        spec = find_spec("cuda.cccl")
-    except ImportError:
-        spec = None
-    if spec is not None and spec.submodule_search_locations:
-        found.append(str(Path(spec.submodule_search_locations[0]) / "headers" / "include"))
-    return [path for path in found if path]
 
 
 def _check(call: str, status: Any, log: str = "") -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import cloudpickle
 import numpy as np
@@ -11,15 +10,28 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import LibraryMissing
 from ....wire import StickyFault
-from ..wire._messages import Array, Compile, Launch, Load, Scalar, Unload
-from ._compiler import Compiled, find_cubin
+from ..wire._messages import (
+    Array,
+    Compile,
+    Compiled,
+    Entry,
+    Launch,
+    Load,
+    MapVariable,
+    Scalar,
+    Structure,
+    TiledMap,
+    Unload,
+)
+from ..wire._twins import TwinFunction, twin_function, value_of
+from ._modules import Modules
+from ._program import find_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ....backends.cpu.host._context import CpuContext, CpuStream
 
-_CHECKED_FOR: Final = (8, 0)
+_CHECKED_FOR: Final = (9, 0)
+"""The newest instructions that are in all devices since."""
 
 
 @final
@@ -37,10 +49,18 @@ class CpuCompiler:
     def _compile(self, message: Compile) -> Compiled:
         self._context.check()
         try:
-            made = find_cubin(message.source, message.name, message.options, _CHECKED_FOR)
+            made = find_module(message, _CHECKED_FOR)
         except LibraryMissing:
-            return Compiled(b"", message.name, "")
-        return made._replace(image=b"")
+            entries = tuple(map(Entry, message.names))
+            return Compiled(b"", entries, message.variables, "")
+        return Compiled(b"", made.entries, made.variables, made.log, made.kept)
+
+
+class _Loaded(NamedTuple):
+    """A module: what stands for its kernels, and its variables."""
+
+    functions: tuple[TwinFunction | None, ...]
+    variables: dict[str, np.ndarray[Any, Any]]
 
 
 @final
@@ -50,54 +70,63 @@ class CpuKernels:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self._kernels: dict[int, tuple[Callable[..., object], bool, bool]] = {}
-        self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
+        self._modules: Final = Modules[_Loaded](context, _functions, _nothing)
+        self.handlers: Final = {
+            Load: self._load,
+            Unload: self._modules.unload,
+            MapVariable: self._map,
+            Launch: self._launch,
+        }
 
     def on(self, stream: CpuStream) -> CpuKernels:
         """The same functions, on a further stream of the lane."""
         other = CpuKernels(self._context, stream)
-        other._kernels = self._kernels
+        other._modules.share(self._modules)
         return other
 
     def close(self) -> None:
         """Forget the functions."""
-        self._kernels.clear()
+        self._modules.close()
 
     def _load(self, message: Load) -> None:
         self._context.check()
-        function = cloudpickle.loads(message.image)
-        names = list(_parameter_names(function))
-        leading = names[:2] == ["grid", "block"]
-        by_name = not leading and {"grid", "block"} <= set(names)
-        self._kernels[message.kernel] = (function, leading, by_name)
+        self._modules.load(message)
 
-    def _unload(self, message: Unload) -> None:
-        self._kernels.pop(message.kernel, None)
+    def _map(self, message: MapVariable) -> None:
+        arrays = [*self._modules.get(message.module).variables.values()]
+        array = arrays[message.at]
+        self._context.map_pointer(message.slab, array.ctypes.data, array.nbytes)
 
     def _launch(self, message: Launch) -> None:
         self._context.check()
-        function, leading, by_name = self._kernels[message.kernel]
-        args = [self._argument(argument) for argument in message.arguments]
-        dimensions: dict[str, Any] = {}
-        if leading:
-            args[:0] = [message.grid, message.block]
-        elif by_name:
-            dimensions = {"grid": message.grid, "block": message.block}
+        loaded = self._modules.get(message.module)
+        function = loaded.functions[message.function]
+        assert function is not None  # or the program has refused it
+        arguments = [self._argument(argument) for argument in message.arguments]
         try:
-            function(*args, **dimensions)
+            function.call(message.grid, message.block, arguments, loaded.variables)
         except StickyFault as fault:
             self._context.fail(fault)
             raise
 
-    def _argument(self, argument: Array | Scalar) -> Any:
+    def _argument(self, argument: Array | Scalar | Structure | TiledMap) -> Any:
+        if isinstance(argument, Scalar | Structure):
+            return value_of(argument)
         dtype = DTYPES[argument.dtype]
-        if isinstance(argument, Array):
-            return self._context.array(argument.address, argument.shape, dtype)
-        return np.frombuffer(argument.data, dtype=dtype)[0]
+        return self._context.array(argument.address, argument.shape, dtype)
 
 
-def _parameter_names(function: Callable[..., object]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # some builtins do not tell
-        return []
+def _functions(message: Load) -> _Loaded:
+    variables = {
+        each.name: np.frombuffer(bytearray(each.data), DTYPES[each.dtype]).reshape(each.shape)
+        for each in message.variables
+    }
+    functions = tuple(
+        None if function is None else twin_function(function, variables)
+        for function in cloudpickle.loads(message.image)
+    )
+    return _Loaded(functions, variables)
+
+
+def _nothing(_loaded: _Loaded) -> None:
+    """Arrays and functions are released by themselves."""

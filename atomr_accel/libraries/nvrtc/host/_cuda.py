@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ....backends.cuda.host._driver import check, driver, failure
 from ....wire import PLACE
 from ...host._vendor import undone_on_error
-from ..wire._messages import Array, Compile, Launch, Load, Unload
-from ._compiler import Compiled, find_cubin, load_nvrtc
+from ..wire._messages import (
+    Array,
+    Compile,
+    Compiled,
+    DescribeFunction,
+    KernelAttributes,
+    Launch,
+    Link,
+    Load,
+    MapVariable,
+    Occupancy,
+    Structure,
+    SuggestBlock,
+    TiledMap,
+    Unload,
+)
+from ._compiler import load_nvrtc
+from ._launch_config import launch_config
+from ._modules import Modules
+from ._program import find_module, link_image
+from ._tensor_maps import TENSOR_MAP, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,38 +41,40 @@ if TYPE_CHECKING:
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
-_POINTER: Final = 8
-"""Bytes."""
 _PLAIN_SHARED: Final = 48 << 10
 """More dynamic shared memory than this must be asked for."""
 
+_PORTABLE_CLUSTER: Final = 8
+"""Clusters of more blocks must be asked for."""
 
-_ARRAY: Final = -1
-"""In the place of a size: a pointer, not the bytes of a scalar."""
+Slot = tuple[int, int]
+"""Bytes of an argument, and their alignment; bytes below zero are a pointer's."""
+
+_ARRAY: Final[Slot] = (-8, 8)
 
 
 @final
 class _Layout:
-    """Where a kernel's arguments lie: one after the other, each aligned to its own size.
+    """Where a kernel's arguments lie: one after the other, each aligned as the compiler does.
 
     The driver has copied them when a launch returns, into a graph that is captured, too. So
     each launch writes over those of the one before.
 
     Attributes:
-        sizes: bytes of each scalar; ``_ARRAY`` for an array.
+        slots: what each argument takes.
         buffer: the arguments.
         put: writes them there.
         address: what the driver is told: where they are, and how many bytes.
     """
 
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes: Final = sizes
+    def __init__(self, slots: list[Slot]) -> None:
+        self.slots: Final = slots
         words, end = "=", 0
-        for size in sizes:
-            nbytes, word = (_POINTER, "Q") if size == _ARRAY else (size, f"{size}s")
-            gap = -end % nbytes
+        for nbytes, alignment in slots:
+            size, word = (-nbytes, "Q") if nbytes < 0 else (nbytes, f"{nbytes}s")
+            gap = -end % alignment
             words += f"{gap}x{word}"
-            end += gap + nbytes
+            end += gap + size
         self.buffer: Final = ctypes.create_string_buffer(max(1, end))
         self.put: Final = struct.Struct(words).pack_into
         self._size = ctypes.c_size_t(end)
@@ -66,19 +88,64 @@ class _Layout:
         self.address: Final = ctypes.addressof(self._extra)
 
 
-@dataclass(slots=True)
-class _Kernel:
-    """A kernel that is loaded.
+@final
+class _Function:
+    """A kernel of a module, which several lanes may launch.
 
     Attributes:
-        module, function: the driver's.
-        shared: how much dynamic shared memory it may have.
+        handle: the driver's.
+    """
+
+    __slots__ = ("_clusters", "_lock", "_shared", "handle")
+
+    def __init__(self, handle: Any) -> None:
+        self.handle: Final = handle
+        self._lock: Final = threading.Lock()
+        self._shared = _PLAIN_SHARED
+        self._clusters = _PORTABLE_CLUSTER
+
+    def allow(self, shared: int, cluster: tuple[int, int, int] | None) -> None:
+        """Ask for what launches do not have by themselves (``cuFuncSetAttribute``)."""
+        blocks = 1 if cluster is None else cluster[0] * cluster[1] * cluster[2]
+        if shared <= self._shared and blocks <= self._clusters:
+            return
+        attributes = driver.CUfunction_attribute
+        with self._lock:
+            if shared > self._shared:
+                self._set(attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+                self._shared = shared
+            if blocks > self._clusters:
+                self._set(attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+                self._clusters = blocks
+
+    def _set(self, attribute: Any, value: int) -> None:
+        check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self.handle, attribute, value))
+
+
+class _Loaded(NamedTuple):
+    """A module that is loaded.
+
+    Attributes:
+        handle: the driver's.
+        functions: in the order of their symbols.
+        variables: pointers and bytes of the variables.
+    """
+
+    handle: Any
+    functions: list[_Function]
+    variables: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A kernel that is launched here.
+
+    Attributes:
+        function: that of its module.
         layout: that of the arguments that it was launched with before.
     """
 
-    module: Any
-    function: Any
-    shared: int = _PLAIN_SHARED
+    function: _Function
     layout: _Layout | None = None
 
 
@@ -89,7 +156,7 @@ class CudaCompiler:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream
         self._capability: Final = context.compute_capability
-        self.handlers: Final = {Compile: self._compile}
+        self.handlers: Final = {Compile: self._compile, Link: self._link}
 
     @staticmethod
     def preload() -> None:
@@ -100,7 +167,10 @@ class CudaCompiler:
         """Nothing is held."""
 
     def _compile(self, message: Compile) -> Compiled:
-        return find_cubin(message.source, message.name, message.options, self._capability)
+        return find_module(message, self._capability)
+
+    def _link(self, message: Link) -> bytes:
+        return link_image(message.image, self._capability)
 
 
 @final
@@ -110,37 +180,48 @@ class CudaKernels:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._kernels: dict[int, _Kernel] = {}
-        self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
+        self._modules: Final = Modules[_Loaded](context, _load, _unload)
+        self._kernels: dict[tuple[int, int], _Kernel] = {}
+        self.handlers: Final = {
+            Load: self._modules.load,
+            Unload: self._unload,
+            MapVariable: self._map,
+            Launch: self._launch,
+            DescribeFunction: self._describe,
+            Occupancy: self._occupancy,
+            SuggestBlock: self._suggest_block,
+        }
         self.preparers: Final = {Launch: self._prepare_launch}
 
     def on(self, stream: CudaStream) -> CudaKernels:
         """The same kernels, on a further stream of the lane."""
         other = CudaKernels(self._context, stream)
+        other._modules.share(self._modules)
         other._kernels = self._kernels
         return other
 
     def close(self) -> None:
         """Unload the modules, which all streams of the lane share."""
-        while self._kernels:
-            _, kernel = self._kernels.popitem()
-            check("cuModuleUnload", driver.cuModuleUnload(kernel.module))
-
-    def _load(self, message: Load) -> None:
-        if message.kernel in self._kernels:  # by another program, which executes here too
-            return
-        module = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
-        with undone_on_error() as made:
-            made.callback(driver.cuModuleUnload, module)
-            function = check(
-                "cuModuleGetFunction", driver.cuModuleGetFunction(module, message.name.encode())
-            )
-        self._kernels[message.kernel] = _Kernel(module, function)
+        self._kernels.clear()
+        self._modules.close()
 
     def _unload(self, message: Unload) -> None:
-        loaded = self._kernels.pop(message.kernel, None)
-        if loaded is not None:
-            check("cuModuleUnload", driver.cuModuleUnload(loaded.module))
+        for key in [key for key in self._kernels if key[0] == message.module]:
+            del self._kernels[key]
+        self._modules.unload(message)
+
+    def _map(self, message: MapVariable) -> None:
+        pointer, nbytes = self._modules.get(message.module).variables[message.at]
+        self._context.map_pointer(message.slab, pointer, nbytes)
+
+    def _kernel(self, module: int, function: int) -> _Kernel:
+        key = module, function
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            kernel = self._kernels[key] = _Kernel(self._modules.get(module).functions[function])
+        return kernel
+
+    # --- launches ---------------------------------------------------------------------------
 
     def _launch(self, message: Launch) -> None:
         pointer = self._context.pointer
@@ -148,17 +229,21 @@ class CudaKernels:
         for argument in message.arguments:
             if isinstance(argument, Array):
                 values.append(pointer(argument.address))
+            elif isinstance(argument, TiledMap):
+                values.append(encoded(argument, pointer(argument.address)))
             else:
                 values.append(argument.data)
-        self._start(message, values, _sizes(message))
+        self._start(message, values, _slots(message))
 
     def _prepare_launch(self, template: Template) -> Callable[[Sequence[int]], None] | None:
         """What launches on buffers that differ in addresses."""
         message: Any = template.message
-        sizes = _sizes(message)
+        slots = _slots(message)
         fixed: list[Any] = []
         places: list[tuple[int, int]] = []
         for at, argument in enumerate(message.arguments):
+            if isinstance(argument, TiledMap):
+                return None
             if isinstance(argument, Array):
                 if argument.address < PLACE:
                     return None
@@ -173,40 +258,127 @@ class CudaKernels:
             values = [*fixed]
             for at, place in places:
                 values[at] = pointers[place]
-            self._start(message, values, sizes)
+            self._start(message, values, slots)
 
         return launch
 
-    def _start(self, message: Launch, values: list[Any], sizes: list[int]) -> None:
-        """Launch with these arguments, pointers and bytes of so many bytes each."""
-        kernel = self._kernels[message.kernel]
+    def _start(self, message: Launch, values: list[Any], slots: list[Slot]) -> None:
+        """Launch with these arguments, pointers and bytes."""
+        kernel = self._kernel(message.module, message.function)
         layout = kernel.layout
-        if layout is None or layout.sizes != sizes:
-            layout = kernel.layout = _Layout(sizes)
+        if layout is None or layout.slots != slots:
+            layout = kernel.layout = _Layout(slots)
         layout.put(layout.buffer, 0, *values)
-        if message.shared > kernel.shared:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(
-                "cuFuncSetAttribute",
-                driver.cuFuncSetAttribute(kernel.function, attribute, message.shared),
+        options = message.options
+        function = kernel.function
+        function.allow(message.shared, None if options is None else options.cluster)
+        if options is None:  # what the older call can do it does in half the time
+            (status,) = driver.cuLaunchKernel(
+                function.handle,
+                *message.grid,
+                *message.block,
+                message.shared,
+                self._stream.handle,
+                0,
+                layout.address,
             )
-            kernel.shared = message.shared
-        (status,) = driver.cuLaunchKernel(
-            kernel.function,
-            *message.grid,
-            *message.block,
-            message.shared,
-            self._stream.handle,
-            0,
-            layout.address,
-        )
+            if status:
+                raise failure("cuLaunchKernel", status)
+            return
+        config = launch_config(message, self._stream.handle)
+        (status,) = driver.cuLaunchKernelEx(config, function.handle, 0, layout.address)
         if status:
-            raise failure("cuLaunchKernel", status)
+            raise failure("cuLaunchKernelEx", status)
+
+    # --- what the driver tells of them ----------------------------------------------------
+
+    def _describe(self, message: DescribeFunction) -> KernelAttributes:
+        function = self._kernel(message.module, message.function).function.handle
+        kinds = driver.CUfunction_attribute
+
+        def ask(kind: Any) -> int:
+            value: int = check("cuFuncGetAttribute", driver.cuFuncGetAttribute(kind, function))
+            return value
+
+        return KernelAttributes(
+            registers=ask(kinds.CU_FUNC_ATTRIBUTE_NUM_REGS),
+            shared=ask(kinds.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
+            constant=ask(kinds.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES),
+            local=ask(kinds.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
+            most_threads=ask(kinds.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+            most_shared=ask(kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES),
+            ptx_version=ask(kinds.CU_FUNC_ATTRIBUTE_PTX_VERSION),
+            binary_version=ask(kinds.CU_FUNC_ATTRIBUTE_BINARY_VERSION),
+        )
+
+    def _occupancy(self, message: Occupancy) -> int:
+        function = self._kernel(message.module, message.function).function
+        function.allow(message.shared, message.cluster)
+        if message.cluster is not None:
+            config = launch_config(message, self._stream.handle)
+            clusters: int = check(
+                "cuOccupancyMaxActiveClusters",
+                driver.cuOccupancyMaxActiveClusters(function.handle, config),
+            )
+            return clusters
+        x, y, z = message.block
+        blocks: int = check(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                function.handle, x * y * z, message.shared
+            ),
+        )
+        return blocks
+
+    def _suggest_block(self, message: SuggestBlock) -> tuple[int, int]:
+        function = self._kernel(message.module, message.function).function
+        function.allow(message.shared, None)
+        none = driver.CUoccupancyB2DSize(0)
+        blocks, threads = check(
+            "cuOccupancyMaxPotentialBlockSize",
+            driver.cuOccupancyMaxPotentialBlockSize(function.handle, none, message.shared, 0),
+        )
+        return blocks, threads
 
 
-def _sizes(message: Launch) -> list[int]:
-    """How many bytes each argument takes."""
+def _load(message: Load) -> _Loaded:
+    handle = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
+    with undone_on_error() as made:
+        made.callback(driver.cuModuleUnload, handle)
+        functions = [
+            _Function(
+                check("cuModuleGetFunction", driver.cuModuleGetFunction(handle, symbol.encode()))
+            )
+            for symbol in message.symbols
+        ]
+        variables = []
+        for each in message.variables:
+            pointer, nbytes = check(
+                "cuModuleGetGlobal", driver.cuModuleGetGlobal(handle, each.symbol.encode())
+            )
+            if nbytes != len(each.data):
+                raise ValueError(
+                    f"variable {each.name!r} takes {nbytes} bytes in the module, and its array "
+                    f"{len(each.data)}"
+                )
+            check("cuMemcpyHtoD", driver.cuMemcpyHtoD(pointer, each.data, nbytes))
+            variables.append((int(pointer), nbytes))
+    return _Loaded(handle, functions, variables)
+
+
+def _unload(module: _Loaded) -> None:
+    check("cuModuleUnload", driver.cuModuleUnload(module.handle))
+
+
+def _slots(message: Launch) -> list[Slot]:
+    """What each argument takes."""
     return [
-        _ARRAY if isinstance(argument, Array) else len(argument.data)
+        _ARRAY
+        if isinstance(argument, Array)
+        else TENSOR_MAP
+        if isinstance(argument, TiledMap)
+        else (len(argument.data), argument.alignment)
+        if isinstance(argument, Structure)
+        else (len(argument.data), len(argument.data))
         for argument in message.arguments
     ]

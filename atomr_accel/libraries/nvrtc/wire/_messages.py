@@ -4,29 +4,103 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import msgspec
+
 from ....wire import Message
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A kernel as the compiler has made it.
+
+    Attributes:
+        symbol: its mangled name in the image.
+        parameters: bytes of each parameter and how they are aligned; None if that is not told.
+        most_threads: of a block, by ``__launch_bounds__``; 0 if that says nothing.
+        threads: a block's dimensions, by ``__block_size__``; None if they are free.
+        cluster: a cluster's dimensions, by ``__cluster_dims__``; None if they are free.
+    """
+
+    symbol: str
+    parameters: tuple[tuple[int, int], ...] | None = None
+    most_threads: int = 0
+    threads: tuple[int, int, int] | None = None
+    cluster: tuple[int, int, int] | None = None
+
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True):
+    """What is compiled for one kind of device.
+
+    Attributes:
+        image: a cubin, or PTX for a device that the compiler does not know; empty on the CPU.
+        entries: the kernels, in the order of their names.
+        variables: the mangled names of the variables, in the order of theirs.
+        log: what the compiler had to say.
+        kept: whether it was on disk.
+    """
+
+    image: bytes
+    entries: tuple[Entry, ...]
+    variables: tuple[str, ...]
+    log: str
+    kept: bool = False
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """What something is linked with: another source, or what was compiled already."""
+
+    source: str = ""
+    image: bytes = b""
 
 
 class Compile(Message, frozen=True):
     """Compile CUDA C++ for this device.
 
-    The result is ``(image, lowered name, log, whether it was kept on disk)``.
+    Attributes:
+        source: its text.
+        names: the kernels, as name expressions.
+        options: the compiler's.
+        variables: the variables, as name expressions without the ``&``.
+        headers: texts that it may include, by name.
+        parts: what it is linked with; nothing is linked if there are none.
     """
 
-    returns: ClassVar[Any] = tuple[bytes, str, str, bool]
+    returns: ClassVar[Any] = Compiled
 
     source: str
+    names: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Part, ...] = ()
+
+
+class Link(Message, frozen=True):
+    """Make what a driver loads of LTO-IR (``nvJitLinkComplete``)."""
+
+    returns: ClassVar[Any] = bytes
+
+    image: bytes
+
+
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """A module's variable, and what it begins with."""
+
     name: str
-    options: tuple[str, ...]
+    symbol: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
 
 
 class Load(Message, frozen=True):
-    """Make a compiled kernel launchable under a number.
+    """Make a module's kernels launchable under a number.
 
     Attributes:
-        kernel: the number.
-        image: a cubin on CUDA, a pickled function on the CPU (empty: there is none).
-        name: the kernel's name in the image.
+        module: the number.
+        image: what the driver loads; on the CPU a pickled tuple of functions (None for those
+            that there are not).
+        symbols: the kernels' names in the image.
+        variables: those that programs ask for.
     """
 
     prepares: ClassVar[bool] = True
@@ -34,19 +108,91 @@ class Load(Message, frozen=True):
 
     lasting: ClassVar[bool] = True
 
-    kernel: int
+    module: int
     image: bytes
-    name: str
+    symbols: tuple[str, ...]
+    variables: tuple[Content, ...] = ()
 
     def undo(self) -> Unload:
         """What releases it."""
-        return Unload(self.kernel)
+        return Unload(self.module)
 
 
 class Unload(Message, frozen=True):
-    """Release a kernel, if it is loaded."""
+    """Release a module, if it is loaded."""
 
-    kernel: int
+    module: int
+
+
+class MapVariable(Message, frozen=True):
+    """Give the memory of a module's variable an address.
+
+    Attributes:
+        at: which of the variables that it was loaded with.
+        slab: the number that addresses of it begin with.
+    """
+
+    module: int
+    at: int
+    slab: int
+
+
+class KernelAttributes(msgspec.Struct, frozen=True, array_like=True):
+    """What the driver tells of a kernel (``cuFuncGetAttribute``).
+
+    Attributes:
+        registers: of a thread.
+        shared: bytes of shared memory of a block, beside what a launch asks for.
+        constant: bytes of constant memory.
+        local: bytes of local memory of a thread: spilled registers and arrays.
+        most_threads: of a block.
+        most_shared: bytes of dynamic shared memory that a launch may ask for without more ado.
+        ptx_version: that it was compiled for, such as 90.
+        binary_version: of the machine code, such as 90.
+    """
+
+    registers: int
+    shared: int
+    constant: int
+    local: int
+    most_threads: int
+    most_shared: int
+    ptx_version: int
+    binary_version: int
+
+
+class DescribeFunction(Message, frozen=True):
+    """Tell a kernel's attributes."""
+
+    returns: ClassVar[Any] = KernelAttributes
+
+    module: int
+    function: int
+
+
+class Occupancy(Message, frozen=True):
+    """Tell how many blocks of a kernel one multiprocessor has room for at a time.
+
+    With a cluster, how many clusters the device has room for.
+    """
+
+    returns: ClassVar[Any] = int
+
+    module: int
+    function: int
+    block: tuple[int, int, int]
+    shared: int
+    cluster: tuple[int, int, int] | None = None
+
+
+class SuggestBlock(Message, frozen=True):
+    """Tell blocks and threads of a block with which a kernel fills the device."""
+
+    returns: ClassVar[Any] = tuple[int, int]
+
+    module: int
+    function: int
+    shared: int
 
 
 class Array(Message, frozen=True):
@@ -64,15 +210,65 @@ class Scalar(Message, frozen=True):
     dtype: str
 
 
-class Launch(Message, frozen=True):
-    """Launch a loaded kernel.
+class Structure(Message, frozen=True):
+    """A struct by value as an argument, by its bytes.
 
     Attributes:
-        shared: bytes of dynamic shared memory.
+        fields: its NumPy dtype, as ``numpy.lib.format`` writes it.
+        alignment: in bytes.
     """
 
-    kernel: int
+    data: bytes
+    fields: str
+    alignment: int
+
+
+class TiledMap(Message, frozen=True):
+    """A tensor map as an argument, of 128 bytes (``cuTensorMapEncodeTiled``).
+
+    Attributes:
+        address: of the array.
+        dtype: of its elements.
+        kind: what the vendor calls these.
+        shape: of the array, outermost first; it is contiguous.
+        box: of what is moved at a time.
+        steps: take every so many elements along an axis.
+        swizzle, promotion, fill: the vendor's values.
+    """
+
+    address: int
+    dtype: str
+    kind: int
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int
+    promotion: int
+    fill: int
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, array_like=True):
+    """What only ``cuLaunchKernelEx`` can be asked for."""
+
+    cluster: tuple[int, int, int] | None = None
+    cooperative: bool = False
+    programmatic: bool = False
+    priority: int | None = None
+
+
+class Launch(Message, frozen=True):
+    """Launch a kernel of a module that is loaded.
+
+    Attributes:
+        function: which of the module's.
+        shared: bytes of dynamic shared memory.
+        options: None for a plain launch.
+    """
+
+    module: int
+    function: int
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
-    arguments: tuple[Array | Scalar, ...]
+    arguments: tuple[Array | Scalar | Structure | TiledMap, ...]
+    options: LaunchOptions | None = None

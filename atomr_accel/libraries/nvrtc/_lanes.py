@@ -1,0 +1,25 @@
+"""The lanes of the compiler and of kernels."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .._library import LaneSpec
+
+COMPILER: Final = LaneSpec(
+    "nvrtc",
+    {
+        "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuCompiler",
+        "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaCompiler",
+    },
+    hangs=False,
+    blocks=True,
+)
+KERNELS: Final = LaneSpec(
+    "kernels",
+    {
+        "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuKernels",
+        "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaKernels",
+    },
+    max_streams=4,
+)

@@ -1,0 +1,89 @@
+"""Modules: all kernels and variables of a source, compiled at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from .._op import D, Facade, op
+from .._request import Request, Submission
+from ._kernel import Kernel
+from ._lanes import KERNELS
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from .._library import Home
+    from .._request import Driver
+    from ._resident import Resident
+
+
+@final
+class Module(Facade[D]):
+    """Kernels and variables that belong together.
+
+    Made by ``device.nvrtc.compile_module`` and ``load_module``. It is loaded when a kernel is first
+    launched, and after a rebuild again, with its variables as they were at first. When nobody
+    holds it or its kernels or the refs of its variables any more, it is unloaded.
+
+    Attributes:
+        names: of its kernels.
+        variables: the names of its variables.
+        log: what compiler, assembler and linker had to say.
+    """
+
+    def __init__(
+        self, device: Home, resident: Resident, kernels: tuple[Kernel[Any], ...], log: str
+    ) -> None:
+        self._device = device
+        self._resident = resident
+        self._kernels = {kernel.name: kernel for kernel in kernels}
+        self.names: Final = tuple(self._kernels)
+        self.variables: Final = tuple(resident.variables)
+        self.log: Final = log
+
+    def __repr__(self) -> str:
+        return f"<Module of {', '.join((*self.names, *self.variables))}>"
+
+    @op
+    def kernel(self, name: str) -> Request[Kernel[D]]:
+        """One of the kernels. Nothing is sent.
+
+        Args:
+            name: as given to ``compile_module``.
+
+        Raises:
+            KeyError: it has no such kernel.
+        """
+        kernel = self._find(self._kernels, name, "kernel")
+
+        def prepare(_driver: Driver) -> Submission[Kernel[D]]:
+            return Submission(None, (), (), kernel._on(self._device))
+
+        return Request(KERNELS, f"kernel {name}", prepare)
+
+    @op
+    def variable(self, name: str) -> Request[GpuRef]:
+        """The memory of a ``__device__`` or ``__constant__`` variable (``cuModuleGetGlobal``).
+
+        A buffer as any other: it is read by ``get``, and written by ``copy`` and ops. Launches
+        of the module's kernels read what is ``__constant__`` and write the rest, as far as
+        the order of ops is concerned. So while the program holds a ref of a ``__device__``
+        variable, they run one after the other.
+
+        Args:
+            name: as given to ``compile_module``.
+
+        Returns:
+            The buffer, good for this generation; the same memory for every call.
+
+        Raises:
+            KeyError: the module was not compiled with such a variable.
+        """
+        return self._resident.map(self._find(self._resident.variables, name, "variable"))
+
+    def _find(self, known: dict[str, Any], name: str, what: str) -> Any:
+        found = known.get(name)
+        if found is None:
+            raise KeyError(
+                f"the module has no {what} {name!r}; it has {', '.join(map(repr, known)) or 'none'}"
+            )
+        return found

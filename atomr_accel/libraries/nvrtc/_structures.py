@@ -1,0 +1,139 @@
+"""Structs by value: NumPy's structured dtypes and ``ctypes.Structure`` as C++ types."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+import numpy as np
+
+from .wire._messages import Structure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+StructType = np.dtype[np.void] | type[ctypes.Structure]
+"""What tells the fields of a struct."""
+
+StructValue = (
+    np.void | np.ndarray[tuple[()], np.dtype[np.void]] | ctypes.Structure | tuple[Any, ...]
+)
+"""A struct as an argument; a tuple of its fields where the kernel's parameter tells the type."""
+
+_LARGEST: Final = 32764
+"""Bytes of all of a kernel's parameters, on the newest devices."""
+
+
+def structured(name: str, kind: object) -> np.dtype[np.void]:
+    """The dtype for a C++ type.
+
+    Args:
+        name: of the C++ type.
+        kind: a structured dtype, or a ``ctypes.Structure``.
+
+    Raises:
+        TypeError: it is neither, or has objects in it.
+        ValueError: it takes more bytes than a kernel's parameters may.
+    """
+    if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
+        dtype: np.dtype[Any] = np.dtype(kind)
+    elif isinstance(kind, np.dtype):
+        dtype = kind
+    else:
+        raise TypeError(
+            f"structs[{name!r}] must be a structured dtype of NumPy or a class derived of "
+            f"ctypes.Structure, not {kind!r}"
+        )
+    if dtype.names is None or dtype.hasobject:
+        raise TypeError(f"structs[{name!r}] must have fields, and none of objects: {dtype}")
+    if not 0 < dtype.itemsize <= _LARGEST:
+        raise ValueError(
+            f"structs[{name!r}] takes {dtype.itemsize} bytes; a kernel's parameters take from 1 to "
+            f"{_LARGEST}"
+        )
+    return dtype
+
+
+def all_structured(structs: object) -> dict[str, np.dtype[np.void]]:
+    """Dtypes by C++ types.
+
+    Raises:
+        TypeError, ValueError: as ``structured``; or it is no mapping of texts.
+    """
+    if not isinstance(structs, Mapping) or not all(isinstance(name, str) for name in structs):
+        raise TypeError(f"structs must map names of C++ types to dtypes, not {structs!r}")
+    return {name: structured(name, kind) for name, kind in structs.items()}
+
+
+def assertions(structs: Mapping[str, np.dtype[np.void]]) -> Iterator[str]:
+    """C++ that does not compile unless the types lie in memory as the dtypes say.
+
+    NVRTC has ``offsetof`` only with a header, by this operator of its own.
+    """
+    for name, dtype in structs.items():
+        yield (
+            f"static_assert(sizeof({name}) == {dtype.itemsize}, "
+            f'"{name} takes {dtype.itemsize} bytes in its dtype");'
+        )
+        assert dtype.fields is not None
+        for field, (_, offset, *_title) in dtype.fields.items():
+            yield (
+                f"static_assert(__INTADDR__(&((({name}*)0)->{field})) == {offset}, "
+                f'"{name}::{field} is at byte {offset} in its dtype");'
+            )
+
+
+def is_struct(value: object) -> TypeGuard[np.void | ctypes.Structure]:
+    """Whether a value says itself of which fields it is made."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and value.dtype.names is not None
+    if isinstance(value, np.void):
+        return value.dtype.names is not None
+    return isinstance(value, ctypes.Structure)
+
+
+def structure(
+    value: object, dtype: np.dtype[np.void] | None, size: tuple[int, int] | None, name: str
+) -> Structure:
+    """A struct as a message has it.
+
+    Args:
+        value: what the caller gave.
+        dtype: what the parameter takes; None: what ``value`` says.
+        size: bytes of the parameter and its alignment, as far as they are known.
+        name: what to call it in errors.
+
+    Raises:
+        TypeError: it is no struct, or one of other fields.
+        ValueError: it takes other bytes than the parameter.
+    """
+    if isinstance(value, ctypes.Structure):
+        found = np.frombuffer(bytes(value), np.dtype(type(value)))[0]
+    elif dtype is not None and isinstance(value, tuple):
+        try:
+            found = np.array(value, dtype)[()]
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} takes the fields {dtype}, not {value!r}: {error}") from None
+    elif is_struct(value):
+        found = np.asarray(value)[()]
+    else:
+        raise TypeError(
+            f"{name} is a struct; it takes one of NumPy's (numpy.void of a structured dtype), a "
+            f"ctypes.Structure or, where structs= tells the type, a tuple, not "
+            f"{type(value).__name__}"
+        )
+    actual = found.dtype
+    if dtype is not None and not _alike(actual, dtype):
+        raise TypeError(f"{name} takes a struct of {dtype}, not of {actual}")
+    if size is not None and actual.itemsize != size[0]:
+        raise ValueError(
+            f"{name} takes {size[0]} bytes, but a struct of {actual} has {actual.itemsize}"
+        )
+    fields = repr(np.lib.format.dtype_to_descr(actual))
+    return Structure(found.tobytes(), fields, actual.alignment if size is None else size[1])
+
+
+def _alike(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether two structs lie in memory in the same way."""
+    return one.itemsize == other.itemsize and one.fields == other.fields

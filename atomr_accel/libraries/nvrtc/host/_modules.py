@@ -1,0 +1,89 @@
+"""Modules that are loaded in a host, by number.
+
+A module has variables, so there is one of each in a host, whichever lane has asked for it:
+kernels launched one by one and those of recordings see the same memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..wire._messages import Load, Unload
+
+T = TypeVar("T")
+
+
+@final
+class _Shared:
+    """What all lanes of a context have loaded: by number, with how many use it."""
+
+    def __init__(self) -> None:
+        self.lock: Final = threading.Lock()
+        self.modules: Final[dict[int, tuple[Any, int]]] = {}
+
+
+_contexts: Final[WeakKeyDictionary[object, _Shared]] = WeakKeyDictionary()
+_contexts_lock: Final = threading.Lock()
+
+
+@final
+class Modules(Generic[T]):
+    """The modules that one lane has loaded.
+
+    Args:
+        context: the host's, in which lanes share them.
+        load: makes one.
+        unload: releases one, when no lane uses it any more.
+    """
+
+    def __init__(
+        self, context: object, load: Callable[[Load], T], unload: Callable[[T], None]
+    ) -> None:
+        with _contexts_lock:
+            self._shared = _contexts.setdefault(context, _Shared())
+        self._make: Final = load
+        self._release: Final = unload
+        self._own: dict[int, T] = {}
+
+    def share(self, other: Modules[T]) -> None:
+        """Be those of another stream of the same lane."""
+        self._own = other._own
+
+    def get(self, number: int) -> T:
+        """One that is loaded."""
+        return self._own[number]
+
+    def load(self, message: Load) -> None:
+        """Load one, unless it is there."""
+        if message.module in self._own:  # by another program, which executes here too
+            return
+        with self._shared.lock:
+            module, users = self._shared.modules.get(message.module, (None, 0))
+            if module is None:
+                module = self._make(message)
+            self._shared.modules[message.module] = module, users + 1
+        self._own[message.module] = module
+
+    def unload(self, message: Unload) -> None:
+        """Release one, if it is loaded."""
+        self._drop(message.module)
+
+    def close(self) -> None:
+        """Release all, which all streams of the lane share."""
+        while self._own:
+            self._drop(next(iter(self._own)))
+
+    def _drop(self, number: int) -> None:
+        if self._own.pop(number, None) is None:
+            return
+        with self._shared.lock:
+            module, users = self._shared.modules.pop(number)
+            if users > 1:
+                self._shared.modules[number] = module, users - 1
+                return
+        self._release(module)

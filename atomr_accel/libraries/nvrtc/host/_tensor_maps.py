@@ -1,0 +1,48 @@
+"""Tensor maps by the driver: what TMA is told of an array, for the address that it has."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING, Final
+
+from ...._dtypes import DTYPES
+from ....backends.cuda.host._driver import check, driver
+
+if TYPE_CHECKING:
+    from ..wire._messages import TiledMap
+
+TENSOR_MAP: Final = (128, 64)
+"""Bytes of a ``CUtensorMap``, and their alignment."""
+
+
+@lru_cache(maxsize=256)
+def encoded(message: TiledMap, pointer: int) -> bytes:
+    """A tensor map (``cuTensorMapEncodeTiled``); the vendor counts axes from the innermost.
+
+    Args:
+        message: what the array is, and its boxes.
+        pointer: where it begins.
+    """
+    item = DTYPES[message.dtype].itemsize
+    shape = message.shape[::-1]
+    strides = [size * item for size in accumulate(shape, mul)][:-1]
+    made = check(
+        "cuTensorMapEncodeTiled",
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType(message.kind),
+            len(shape),
+            pointer,
+            [driver.cuuint64_t(size) for size in shape],
+            [driver.cuuint64_t(stride) for stride in strides],
+            [driver.cuuint32_t(size) for size in message.box[::-1]],
+            [driver.cuuint32_t(step) for step in message.steps[::-1]],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle(message.swizzle),
+            driver.CUtensorMapL2promotion(message.promotion),
+            driver.CUtensorMapFloatOOBfill(message.fill),
+        ),
+    )
+    return ctypes.string_at(int(made.getPtr()), TENSOR_MAP[0])

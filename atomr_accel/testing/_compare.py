@@ -1,0 +1,236 @@
+"""Kernels and the Python functions that stand for them, on the same random input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import ml_dtypes
+import numpy as np
+import trio
+
+from .._errors import said_of
+from ..libraries._request import perform
+from ..libraries.nvrtc._kernel import Kernel
+from ..libraries.nvrtc._launching import LaunchWish, geometry
+from ..libraries.nvrtc._tensor_map import TensorMap
+from ..libraries.nvrtc.wire._messages import Scalar, Structure
+from ..libraries.nvrtc.wire._twins import twin_function, value_of
+from ..memory import GpuRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..device._device import Device
+    from ..libraries.nvrtc._kernel import Argument
+    from ..libraries.nvrtc._launching import Dim
+    from ..libraries.nvrtc._signature import Parameter
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+_ULPS: Final = 64
+"""How many units in the last place results may be apart by default."""
+
+_WHOLE: Final = 100
+"""Random whole numbers are from 0 to less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How far a kernel and its function are apart.
+
+    Attributes:
+        differences: the largest difference of each buffer that the kernel writes, by its
+            declaration, and of each variable of its module, by its name.
+        rounds: how many inputs were tried.
+    """
+
+    differences: dict[str, float]
+    rounds: int
+
+
+async def compare(
+    device: Device,
+    kernel: Kernel[Any],
+    grid: Dim | None,
+    block: Dim,
+    *args: Argument | np.ndarray[Any, Any] | Sequence[int],
+    shared: int = 0,
+    elements: Dim | None = None,
+    cluster: Dim | None = None,
+    cooperative: bool = False,
+    rounds: int = 1,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Comparison:
+    """Run a kernel and the function that stands for it, and compare what they have written.
+
+    On CUDA the kernel runs on the device, and its function here. On the CPU backend the function
+    runs in the host as well, which tells whether it can be pickled and depends on nothing but its
+    arguments. Buffers hold random numbers before, those that are written, too.
+
+    Args:
+        device: where the kernel was made.
+        kernel: compiled with ``cpu=``.
+        grid: as for ``launch``.
+        block: as for ``launch``.
+        *args: for pointers the shape of a buffer of random numbers of the declared dtype (whole
+            ones from 0 to 99, which are good as indices of so many), or an array with the content;
+            for values what ``launch`` takes.
+        shared: as for ``launch``.
+        elements: as for ``launch``.
+        cluster: as for ``launch``.
+        cooperative: as for ``launch``.
+        rounds: how many inputs to try, each with other random numbers.
+        seed: of the random numbers.
+        rtol: how far results may be apart, relative to what the function gives; by default 64
+            units in the last place. Whole numbers are equal.
+        atol: how far results may be apart beside that; ``rtol`` by default.
+
+    Returns:
+        How far they are apart.
+
+    Raises:
+        AssertionError: they are further apart; or one of them has changed what is ``const``.
+        TypeError: an argument is nothing of that kind.
+        ValueError: the kernel has no function.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"compare takes a kernel, of device.nvrtc, not {said_of(kernel)}")
+    if kernel.twin is None:
+        raise ValueError(f"kernel {kernel.name!r} has no function: give one as cpu=")
+    wish = LaunchWish(shared, elements, cluster, cooperative)
+    differences: dict[str, float] = {}
+    for at in range(rounds):
+        generator = np.random.default_rng((seed, at))
+        contents = _contents(kernel, args, generator)
+        for name, there, here in await _both(device, kernel, grid, block, contents, wish):
+            found = _difference(name, there, here, rtol, atol)
+            differences[name] = max(found, differences.get(name, 0.0))
+    return Comparison(differences, rounds)
+
+
+def _contents(
+    kernel: Kernel[Any], args: Sequence[Any], generator: np.random.Generator
+) -> list[Any]:
+    """The arguments of one round, arrays for buffers."""
+    if any(isinstance(arg, TensorMap | GpuRef) for arg in args):
+        raise TypeError("compare makes buffers itself: it takes shapes and arrays, no GpuRef")
+    parameters = kernel.parameters
+    if parameters is None:
+        return [*args]
+    if len(args) != len(parameters):
+        raise TypeError(f"kernel {kernel.name} takes {len(parameters)} arguments, not {len(args)}")
+    return [
+        _content(arg, parameter, at, generator) if parameter.pointer else arg
+        for at, (arg, parameter) in enumerate(zip(args, parameters, strict=True))
+    ]
+
+
+def _content(arg: Any, parameter: Parameter, at: int, generator: np.random.Generator) -> Array:
+    """What a buffer holds before."""
+    if isinstance(arg, np.ndarray):
+        return arg
+    dtype = parameter.dtype
+    if dtype is None:
+        raise TypeError(
+            f"argument {at} ('{parameter.text}') takes an array, since the source does not tell of "
+            "which dtype"
+        )
+    match dtype.kind:
+        case "b":
+            drawn: Array = generator.integers(0, 2, arg)
+        case "i" | "u":
+            drawn = generator.integers(0, _WHOLE, arg)
+        case "c":
+            drawn = generator.standard_normal(arg) + 1j * generator.standard_normal(arg)
+        case _:
+            drawn = generator.standard_normal(arg)
+    return np.asarray(drawn).astype(dtype)
+
+
+async def _both(
+    device: Device,
+    kernel: Kernel[Any],
+    grid: Dim | None,
+    block: Dim,
+    contents: Sequence[Any],
+    wish: LaunchWish,
+) -> list[tuple[str, Array, Array]]:
+    """What the device and this process have written: a name, and both."""
+    assert kernel.twin is not None
+    resident, core = kernel._resident, device._core
+    refs = [await device.put(each) if _is_buffer(each) else each for each in contents]
+    variables = {
+        name: await perform(core, resident.map(variable))
+        for name, variable in resident.variables.items()
+    }
+    shared = {name: np.array(await device.get(ref)) for name, ref in variables.items()}
+    messages, _, _ = kernel._arguments(tuple(refs), device._core.memory)
+    await perform(core, kernel._launch(grid, block, tuple(refs), wish))
+
+    shape = geometry(grid, block, wish, kernel._entry, device.info)
+    here: list[Any] = [
+        value_of(message) if isinstance(message, Scalar | Structure) else each.copy()
+        for each, message in zip(contents, messages, strict=True)
+    ]
+    if shape.grid is not None:
+        function = twin_function(kernel.twin, shared)
+        await trio.to_thread.run_sync(function.call, shape.grid, shape.block, here, shared)
+
+    compared: list[tuple[str, Array, Array]] = []
+    parameters = kernel.parameters or (None,) * len(refs)
+    for at, (content, own, ref, parameter) in enumerate(
+        zip(contents, here, refs, parameters, strict=True)
+    ):
+        if not _is_buffer(content):
+            continue
+        there = await device.get(ref)
+        name = f"argument {at}" if parameter is None else parameter.text
+        if parameter is None or parameter.written:
+            compared.append((name, there, own))
+            continue
+        for who, found in (("kernel", there), ("function", own)):
+            if found.tobytes() != content.tobytes():
+                raise AssertionError(f"the {who} has changed '{name}', which is const")
+    compared += [(name, await device.get(ref), shared[name]) for name, ref in variables.items()]
+    return compared
+
+
+def _is_buffer(content: object) -> bool:
+    return isinstance(content, np.ndarray) and content.dtype.names is None
+
+
+def _difference(
+    name: str, there: Array, here: Array, rtol: float | None, atol: float | None
+) -> float:
+    """How far two arrays are apart at most.
+
+    Raises:
+        AssertionError: too far.
+    """
+    dtype = there.dtype
+    exact = dtype.kind in "biu"
+    if rtol is None:
+        rtol = 0.0 if exact else _ULPS * float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+    atol = rtol if atol is None else atol
+    if exact and not rtol and not atol:
+        same = there == here
+        apart = np.where(same, 0.0, np.abs(there.astype("f8") - here.astype("f8")))
+        wrong = ~same
+    else:
+        wide = np.complex128 if dtype.kind == "c" else np.float64
+        one, other = there.astype(wide), here.astype(wide)
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(one - other)
+        wrong = ~same & ~(apart <= atol + rtol * np.abs(other))
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise AssertionError(
+            f"'{name}' differs at {int(wrong.sum())} of {wrong.size} places, first at {list(at)}: "
+            f"the kernel has {there[at]!r}, its function {here[at]!r} "
+            f"(rtol={rtol:.3g}, atol={atol:.3g})"
+        )
+    return float(np.max(np.where(same, 0.0, apart), initial=0.0))

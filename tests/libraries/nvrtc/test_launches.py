@@ -1,0 +1,472 @@
+"""Launches: what they may ask for, what is checked before, and what the driver is told."""
+
+# ruff: noqa: N802 (the names of the fake driver's methods are the vendor's)
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from atomr_accel import LibraryError, Unsupported
+from atomr_accel.libraries.nvrtc._launching import LaunchWish, geometry
+from atomr_accel.libraries.nvrtc._tensor_map import TensorMap
+from atomr_accel.libraries.nvrtc.wire._messages import (
+    Array,
+    Content,
+    DescribeFunction,
+    Entry,
+    KernelAttributes,
+    Launch,
+    LaunchOptions,
+    Load,
+    MapVariable,
+    Occupancy,
+    Scalar,
+    Structure,
+    SuggestBlock,
+    TiledMap,
+    Unload,
+)
+from atomr_accel.wire import DeviceInfo
+
+from ...fakes.driver import FakeDriver, installed, memory
+from ...harness import on_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atomr_accel import Device
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
+
+H200: Final = DeviceInfo(
+    "H200", "cuda", 0, 1 << 37, (9, 0), multiprocessors=132, shared_memory_per_block=227 << 10
+)
+A100: Final = DeviceInfo(
+    "A100", "cuda", 0, 1 << 36, (8, 0), multiprocessors=108, shared_memory_per_block=163 << 10
+)
+PLAIN: Final = Entry("k")
+
+
+def shape(
+    grid: Any = 1, block: Any = 32, entry: Entry = PLAIN, info: Any = H200, **wish: Any
+) -> Any:
+    return geometry(grid, block, LaunchWish(**wish), entry, info)
+
+
+# --- checks ---------------------------------------------------------------------------------
+
+
+def test_a_plain_launch_asks_for_nothing_more() -> None:
+    assert shape((2, 3), 64, shared=1 << 16) == ((2, 3, 1), (64, 1, 1), 1 << 16, None)
+    assert shape(4, entry=Entry("k", cluster=(2, 1, 1))).options is None  # the image says it
+    assert shape(4, entry=Entry("k", cluster=(2, 1, 1)), cluster=2).options is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "options"),
+    [
+        ({"cluster": 2}, LaunchOptions(cluster=(2, 1, 1))),
+        ({"cluster": (1, 1, 1)}, LaunchOptions(cluster=(1, 1, 1))),
+        ({"cooperative": True}, LaunchOptions(cooperative=True)),
+        ({"cooperative": np.True_}, LaunchOptions(cooperative=True)),
+        ({"programmatic": True}, LaunchOptions(programmatic=True)),
+        ({"priority": np.int8(-5)}, LaunchOptions(priority=-5)),
+        ({"priority": 0}, LaunchOptions(priority=0)),
+    ],
+    ids=str,
+)
+def test_what_a_launch_asks_for(wish: dict[str, Any], options: LaunchOptions) -> None:
+    assert shape(4, **wish).options == options
+
+
+@pytest.mark.parametrize(
+    ("elements", "block", "grid"),
+    [
+        (1, 256, (1, 1, 1)),
+        (256, 256, (1, 1, 1)),
+        (257, 256, (2, 1, 1)),
+        ((100, 9), (32, 8), (4, 2, 1)),
+        (2**31 * 64, 128, (2**30, 1, 1)),
+        (np.int64(5), 4, (2, 1, 1)),
+        (0, 256, None),
+        ((4, 0), 256, None),
+    ],
+)
+def test_the_grid_is_counted_from_elements(elements: Any, block: Any, grid: Any) -> None:
+    assert shape(None, block, elements=elements).grid == grid
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"grid": None}, TypeError, "either a grid or elements="),
+        ({"grid": 1, "elements": 5}, TypeError, "either a grid or elements="),
+        ({"grid": None, "elements": -1}, ValueError, "elements is"),
+        ({"grid": None, "elements": 2**50, "block": 1}, ValueError, "elements is"),
+        ({"grid": None, "elements": (1, 2**17), "block": 1}, ValueError, r"grid is \(1, 131072"),
+        ({"grid": None, "elements": 1.5}, TypeError, "elements takes whole numbers"),
+        ({"shared": 228 << 10}, ValueError, "from 0 to 232448"),
+        ({"shared": 164 << 10, "info": A100}, ValueError, "from 0 to 166912"),
+        ({"shared": -1}, ValueError, "from 0 to 232448"),
+        ({"cluster": 2, "info": A100, "grid": 2}, Unsupported, r"A100 has .* 8\.0; clusters"),
+        ({"cluster": 2, "grid": 3}, ValueError, r"grid \(3, 1, 1\) is not made of whole clusters"),
+        ({"cluster": (2, 2), "grid": (2, 3)}, ValueError, "whole clusters"),
+        ({"cluster": 17, "grid": 17}, ValueError, "cluster is"),
+        ({"cluster": (4, 4, 2), "grid": (4, 4, 2)}, ValueError, "has 32 blocks; 16 are the most"),
+        ({"cluster": 0}, ValueError, "cluster is"),
+        ({"cluster": "x"}, TypeError, "cluster takes whole numbers"),
+        ({"cooperative": True, "grid": 132 * 32 + 1}, ValueError, "132 multiproc.*4224 at most"),
+        ({"cooperative": 1}, TypeError, "cooperative must be a bool"),
+        ({"programmatic": None}, TypeError, "programmatic must be a bool"),
+        ({"priority": 0.5}, TypeError, "priority takes whole numbers"),
+        ({"priority": 1000}, ValueError, "about -5"),
+    ],
+    ids=str,
+)
+def test_what_no_launch_may_ask_for(
+    arguments: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        shape(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments", "said"),
+    [
+        (Entry("k", most_threads=128), {"block": 129}, "compiled for at most 128"),
+        (Entry("k", threads=(8, 8, 1)), {"block": 64}, r"compiled for \(8, 8, 1\)"),
+        (Entry("k", cluster=(2, 1, 1)), {"grid": 3}, "whole clusters"),
+        (Entry("k", cluster=(2, 1, 1)), {"grid": 4, "cluster": 4}, r"compiled for \(2, 1, 1\)"),
+    ],
+)
+def test_what_a_kernel_was_compiled_for(entry: Entry, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        shape(entry=entry, **arguments)
+
+
+def test_limits_are_those_that_are_known() -> None:
+    """The CPU backend has none."""
+    cpu = DeviceInfo("cpu", "cpu", 0, 1)
+    assert shape(2, info=cpu, cluster=2, shared=1 << 20, cooperative=True).shared == 1 << 20
+
+
+ADD: Final = """
+    extern "C" __global__ void add(float* x, float a, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) x[i] += a;
+    }
+"""
+
+
+def add(x: Any, a: Any, n: Any, *, grid: Any, block: Any) -> None:
+    threads = grid[0] * block[0]
+    x[: min(n, threads)] += a
+
+
+@on_shared
+async def test_all_elements_have_threads(device: Device) -> None:
+    kernel = await device.nvrtc.compile(ADD, "add", cpu=add)
+    x = await device.zeros(1000, np.float32)
+    for elements in (1000, 999, 1, 0):
+        await kernel.launch(None, 32, x, 1.0, elements, elements=elements)
+    async with device.batch() as batch:
+        batch.launch(kernel, None, 32, x, 1.0, 1000, elements=1000, priority=0)
+    found = await device.get(x)
+    assert found[:1].tolist() == [4]
+    assert found[1:999].tolist() == [3] * 998
+    assert found[999:].tolist() == [2]
+    with pytest.raises(TypeError, match="takes 3 arguments"):
+        await kernel.launch(None, 32, x, elements=0)  # also where nothing is launched
+    with pytest.raises(TypeError, match="either a grid or elements="):
+        await kernel.launch(None, 32, x, 1.0, 3)
+
+
+# --- what the driver is told ----------------------------------------------------------------
+
+
+class Context(SimpleNamespace):
+    """A host's context, whose addresses are pointers."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def pointer(self, address: int) -> int:
+        return address
+
+    def map_pointer(self, slab: int, pointer: int, nbytes: int) -> None:
+        self.mapped = slab, pointer, nbytes
+
+
+class Launches(FakeDriver):
+    """Keeps what kernels are launched with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[Any, bytes]] = []
+        self.allowed: list[tuple[int, int]] = []
+        self.modules = 0
+        self.status = 0
+        self.variable = ctypes.create_string_buffer(16)
+        self._numbers = itertools.count(1)
+
+    def cuModuleLoadData(self, _image: bytes) -> Any:
+        self.modules += 1
+        return 0, next(self._numbers)
+
+    def cuModuleGetFunction(self, module: int, name: bytes) -> Any:
+        return 0, f"{name.decode()} of {module}"
+
+    def cuModuleGetGlobal(self, _module: int, _name: bytes) -> Any:
+        return 0, ctypes.addressof(self.variable), len(self.variable)
+
+    def cuModuleUnload(self, _module: int) -> Any:
+        self.modules -= 1
+        return (0,)
+
+    def cuFuncSetAttribute(self, _function: str, attribute: int, value: int) -> Any:
+        self.allowed.append((int(attribute), value))
+        return (0,)
+
+    def cuFuncGetAttribute(self, attribute: int, _function: str) -> Any:
+        return 0, 100 + int(attribute)
+
+    def cuMemcpyHtoD(self, to: int, source: Any, nbytes: int) -> Any:
+        memory(to, nbytes)[:] = np.frombuffer(source, np.uint8)
+        return (0,)
+
+    def cuLaunchKernel(self, *arguments: Any) -> Any:
+        self.launched.append((arguments[:-1], _read(arguments[-1])))
+        return (self.status,)
+
+    def cuLaunchKernelEx(self, config: Any, function: str, parameters: int, extra: int) -> Any:
+        assert not parameters
+        self.launched.append(((config, function), _read(extra)))
+        return (self.status,)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        self, _function: str, threads: int, shared: int
+    ) -> Any:
+        return 0, 2048 // threads if shared < 1 << 16 else 1
+
+    def cuOccupancyMaxActiveClusters(self, _function: str, config: Any) -> Any:
+        return 0, 100 * config.attrs[0].value.clusterDim.x
+
+    def cuOccupancyMaxPotentialBlockSize(
+        self, _function: str, _sizes: int, _shared: int, _limit: int
+    ) -> Any:
+        return 0, 264, 1024
+
+    def cuTensorMapEncodeTiled(self, *arguments: Any) -> Any:
+        self.encoded = arguments
+        self.map = ctypes.create_string_buffer(bytes(range(128)), 128)
+        return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(self.map))
+
+
+def _read(extra: int) -> bytes:
+    _, data, _, size, _ = (ctypes.c_void_p * 5).from_address(extra)
+    return ctypes.string_at(data or 0, ctypes.c_size_t.from_address(size or 0).value)
+
+
+@pytest.fixture
+def driver() -> Iterator[Launches]:
+    made = Launches()
+    with installed(made):
+        yield made
+
+
+CONTENT: Final = Content("table", "_table", "float32", (4,), np.arange(4, dtype="f4").tobytes())
+LOAD: Final = Load(1, b"image", ("one", "two"), (CONTENT,))
+
+
+def executor(context: Any) -> Any:
+    from atomr_accel.libraries.nvrtc.host._cuda import CudaKernels
+
+    stream: Any = SimpleNamespace(handle=7)
+    return CudaKernels(context, stream)
+
+
+def launch(function: int = 0, *arguments: Any, shared: int = 0, **options: Any) -> Launch:
+    told = LaunchOptions(**options) if options else None
+    return Launch(1, function, (4, 2, 1), (32, 1, 1), shared, arguments, told)
+
+
+def test_options_are_attributes_of_the_launch(driver: Launches) -> None:
+    kernels = executor(Context())
+    do = kernels.handlers
+    do[Load](LOAD)
+    do[Launch](launch(1, cluster=(2, 1, 1), cooperative=True, programmatic=True, priority=-3))
+    (config, function), _ = driver.launched[-1]
+    assert function == "two of 1"
+    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (4, 2, 1)
+    assert (config.blockDimX, config.hStream, config.numAttrs) == (32, 7, 4)
+    cluster, cooperative, programmatic, priority = config.attrs
+    assert (cluster.id, cluster.value.clusterDim.x, cluster.value.clusterDim.z) == (4, 2, 1)
+    assert (cooperative.id, cooperative.value.cooperative) == (2, 1)
+    assert programmatic.id == 6
+    assert programmatic.value.programmaticStreamSerializationAllowed == 1
+    assert (priority.id, priority.value.priority) == (8, -3)
+    assert not driver.allowed
+    do[Launch](launch(1, cluster=(16, 1, 1)))
+    do[Launch](launch(1, cluster=(16, 1, 1)))
+    assert driver.allowed == [(14, 1)]
+    driver.status = 720
+    with pytest.raises(LibraryError, match=r"cuLaunchKernelEx .*COOPERATIVE_LAUNCH_TOO_LARGE"):
+        do[Launch](launch(cooperative=True))
+    kernels.close()
+    assert not driver.modules
+
+
+def test_arguments_are_aligned_as_the_compiler_does(driver: Launches) -> None:
+    do = executor(Context()).handlers
+    do[Load](LOAD)
+    struct = Structure(b"abcdefgh", "[('x', '<f4'), ('y', '<f4')]", 4)
+    tiled = TiledMap(4096, "float32", 7, (6, 8), (2, 4), (1, 1), 0, 0, 0)
+    do[Launch](launch(0, Scalar(b"1", "int8"), struct, Array(512, (1,), "float32"), tiled))
+    _, data = driver.launched[-1]
+    assert data == b"1\0\0\0abcdefgh" + bytes(4) + (512).to_bytes(8, "little") + bytes(40) + bytes(
+        range(128)
+    )
+
+
+def test_tensor_maps_are_told_from_the_innermost_axis(driver: Launches) -> None:
+    from atomr_accel.libraries.nvrtc.host._tensor_maps import encoded
+
+    tiled = TiledMap(0, "bfloat16", 9, (5, 6, 8), (1, 2, 8), (2, 1, 1), 3, 2, 1)
+    assert encoded(tiled, 3 << 20) == bytes(range(128))
+    kind, rank, pointer, sizes, strides, box, steps, *rest = driver.encoded
+    assert (kind, rank, pointer) == (9, 3, 3 << 20)
+    assert (sizes, strides) == ([8, 6, 5], [16, 96])
+    assert (box, steps) == ([8, 2, 1], [1, 1, 2])
+    assert rest == [0, 3, 2, 1]
+
+
+def test_lanes_share_a_module(driver: Launches) -> None:
+    """Its variables are there once, and it goes with the last who uses it."""
+    context = Context()
+    one, other = executor(context), executor(context)
+    for kernels in (one, other, one):
+        kernels.handlers[Load](LOAD)
+    assert driver.modules == 1
+    other.handlers[MapVariable](MapVariable(1, 0, 5))
+    assert context.mapped == (5, ctypes.addressof(driver.variable), 16)
+    assert np.frombuffer(driver.variable.raw, "f4").tolist() == [0, 1, 2, 3]
+    for kernels in (one, other):  # what one was allowed, the other is
+        kernels.handlers[Launch](launch(shared=1 << 16))
+    assert driver.allowed == [(8, 1 << 16)]
+    one.handlers[Unload](Unload(1))
+    assert driver.modules == 1
+    other.handlers[Launch](launch())
+    other.close()
+    assert driver.modules == 0
+    one.handlers[Load](LOAD)
+    assert driver.modules == 1
+    executor(Context()).handlers[Load](LOAD)  # of another device
+    assert driver.modules == 2
+
+
+def test_a_variable_of_another_size_is_refused(driver: Launches) -> None:
+    wrong = Load(1, b"image", ("one",), (Content("table", "t", "float32", (1,), bytes(4)),))
+    with pytest.raises(ValueError, match="'table' takes 16 bytes in the module, and its array 4"):
+        executor(Context()).handlers[Load](wrong)
+    assert driver.modules == 0
+
+
+def test_what_the_driver_tells_of_kernels(driver: Launches) -> None:
+    do = executor(Context()).handlers
+    do[Load](LOAD)
+    assert do[DescribeFunction](DescribeFunction(1, 0)) == KernelAttributes(
+        registers=104,
+        shared=101,
+        constant=102,
+        local=103,
+        most_threads=100,
+        most_shared=108,
+        ptx_version=105,
+        binary_version=106,
+    )
+    assert do[Occupancy](Occupancy(1, 0, (16, 16, 1), 0)) == 8
+    assert do[Occupancy](Occupancy(1, 0, (16, 16, 1), 1 << 16)) == 1
+    assert do[Occupancy](Occupancy(1, 0, (16, 16, 1), 0, (4, 1, 1))) == 400
+    assert do[SuggestBlock](SuggestBlock(1, 0, 1 << 17)) == (264, 1024)
+    assert driver.allowed == [(8, 1 << 16), (8, 1 << 17)]
+
+
+# --- tensor maps ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape_and_dtype", "arguments", "error", "said"),
+    [
+        (((8, 8), "f4"), {"box": (9,)}, ValueError, "for 1 axes; the array has 2"),
+        (((8, 8), "f4"), {"box": (8, 257)}, ValueError, "from 1 to 256"),
+        (((8, 8), "f4"), {"box": (0, 8)}, ValueError, "from 1 to 256"),
+        (((8, 8), "f4"), {"box": (8, 2)}, ValueError, "takes 8 bytes of float32; TMA moves"),
+        (((8, 8), "f4"), {"box": 8}, TypeError, "box takes whole numbers"),
+        (((8, 8), "f4"), {"box": (8, 8), "steps": (9, 1)}, ValueError, "from 1 to 8"),
+        (((8, 8), "f4"), {"box": (8, 8), "steps": (1, 2)}, ValueError, "innermost axis"),
+        (((8, 8), "f4"), {"box": (8, 8), "swizzle": 16}, ValueError, "swizzle must be one of"),
+        (((8, 16), "f4"), {"box": (8, 16), "swizzle": 32}, ValueError, "takes 32 at most"),
+        (((8, 8), "f4"), {"box": (8, 8), "promotion": 32}, ValueError, "promotion must be"),
+        (((8, 8), "f4"), {"box": (8, 8), "fill": "ones"}, ValueError, "fill must be one of"),
+        (((8, 8), "i4"), {"box": (8, 8), "fill": "nan"}, ValueError, "is for floats"),
+        (((8, 6), "f2"), {"box": (8, 8)}, ValueError, "take 12 bytes; TMA wants .* pad the rows"),
+        (((0, 8), "f4"), {"box": (1, 8)}, ValueError, "axis 0 .* has 0 elements"),
+        (((), "f4"), {"box": ()}, ValueError, "1 to 5 axes"),
+        (((1,) * 5 + (8,), "f4"), {"box": (1,) * 6}, ValueError, "1 to 5 axes"),
+        (((8, 8), "c8"), {"box": (8, 8)}, Unsupported, "complex64"),
+    ],
+)
+@on_shared
+async def test_what_is_no_tensor_map(
+    device: Device,
+    shape_and_dtype: Any,
+    arguments: dict[str, Any],
+    error: type[Exception],
+    said: str,
+) -> None:
+    ref = await device.zeros(*shape_and_dtype)
+    with pytest.raises(error, match=said):
+        TensorMap(ref, **arguments)
+
+
+COPY: Final = """
+    struct CUtensorMap { alignas(64) unsigned long long opaque[16]; };
+    extern "C" __global__ void copy(
+        const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap y, int n) {}
+"""
+
+
+def copy(x: Any, y: Any, n: Any) -> None:
+    y[:n] = x[:n]
+
+
+@on_shared
+async def test_tensor_maps_are_arrays_to_twins(device: Device) -> None:
+    if device.backend != "cpu":
+        pytest.skip("the kernel does nothing; a twin does")
+    kernel = await device.nvrtc.compile(COPY, "copy", cpu=copy)
+    data = np.arange(64, dtype=np.float32).reshape(8, 8)
+    x, y = await device.put(data, sealed=True), await device.zeros((8, 8), np.float32)
+    loads = TensorMap(x, (4, 8), written=False)
+    stores = TensorMap(y, np.array([4, 8]))  # type: ignore[arg-type]
+    assert stores.box == (4, 8)
+    await kernel.launch(1, 128, loads, stores, 8)
+    assert (await device.get(y)).tolist() == data.tolist()
+    with pytest.raises(Exception, match="sealed"):
+        await kernel.launch(1, 128, TensorMap(x, (4, 8)), stores, 8)
+    with pytest.raises(TypeError, match="argument 2 is a TensorMap, but the kernel declares 'int"):
+        await kernel.launch(1, 128, loads, stores, stores)
+    with pytest.raises(TypeError, match=r"argument 0 is a GpuRef"):
+        await kernel.launch(1, 128, x, stores, 8)
+    part = TensorMap(y.reshape(64)[1:33], (16,))
+    with pytest.raises(ValueError, match="begins at byte 4; TMA wants a multiple of 16"):
+        await kernel.launch(1, 128, loads, part, 8)
+    with pytest.raises(TypeError, match="a TensorMap is of a GpuRef"):
+        TensorMap(data, (4, 8))  # type: ignore[arg-type]

@@ -1,0 +1,677 @@
+"""Modules: many kernels of one source, their structs and variables, and what is linked."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from atomr_accel import CompileError, GpuRefStale, Unsupported
+from atomr_accel.libraries.nvrtc._options import CompileOptions
+from atomr_accel.libraries.nvrtc._signature import is_constant, read_kernels
+from atomr_accel.libraries.nvrtc.host import _compiler, _includes, _program
+from atomr_accel.libraries.nvrtc.host._linker import kind_of
+from atomr_accel.libraries.nvrtc.wire._messages import Compile, Entry, Part
+from atomr_accel.testing import poison
+
+from ...harness import cpu_only, on_shared, opened, program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from atomr_accel import Device
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
+
+SOURCE: Final = """
+    struct Line { float slope; int steps; double offset; };
+
+    __constant__ float table[4];
+    __device__ int counter;
+
+    namespace deep {
+        template <typename T> __global__ void fill(T* out, T value, int n) {
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) out[i] = value;
+        }
+    }
+
+    extern "C" {
+        __global__ void __launch_bounds__(128) evaluate(double* out, const Line line, int n) {
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) out[i] = line.slope * i * line.steps + line.offset;
+        }
+
+        __global__ void look_up(float* out, const int* at, int n) {
+            for (int i = 0; i < n; i++) out[i] = table[at[i]];
+            counter += n;
+        }
+    }
+"""
+
+LINE: Final = np.dtype([("slope", "f4"), ("steps", "i4"), ("offset", "f8")], align=True)
+
+
+class Line(ctypes.Structure):
+    _fields_ = (
+        ("slope", ctypes.c_float),
+        ("steps", ctypes.c_int),
+        ("offset", ctypes.c_double),
+    )
+
+
+def fill(out: Any, value: Any, n: Any) -> None:
+    out[:n] = value
+
+
+def evaluate(out: Any, line: Any, n: Any) -> None:
+    out[:n] = line["slope"] * np.arange(n) * line["steps"] + line["offset"]
+
+
+def look_up(out: Any, at: Any, n: Any, *, table: Any, counter: Any) -> None:
+    out[:n] = table[at[:n]]
+    counter[...] += n
+
+
+TWINS: Final[Mapping[str, Callable[..., object]]] = {
+    "deep::fill": fill,
+    "evaluate": evaluate,
+    "look_up": look_up,
+}
+NAMES: Final = ("deep::fill<float>", "deep::fill<int>", "evaluate", "look_up")
+TABLE: Final = np.array([1, 2, 3, 4], np.float32)
+
+
+async def compiled(device: Device) -> Any:
+    return await device.nvrtc.compile_module(
+        SOURCE,
+        NAMES,
+        cpu=TWINS,
+        structs={"Line": LINE},
+        variables={"table": TABLE, "counter": np.zeros((), np.int32)},
+    )
+
+
+# --- kernels and structs --------------------------------------------------------------------
+
+
+@on_shared
+async def test_all_kernels_of_a_source(device: Device) -> None:
+    module = await compiled(device)
+    assert module.names == NAMES
+    assert module.variables == ("table", "counter")
+    floats = await device.zeros(10, np.float32)
+    await (await module.kernel("deep::fill<float>")).launch(1, 32, floats, 1.5, 10)
+    integers = await device.zeros(10, np.int32)
+    await (await module.kernel("deep::fill<int>")).launch(1, 32, integers, 7, 10)
+    assert (await device.get(floats)).tolist() == [1.5] * 10
+    assert (await device.get(integers)).tolist() == [7] * 10
+    with pytest.raises(KeyError, match="no kernel 'fill'; it has 'deep::fill<float>'"):
+        await module.kernel("fill")
+    with pytest.raises(KeyError, match="no variable 'tables'; it has 'table', 'counter'"):
+        await module.variable("tables")
+    assert repr(module).startswith("<Module of deep::fill<float>, ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (0.5, 3, 1.0),
+        np.array((0.5, 3, 1.0), LINE),
+        np.array((0.5, 3, 1.0), LINE)[()],
+        Line(0.5, 3, 1.0),
+    ],
+    ids=["tuple", "array", "void", "ctypes"],
+)
+@on_shared
+async def test_structs_by_value(device: Device, line: Any) -> None:
+    kernel = await (await compiled(device)).kernel("evaluate")
+    out = await device.zeros(5)
+    await kernel.launch(1, 32, out, line, 5)
+    assert (await device.get(out)).tolist() == [1, 2.5, 4, 5.5, 7]
+
+
+@on_shared
+async def test_structs_that_are_others_are_refused(device: Device) -> None:
+    kernel = await (await compiled(device)).kernel("evaluate")
+    out = await device.zeros(5)
+    packed = np.dtype([("slope", "f4"), ("offset", "f8"), ("steps", "i4")])
+    for wrong, error in (
+        (np.zeros((), packed), r"takes a struct of .*'slope'.*, not of"),
+        ((1, 2), "takes the fields"),
+        (("a", 2, 3), "takes the fields"),
+        (3.0, r"argument 1 \('const Line line'\) is a struct"),
+        (out, "is a struct"),
+    ):
+        with pytest.raises(TypeError, match=error):
+            await kernel.launch(1, 32, out, wrong, 5)
+    with pytest.raises(TypeError, match=r"argument 2 is a struct, but .* 'int n', which is int32"):
+        await kernel.launch(1, 32, out, (1, 2, 3), np.zeros((), LINE))
+
+
+@on_shared
+async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
+    """Where nobody else does."""
+    kernel = await device.nvrtc.compile(SOURCE, "evaluate", cpu=evaluate)
+    out = await device.zeros(2)
+    await kernel.launch(1, 32, out, np.array((1, 1, 2), LINE), 2)
+    assert (await device.get(out)).tolist() == [2, 3]
+    with pytest.raises(TypeError, match=r"is a struct|must be a scalar"):
+        await kernel.launch(1, 32, out, (1, 1, 2), 2)
+
+
+@pytest.mark.parametrize(
+    ("structs", "error"),
+    [
+        ([("Line", LINE)], "structs must map"),
+        ({"Line": np.float32}, "must be a structured dtype"),
+        ({"Line": np.dtype("f4")}, "must have fields"),
+        ({"Line": np.dtype([("a", object)])}, "none of objects"),
+        ({3: LINE}, "structs must map"),
+    ],
+)
+async def test_what_is_no_struct(device: Device, structs: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        await device.nvrtc.compile_module(SOURCE, ["evaluate"], cpu=evaluate, structs=structs)
+
+
+# --- variables ------------------------------------------------------------------------------
+
+
+@on_shared
+async def test_variables_are_buffers(device: Device) -> None:
+    module = await compiled(device)
+    kernel = await module.kernel("look_up")
+    table, counter = await module.variable("table"), await module.variable("counter")
+    assert (table.shape, table.dtype) == ((4,), np.float32)
+    assert (counter.shape, counter.dtype) == ((), np.int32)
+    assert (await device.get(table)).tolist() == TABLE.tolist()
+    out, at = await device.zeros(3, np.float32), await device.put(np.array([3, 0, 1], np.int32))
+    await kernel.launch(1, 1, out, at, 3)
+    assert (await device.get(out)).tolist() == [4, 1, 2]
+    await device.copy(await device.put(TABLE * 10), table)
+    await kernel.launch(1, 1, out, at, 3)
+    assert (await device.get(out)).tolist() == [40, 10, 20]
+    assert await device.get(counter) == 6
+    again = await module.variable("table")
+    assert (await device.get(again)).tolist() == (TABLE * 10).tolist()
+    async with device.batch() as batch:  # in the order of the program, with nothing awaited
+        for _ in range(5):
+            batch.launch(kernel, 1, 1, out, at, 3)
+        seen = batch.copy(counter)
+        batch.launch(kernel, 1, 1, out, at, 3)
+    assert await device.get(seen) == 21
+    assert await device.get(counter) == 24
+
+
+@on_shared
+async def test_recordings_see_the_same_variables(device: Device) -> None:
+    module = await compiled(device)
+    kernel = await module.kernel("look_up")
+    out, at = await device.zeros(1, np.float32), await device.put(np.array([2], np.int32))
+    async with device.record() as recording:
+        recording.launch(kernel, 1, 1, out, at, 1)
+    for _ in range(3):
+        await recording.replay()
+    await kernel.launch(1, 1, out, at, 1)
+    counter = await module.variable("counter")
+    assert await device.get(counter) == 4
+    await recording.replay()
+    assert await device.get(counter) == 5
+
+
+@program
+async def test_after_a_rebuild_a_module_is_as_it_was_at_first() -> None:
+    async with opened() as device:
+        module = await compiled(device)
+        kernel = await module.kernel("look_up")
+        counter, at = await module.variable("counter"), np.array([1], np.int32)
+        await kernel.launch(1, 1, await device.zeros(1, "f4"), await device.put(at), 1)
+        await poison(device)
+        with pytest.raises(GpuRefStale):
+            await device.get(counter)
+        out = await device.zeros(1, np.float32)
+        await kernel.launch(1, 1, out, await device.put(at), 1)
+        assert (await device.get(out)).tolist() == [2]
+        assert await device.get(await module.variable("counter")) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "said"),
+    [
+        ({"table": [1, 2]}, TypeError, "must be a NumPy array"),
+        (["table"], TypeError, "variables must map"),
+        ({"table": np.zeros(0, "f4")}, ValueError, "no elements"),
+        ({"table": np.zeros(5 << 20, "f4")}, ValueError, "16777216 are the most"),
+        ({"table": np.array(["a"])}, TypeError, "dtype"),
+    ],
+)
+async def test_what_is_no_variable(
+    device: Device, variables: Any, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        await device.nvrtc.compile_module(SOURCE, ["look_up"], cpu=look_up, variables=variables)
+
+
+def test_constants_are_known_by_their_declarations() -> None:
+    assert is_constant(SOURCE, "table")
+    assert not is_constant(SOURCE, "counter")
+    assert is_constant("namespace a { static __constant__ int b, c[3]; }", "a::c")
+    assert not is_constant("// __constant__ int b;\n__device__ int b;", "b")
+
+
+# --- arguments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"source": 3}, TypeError, "source must be str"),
+        ({"names": "evaluate"}, TypeError, "names must be a sequence"),
+        ({"names": [3]}, TypeError, "names must be a sequence"),
+        ({"names": []}, ValueError, "there are no kernels"),
+        ({"names": ["evaluate", "evaluate"]}, ValueError, "twice"),
+        ({"names": ["nobody"]}, CompileError, "nobody"),
+        ({"headers": ["a.h"]}, TypeError, "headers must map"),
+        ({"headers": {"a.h": b""}}, TypeError, "headers must map"),
+        ({"parts": "x"}, TypeError, "parts must be"),
+        ({"parts": [3]}, TypeError, "a part must be"),
+        ({"cpu": {"other": print}}, ValueError, "cpu names kernels that there are not"),
+        ({"cpu": {"evaluate": 3}}, TypeError, "cpu must be callable"),
+        ({"options": ["-dlto"]}, Unsupported, "parts="),
+        ({"options": CompileOptions(maxrregcount="8")}, TypeError, "maxrregcount must be int"),  # type: ignore[arg-type]
+        ({"source": "__global__ void k() {}\ud800", "names": ["k"]}, ValueError, "surrogate"),
+    ],
+)
+@on_shared
+async def test_what_cannot_be_compiled_is_said_before(
+    device: Device, arguments: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    given = {"source": SOURCE, "names": ["evaluate"], "cpu": evaluate, **arguments}
+    with pytest.raises(error, match=said):
+        await device.nvrtc.compile_module(given.pop("source"), given.pop("names"), **given)
+
+
+def test_kernels_are_found_where_they_are_declared() -> None:
+    assert read_kernels(SOURCE) == ["evaluate", "look_up"]
+    source = """
+        #define __not_global__ __global__
+        namespace a { namespace b::c { __global__ void one(int x) { if (x) { f(x); } } } }
+        namespace { int hidden; }
+        __global__ void two();
+        __global__ void two() {}
+        /* __global__ void three() {} */ const char* s = "__global__ void four() {}";
+        struct Five { static void six() {} };
+        extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(64 * 2) seven() {}
+        template <class T> __global__ void eight(T) {}
+        static __global__ __launch_bounds__(32) void nine(float (*f)(int)) {}
+    """
+    assert read_kernels(source) == ["a::b::c::one", "two", "seven", "nine"]
+
+
+@on_shared
+async def test_kernels_that_are_no_templates_need_no_names(device: Device) -> None:
+    source = 'extern "C" __global__ void a(int* x) { *x = 1; }\n__global__ void b(int* x) {}'
+    module = await device.nvrtc.compile_module(source, cpu={"a": lambda x: x.fill(1), "b": print})
+    assert module.names == ("a", "b")
+    x = await device.zeros(1, np.int32)
+    await (await module.kernel("a")).launch(1, 1, x)
+    assert (await device.get(x)).tolist() == [1]
+    with pytest.raises(ValueError, match="templates, such as 'scale<float>'"):
+        await device.nvrtc.compile_module("template <class T> __global__ void t(T x) {}")
+
+
+# --- images ---------------------------------------------------------------------------------
+
+PTX: Final = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry set(
+    .param .u64 set_param_0,
+    .param .f32 set_param_1
+)
+{
+    .reg .f32 %f<2>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [set_param_0];
+    ld.param.f32 %f1, [set_param_1];
+    cvta.to.global.u64 %rd2, %rd1;
+    st.global.f32 [%rd2], %f1;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("image", [PTX, PTX.encode()], ids=["str", "bytes"])
+@on_shared
+async def test_an_image_is_loaded(device: Device, image: Any) -> None:
+    module = await device.nvrtc.load_module(
+        image,
+        {"store": "set"},
+        cpu=lambda out, value: out.fill(value),
+        declarations="__global__ void store(float* out, float value);",
+    )
+    out = await device.zeros(1, np.float32)
+    kernel = await module.kernel("store")
+    await kernel.launch(1, 1, out, 2.5)
+    assert (await device.get(out)).tolist() == [2.5]
+    with pytest.raises(TypeError, match="takes 2 arguments"):
+        await kernel.launch(1, 1, out)
+
+
+@pytest.mark.parametrize(
+    ("image", "names", "error", "said"),
+    [
+        (3, ["set"], TypeError, "image must be bytes"),
+        (b"what", ["set"], ValueError, "no cubin, fatbin, PTX or LTO-IR; it begins with b'what'"),
+        (PTX, ["other"], ValueError, "the PTX has no kernel named 'other'"),
+        (b"\x7fELF" + bytes(12) + b"\1\0", ["set"], ValueError, "relocatable: give it as"),
+        (b"\x7fELF" + bytes(12) + b"\2\0", ["set"], ValueError, "the cubin has no kernel"),
+        (PTX, [], ValueError, "there are no kernels"),
+        (PTX, [3], TypeError, "names must be"),
+    ],
+)
+@on_shared
+async def test_what_is_no_image(
+    device: Device, image: Any, names: Any, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        await device.nvrtc.load_module(image, names, cpu=print)
+
+
+# --- batches, requests, types ---------------------------------------------------------------
+
+
+@on_shared
+async def test_modules_are_used_in_batches_and_by_actors(device: Device) -> None:
+    module = await compiled(device)
+    out = await device.zeros(3, np.int32)
+    async with device.batch() as batch:
+        kernel = batch.using(module).kernel("deep::fill<int>")
+        kernel.launch(1, 32, out, 5, 3)
+        with pytest.raises(Unsupported, match="waits for the device's answer"):
+            batch.using(module).variable("table")
+    assert (await device.get(out)).tolist() == [5, 5, 5]
+    request = device.requests.using(module).variable("counter")
+    assert await device.get(await device.nvrtc.ref.ask(request)) == 0
+
+
+@cpu_only
+@on_shared
+async def test_a_kernel_of_a_module_without_a_twin_is_unsupported(device: Device) -> None:
+    module = await device.nvrtc.compile_module(SOURCE, ["evaluate", "look_up"], cpu={})
+    kernel = await module.kernel("evaluate")
+    assert kernel.twin is None
+    with pytest.raises(Unsupported, match="no Python function"):
+        await kernel.launch(1, 1, await device.zeros(1), np.zeros((), LINE), 1)
+    for ask in (kernel.attributes(), kernel.occupancy(32), kernel.suggest_block()):
+        with pytest.raises(Unsupported, match="on the CPU backend"):
+            await ask
+
+
+# --- what NVRTC makes of them, without a GPU -------------------------------------------------
+
+
+@pytest.fixture
+def nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def find(source: str, *names: str, **more: Any) -> Any:
+    return _program.find_module(Compile(source, names, **more), (9, 0))
+
+
+@pytest.mark.headers
+@pytest.mark.usefixtures("nvrtc")
+def test_the_compiler_tells_of_parameters_and_bounds() -> None:
+    source = SOURCE + "__global__ void __cluster_dims__(2, 1, 1) pair(bool b, short s) {}"
+    message = Compile(source, (*NAMES, "pair"), variables=("table", "counter"))
+    found = _program.find_module(message, (9, 0))
+    fills, evaluates, looks, pairs = found.entries[1:]
+    assert fills == Entry("_ZN4deep4fillIiEEvPT_S1_i", ((8, 8), (4, 4), (4, 4)))
+    assert evaluates == Entry("evaluate", ((8, 8), (16, 8), (4, 4)), most_threads=128)
+    assert looks.parameters == ((8, 8), (8, 8), (4, 4))
+    assert (pairs.parameters, pairs.cluster) == (((1, 1), (2, 2)), (2, 1, 1))
+    assert found.variables == ("table", "counter")
+    newer = _program.find_module(message, (99, 0))  # as PTX
+    assert newer.image.startswith(b"//")
+    assert newer.entries == found.entries
+
+
+@pytest.mark.headers
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize(
+    ("structs", "variables", "said"),
+    [
+        ({"Line": np.dtype([("slope", "f4"), ("offset", "f8")])}, None, "Line takes 12 bytes"),
+        ({"Line": np.dtype([("steps", "f8"), ("offset", "f8")])}, None, "Line::steps is at byte 0"),
+        (None, {"table": np.zeros(5, "f4")}, "table takes 20 bytes as an array"),
+        (None, {"nobody": np.zeros(5, "f4")}, "nobody"),
+    ],
+)
+@program
+async def test_what_lies_otherwise_in_memory_does_not_compile(
+    structs: Any, variables: Any, said: str
+) -> None:
+    async with opened(isolation="thread") as device:
+        with pytest.raises(CompileError, match=said):
+            await device.nvrtc.compile_module(
+                SOURCE, ["evaluate"], cpu=evaluate, structs=structs, variables=variables
+            )
+
+
+@pytest.mark.headers
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.slow
+def test_parts_are_linked() -> None:
+    source = """
+        extern __device__ float half_of(float);
+        extern "C" __global__ void k(float* x) { *x = half_of(*x); }
+    """
+    other = "__device__ float half_of(float x) { return x / 2; }"
+    found = find(source, "k", parts=(Part(source=other),))
+    assert found.image.startswith(b"\x7fELF")
+    assert not found.kept
+    assert find(source, "k", parts=(Part(source=other),)).kept
+    for wrong in ("", "__device__ float twice_of(float x) { return x * 2; }"):
+        with pytest.raises(CompileError, match=r"do not link:\n[^$]*half_of"):
+            find(source, "k", parts=(Part(source=wrong or "\n"),))
+    with pytest.raises(CompileError, match=r"part part0\.cu does not compile"):
+        find(source, "k", parts=(Part(source="nonsense"),))
+    with pytest.raises(Unsupported, match="nothing is linked for a device"):
+        _program.compile_module(Compile(source, ("k",), parts=(Part(source=other),)), (99, 0))
+    with _compiler.NvrtcProgram(other + PLAIN, "a.cu") as compiling:
+        compiling.compile("it", ("--gpu-architecture=sm_90", *_compiler.LINKABLE))
+        image = compiling.output("LTOIR")
+    assert kind_of(image) == "LTOIR"
+    assert find(source, "k", parts=(Part(image=image),)).image.startswith(b"\x7fELF")
+    assert _program.link_image(image, (9, 0)).startswith(b"\x7fELF")
+
+
+PLAIN: Final = 'extern "C" __global__ void plain(float* x) { *x = 1; }'
+
+
+@pytest.mark.headers
+@pytest.mark.usefixtures("nvrtc")
+def test_options_have_names_and_types(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "std": "c++20",
+        "architecture": "sm_90a",
+        "define": {"A": 1, "B": None},
+        "undefine": ["C"],
+        "include_path": [tmp_path],
+        "pre_include": ["cuda_fp16.h"],
+        "maxrregcount": 32,
+        "dopt": "on",
+        "split_compile": 2,
+        "jump_table_density": 50,
+        "ptxas_options": ["-v"],
+        "diag_error": [177],
+        "diag_suppress": [177],
+        "diag_warn": [177],
+        "pch_dir": str(tmp_path),
+        "create_pch": str(tmp_path / "a.pch"),
+        "use_pch": str(tmp_path / "a.pch"),
+    }
+    for name in CompileOptions.__dataclass_fields__:
+        for value in [given[name]] if name in given else [True, False]:
+            named: dict[str, Any] = {name: value}
+            options = CompileOptions(**named)
+            message = Compile(PLAIN, ("plain",), options.flags())
+            made = _program.compile_module(message, (9, 0))
+            assert made.image.startswith(b"\x7fELF"), name
+            if name == "ptxas_options":
+                assert "Used" in made.log
+    flags = CompileOptions(define={"A": 1, "B": None}, ftz=False, use_fast_math=False).flags()
+    assert flags == ("--define-macro=A=1", "--define-macro=B", "--ftz=false")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"define": ["A"]}, {"include_path": "here"}, {"ftz": 1.5}, {"std": 17}, {"pre_include": 3}],
+    ids=str,
+)
+def test_options_of_other_types_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="must"):
+        CompileOptions(**wrong).flags()
+
+
+# --- what is found again --------------------------------------------------------------------
+
+
+@pytest.mark.headers
+@pytest.mark.usefixtures("nvrtc")
+def test_what_a_source_includes_is_part_of_its_key(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "inner").mkdir(parents=True)
+    header = own / "inner" / "value.h"
+    source = """
+        #include "inner/value.h"
+        #include "more.h"
+        extern "C" __global__ void k(int* x) { *x = VALUE + MORE; }
+    """
+    options = (f"--include-path={own}",)
+
+    def found(more: str = "#define MORE 1\n") -> Any:
+        return find(source, "k", options=options, headers=(("more.h", more),))
+
+    header.write_text("#define VALUE 1\n")
+    first = found()
+    assert not first.kept
+    assert found().image == first.image
+    assert found().kept
+    assert not found("#define MORE 2\n").kept
+    header.write_text("#define VALUE 2\n")
+    assert not found().kept
+    (own / "unused.h").write_text("")  # nobody knows that it is not read
+    assert not found().kept
+    header.write_text("#define VALUE __TIME__[0]\n")
+    for _ in range(2):
+        assert not found().kept
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("int x;", True),
+        ('#include "a.h"', True),
+        ("# include <a/b.h>", True),
+        ("#inc\\\nlude <a.h>", True),
+        ("#include /* why */ <a.h>", False),
+        ("# /* how */ include </a.h>", False),
+        ("// see /* there\n#include </etc/a.h>\n/* */", False),
+        ("%: include NAME", False),
+        ("int x;  // include it or not: int included;", True),
+        ("#include NAME", False),
+        ('#include "/etc/a.h"', False),
+        ('#include "../a.h"', False),
+        ("#if __has_include(<a.h>)\n#endif", True),
+        ('#if __has_include("/etc/a.h")\n#endif', False),
+        ("const char* t = __DATE__;", False),
+        ("int t = __TI\\\nME__;", False),
+        ("int t = __TIMESTAMP__;", False),
+    ],
+)
+def test_what_is_known_of_a_text(text: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_includes, "vendor_headers", lambda: ())
+    assert (_includes.fingerprint([text], ()) is not None) is known
+    assert (_includes.fingerprint(["int x;", text], ()) is not None) is known
+
+
+def test_what_folders_hold_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_includes, "vendor_headers", lambda: ())
+    source = ['#include "a.h"']
+    (tmp_path / "a.h").write_text("int x;")
+    spellings = [[f"-I{tmp_path}"], ["-I", str(tmp_path)], [f"--include-path={tmp_path}"]]
+    found = {_includes.fingerprint(source, spelled) for spelled in spellings}
+    assert len(found) == 1
+    assert found != {_includes.fingerprint(source, ())}
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert _includes.fingerprint(source, spellings[0]) is None
+    (tmp_path / "link").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(_includes, "_MOST_FILES", 0)
+        assert _includes.fingerprint(source, spellings[0]) is None
+    assert _includes.fingerprint(source, ["--pre-include=b.h"]) is None
+
+
+# --- the vendor's headers -------------------------------------------------------------------
+
+HEADERS: Final = {
+    "cuda_fp16.h": ("cuda_fp16.h", "__half a = x[0]; x[0] = __half2float(a);"),
+    "cooperative_groups.h": (
+        "cooperative_groups.h",
+        "cooperative_groups::this_grid().sync(); x[0] = 1;",
+    ),
+    "mma.h": (
+        "mma.h",
+        """
+            using namespace nvcuda::wmma;
+            fragment<accumulator, 16, 16, 16, float> f;
+            fill_fragment(f, 1.0f);
+            store_matrix_sync(x, f, 16, mem_row_major);
+        """,
+    ),
+    "curand_kernel.h": (
+        "curand_kernel.h",
+        "curandStatePhilox4_32_10_t s; curand_init(1, 0, 0, &s); x[0] = curand_normal(&s);",
+    ),
+    "cuda/std": ("cuda/std/array", "cuda::std::array<float, 2> a{1, 2}; x[0] = a[1];"),
+    "cub": (
+        "cub/block/block_reduce.cuh",
+        """
+            using R = cub::BlockReduce<float, 128>;
+            __shared__ R::TempStorage t;
+            float s = R(t).Sum(x[threadIdx.x]);
+            if (!threadIdx.x) x[0] = s;
+        """,
+    ),
+    "cute": (
+        "cute/tensor.hpp",
+        "auto t = cute::make_tensor(cute::make_gmem_ptr(x), cute::make_shape(4)); t(0) = 1;",
+    ),
+}
+"""Headers with what has to be there of each."""
+
+
+@pytest.mark.headers
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADERS)
+def test_the_vendors_headers_compile(name: str) -> None:
+    header, body = HEADERS[name]
+    file = {"mma.h": "crt/mma.h"}.get(name, header)
+    if not any(Path(folder, file).is_file() for folder in _includes.vendor_headers()):
+        pytest.skip(f"{header} is not installed")
+    source = f'#include <{header}>\nextern "C" __global__ void k(float* x) {{ {body} }}'
+    # Functions of CUTLASS that are constexpr do not say that they are for the device, too.
+    options = CompileOptions(default_device=name == "cute").flags()
+    assert find(source, "k", options=options).image.startswith(b"\x7fELF")
+    assert find(source, "k", options=options).kept
