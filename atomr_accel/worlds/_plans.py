@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
+from ..actors._util import check_whole
 from ..libraries._arguments import (
     overlap,
     require_dtype,
@@ -247,7 +248,7 @@ def reduce(
     """See ``Collectives.reduce``."""
     refs = plan.inputs(x, "x")
     options = _reduction(refs[0].dtype, op, scale)
-    root = _rank(plan, root, "root")
+    root = require_rank(root, plan.size, "root")
     result = plan.output(root, refs[0].shape, refs[0].dtype, out)
     require_no_alias("reduce", [("out", result)], [("x", refs[root])], in_place={("out", "x")})
     ends = {rank: (ref, result if rank == root else None) for rank, ref in enumerate(refs)}
@@ -297,7 +298,7 @@ def all_gather(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
 def gather(plan: Plan, x: Refs, root: int, out: GpuRef | None) -> GpuRef:
     """See ``Collectives.gather``."""
     refs = plan.inputs(x, "x")
-    root = _rank(plan, root, "root")
+    root = require_rank(root, plan.size, "root")
     result = plan.output(root, (plan.size, *refs[0].shape), refs[0].dtype, out)
     require_no_alias("gather", [("out", result)], [("x", refs[root])])
     ends = {rank: (ref, result if rank == root else None) for rank, ref in enumerate(refs)}
@@ -350,7 +351,7 @@ def all_to_all_v(
 ) -> list[GpuRef]:
     """See ``Collectives.all_to_all_v``."""
     refs, size = plan._each(x, "x"), plan.size
-    table = [[int(count) for count in row] for row in counts]
+    table = _table(counts)
     if [len(row) for row in table] != [size] * size or min(map(min, table)) < 0:
         raise ValueError(f"counts must be {size} rows of {size} numbers, none negative")
     rest = refs[0].shape[1:]
@@ -383,7 +384,7 @@ def all_to_all_v(
 def send(plan: Plan, x: GpuRef, to: int, out: GpuRef | None) -> GpuRef:
     """Both ends of ``Collectives.send`` and ``recv``."""
     source = plan.rank_of(x, "x")
-    to = _rank(plan, to, "to")
+    to = require_rank(to, plan.size, "to")
     require_readable(x, plan.cores[source].memory, "x")
     result = plan.output(to, x.shape, x.dtype, out)
     require_no_alias("send", [("out", result)], [("x", x)])
@@ -419,9 +420,27 @@ def _reduction(
     return {"reduction": op, "scale": scale}
 
 
-def _rank(plan: Plan, rank: int, name: str) -> int:
-    if not 0 <= rank < plan.size:
-        raise ValueError(f"{name} must be a rank from 0 to {plan.size - 1}, not {rank}")
+def _table(counts: Sequence[Sequence[int]]) -> list[list[int]]:
+    try:
+        table = [list(row) for row in counts]
+    except TypeError:
+        raise TypeError(f"counts must be rows of whole numbers, got {counts!r}") from None
+    for giver, row in enumerate(table):
+        for taker, count in enumerate(row):
+            check_whole(f"counts[{giver}][{taker}]", count)
+    return [[int(count) for count in row] for row in table]
+
+
+def require_rank(rank: int, size: int, name: str) -> int:
+    """A rank that a caller has named.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: there is no such rank.
+    """
+    check_whole(name, rank)
+    if not 0 <= rank < size:
+        raise ValueError(f"{name} must be a rank from 0 to {size - 1}, not {rank}")
     return int(rank)
 
 

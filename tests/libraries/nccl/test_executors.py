@@ -261,9 +261,9 @@ def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None
         thread.start()
         stack.callback(thread.join, 10)
         ask = ranks.aborts[0].handlers[AskBegun]
-        while ask(AskBegun(7)) == 0:
+        while ask(AskBegun(7)) == 1:
             """It is about to wait."""
-        assert ranks.aborts[1].handlers[AskBegun](AskBegun(7)) == 0
+        assert ranks.aborts[1].handlers[AskBegun](AskBegun(7)) == 1  # it has joined
         ranks.aborts[0].handlers[Abort](Abort(7))
     assert [error.status_name for error in errors] == ["ncclRemoteError"]
     with pytest.raises(LibraryError, match="aborted"):
@@ -292,7 +292,7 @@ def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch)
     waiting = threading.Thread(target=together, args=(collect(7, 1),))
     waiting.start()
     for rank in left:
-        while ranks.aborts[rank].handlers[AskBegun](AskBegun(7)) == 0:
+        while ranks.aborts[rank].handlers[AskBegun](AskBegun(7)) == 1:
             """It is about to wait."""
         ranks.aborts[rank].handlers[Revoke](Revoke(7))
     waiting.join(10)

@@ -36,7 +36,7 @@ class _Communicator:
         self.rank: Final = rank
         self.size: Final = size
         self.area: Final = area
-        self.begun = 0
+        self.begun = 1  # it joins
 
 
 # All of a context's: one lane is in the midst of a collective while the other aborts it.

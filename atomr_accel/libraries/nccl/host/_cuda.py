@@ -61,14 +61,14 @@ class Communicator:
     Attributes:
         rank: which rank it is.
         size: how many there are.
-        begun: how many collects were begun.
+        begun: how many ops were begun; the first is to join.
     """
 
     def __init__(self, library: VendorLibrary, rank: int, size: int) -> None:
         self._library = library
         self.rank: Final = rank
         self.size: Final = size
-        self.begun = 0
+        self.begun = 1  # it joins
         self._cell = c_void_p()
         self._lock = threading.Lock()  # held for as long as a call is inside the library
         self._aborted = False
@@ -141,7 +141,7 @@ class Communicator:
                     self._library.call("ncclCommAbort", self._cell)
 
     def ask(self) -> int:
-        """How many collects were begun.
+        """How many ops were begun.
 
         Raises:
             LibraryError: what went wrong meanwhile.

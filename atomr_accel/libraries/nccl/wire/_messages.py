@@ -136,7 +136,7 @@ class Shrink(Message, frozen=True):
 
 
 class AskBegun(Message, frozen=True):
-    """Ask how many ``Collect`` of a communicator this rank has begun.
+    """Ask how many ops of a communicator this rank has begun, of which the first is to join it.
 
     Raises what has gone wrong meanwhile (``ncclCommGetAsyncError``).
     """
