@@ -271,6 +271,17 @@ def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None
     assert ask(AskBegun(7)) == 0
 
 
+def test_who_is_told_to_leave_before_it_has_joined_does_not_join(backend: str) -> None:
+    ranks = Ranks(backend, 2)
+    lane, aborts = ranks.lanes[0], ranks.aborts[0]
+    aborts.handlers[Abort](Abort(8))
+    with pytest.raises(LibraryError, match="aborted"):  # and does not wait for the other
+        lane.handlers[Join](Join(8, 0, 2, bytes([2]) * 128, 0))
+    assert aborts.handlers[AskBegun](AskBegun(8)) == 0
+    aborts.handlers[Abort](Abort(7))
+    lane.close()
+
+
 def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNccl()
     monkeypatch.setattr(_cuda, "_library", lambda: fake)

@@ -53,6 +53,8 @@ class Join(Message, frozen=True):
         area: where the memory lies that they meet in, on backends that share some.
     """
 
+    waits: ClassVar = True
+
     communicator: int
     rank: int
     size: int
@@ -97,6 +99,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 class Collect(Message, frozen=True):
     """Take part in collectives, in this order and as one (``ncclGroupStart``)."""
 
+    waits: ClassVar = True
+
     communicator: int
     steps: tuple[Step, ...]
 
@@ -127,6 +131,8 @@ class Shrink(Message, frozen=True):
         rank: which rank of the new one.
         size: how many there are.
     """
+
+    waits: ClassVar = True
 
     communicator: int
     parent: int
