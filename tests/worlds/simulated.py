@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -123,6 +123,9 @@ class Work:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
+Answers: TypeAlias = "trio.MemoryReceiveChannel[tuple[Work, Exception | None]]"
+
+
 class Rank:
     """A rank on a host that works, hangs, or is being rebuilt.
 
@@ -132,6 +135,7 @@ class Rank:
     Attributes:
         hung: it answers nothing any more.
         stuck_until: until then its lane is kept by other work.
+        begins: so many ops it still begins, before its lane is kept for ever.
         deaths: how often it has died.
     """
 
@@ -144,11 +148,12 @@ class Rank:
         self.deaths = 0
 
     def _revive(self) -> None:
-        self.alive, self.hung, self.stuck_until = True, False, -math.inf
+        self.alive, self.hung, self.stuck_until, self.begins = True, False, -math.inf, math.inf
         self.life = trio.CancelScope()
         self.queue: deque[Work] = deque()  # not begun
         self.unanswered: list[Work] = []
         self.held: list[tuple[Work, Exception | None]] = []
+        self.wire, answers = trio.open_memory_channel[tuple[Work, Exception | None]](math.inf)
         self.current: Work | None = None
         self.arrived = trio.Event()
         self.joined: set[int] = set()
@@ -156,7 +161,7 @@ class Rank:
         self.gone: set[int] = set()
         self.begun: dict[int, int] = defaultdict(int)
         self.aborting: list[Callable[[], object]] = []
-        self.network.nursery.start_soon(self._work)
+        self.network.nursery.start_soon(self._live, answers)
 
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
@@ -197,20 +202,28 @@ class Rank:
 
     # --- its lane --------------------------------------------------------------------------
 
-    async def _work(self) -> None:
+    async def _live(self, answers: Answers) -> None:
         with self.life:
-            while True:
-                await self.arrived.wait()
-                self.arrived = trio.Event()
-                while self.queue:
-                    await self._pause()
-                    work = self.current = self.queue.popleft()
-                    with work.scope:
-                        await self._begin(work)
-                    if work.scope.cancelled_caught:
-                        self._tell(work, _aborted())
-                    self.current = None
-                    await self._pause()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._work)
+                nursery.start_soon(self._deliver, answers)
+
+    async def _work(self) -> None:
+        while True:
+            await self.arrived.wait()
+            self.arrived = trio.Event()
+            while self.queue:
+                await self._pause()
+                if not self.begins:
+                    await trio.sleep_forever()
+                self.begins -= 1
+                work = self.current = self.queue.popleft()
+                with work.scope:
+                    await self._begin(work)
+                if work.scope.cancelled_caught:
+                    self._tell(work, _aborted())
+                self.current = None
+                await self._pause()
 
     async def _begin(self, work: Work) -> None:
         there = work.joins or work.number in self.joined - self.revoked
@@ -234,10 +247,16 @@ class Rank:
         self.held.append((work, error))
         if self.queue and self.network.holds_back:
             return
-        held, self.held = self.held, []
-        for each, answer in held:
-            self.unanswered.remove(each)
-            each.answered(answer)
+        for each in self.held:
+            self.wire.send_nowait(each)
+        self.held.clear()
+
+    async def _deliver(self, answers: Answers) -> None:
+        """What it has told comes later, in order, whatever has become of it meanwhile."""
+        async for work, error in answers:
+            await trio.sleep(self.network.random.random() / 100)
+            self.unanswered.remove(work)
+            work.answered(error)
 
     def _submit(self, work: Work) -> None:
         if self.alive:

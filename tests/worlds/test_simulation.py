@@ -14,7 +14,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import WorldBroken
+from atomr_accel import DeviceLost, WorldBroken
 
 from ..harness import sized
 from .simulated import Simulation, start
@@ -60,7 +60,8 @@ async def busy(
         seed: of chance.
         deaths: when, who, and how.
         sizes: when the world is resized: to the ranks from one on, and how many of them.
-        letters: when, from whom and to whom; and whether it is ``send``, or else ``recv``.
+        letters: when, from whom, and to which of the others; and whether it is ``send``, or
+            else ``recv``.
         leaving: when the world is left, whatever is under way. Otherwise that is at the end.
         **options: of the world.
     """
@@ -123,7 +124,8 @@ async def busy(
         async def post(number: int, after: float, source: int, to: int, sends: bool) -> None:
             await trio.sleep(after)
             waiting[number] = members = engine.members
-            source, to = source % len(members), to % len(members)
+            source %= len(members)
+            to = (source + 1 + to % max(1, len(members) - 1)) % len(members)
             try:
                 if sends:
                     await engine.mail.send(source, to, number)  # type: ignore[arg-type]
@@ -191,14 +193,30 @@ async def busy(
         assert not waiting
         assert epochs == sorted(set(epochs))
         assert all(error.epoch <= engine.membership.epoch for error in told)
+        told = [error for error in told if not isinstance(error.__cause__, DeviceLost)]
         causes = {(error.epoch, id(error.__cause__)) for error in told if error.__cause__}
         assert len(causes) == len({epoch for epoch, _ in causes})  # one cause for an epoch
+        if is_plain(size, deaths, sizes, **options):
+            assert all(error.rank is not None for error in told if error.__cause__)
         await trio.sleep(2 * DEADLINE)  # what is answered now is nobody's
         done = list(answers.values()).count("done") + len(brought) + again
         assert (engine.membership.in_flight, engine.membership.completed) == (0, done)
         for rank in ranks:
             assert rank.deaths <= may_die[rank.number]
             assert not rank.alive or not rank.joined
+
+
+def is_plain(
+    size: int,
+    deaths: Sequence[tuple[float, int, str]],
+    sizes: Sequence[object],
+    *,
+    shrink: bool = False,
+    **_options: object,
+) -> bool:
+    """Whether there is one rank to blame for what takes too long, and others are there to tell."""
+    hang = {rank % size for _, rank, how in deaths if how != "fault"}
+    return len(hang) == 1 < size and not (sizes or shrink)
 
 
 AFTER = st.floats(0, 0.3)
@@ -353,6 +371,182 @@ def test_who_takes_no_part_is_not_blamed() -> None:
             assert caught.value.rank == 1
             assert (await engine.whole()).epoch == 2
             assert [rank.deaths for rank in simulation.ranks] == [0, 1, 0]
+
+    run(program)
+
+
+@pytest.mark.parametrize("holds_back", [False, True])
+def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldest(
+    holds_back: bool,
+) -> None:
+    """Ops that all have begun may be unanswered only because what comes next is not done."""
+
+    async def program() -> None:
+        async with Simulation(3, deadline=8.0, holds_back=holds_back) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            ranks[1].begins = 1
+            first = start(engine, term, 1, dict.fromkeys(range(3), 1))
+            start(engine, term, 2, {0: 1, 2: 1})
+            last = start(engine, term, 3, dict.fromkeys(range(3), 1))
+            with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
+                await last.wait()
+            assert caught.value.rank == 1
+            assert (first.broken is None) is not holds_back
+            assert (await engine.whole()).epoch == 2
+            assert [rank.deaths for rank in ranks] == [0, 1, 0]
+
+    run(program)
+
+
+def test_who_waits_itself_is_not_blamed() -> None:
+    async def program() -> None:
+        async with Simulation(4, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            ranks[3].stuck_until = math.inf
+            # 0 waits for 1, which is in an op with 2, which is in one with 3.
+            start(engine, term, 1, {2: 1, 3: 1})
+            start(engine, term, 2, {1: 1, 2: 1})
+            call = start(engine, term, 3, {0: 1, 1: 1})
+            with pytest.raises(WorldBroken, match="simulated:3") as caught:
+                await call.wait()
+            assert caught.value.rank == 3
+            await engine.whole()
+            assert [rank.deaths for rank in ranks] == [0, 0, 0, 1]
+
+    run(program)
+
+
+@pytest.mark.parametrize("how", ["stuck", "hung"])
+def test_who_does_not_join_again_is_killed_and_named(how: str) -> None:
+    async def program() -> None:
+        async with Simulation(3, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            if how == "stuck":
+                ranks[1].stuck_until = math.inf
+            else:
+                ranks[1].hung = True
+            start(engine, term, 1, dict.fromkeys(range(3), 1))
+            await trio.sleep(1)
+            ranks[2].die()
+            await trio.testing.wait_all_tasks_blocked()
+            term = await engine.whole()
+            assert (term.epoch, term.members) == (3, (0, 1, 2))
+            broken = engine.membership.broken
+            assert broken is not None
+            assert (broken.epoch, broken.rank) == (2, 1)
+            assert [rank.deaths for rank in ranks] == [0, 1, 1]
+
+    run(program)
+
+
+def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
+    async def program() -> None:
+        async with Simulation(2, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            for rank in ranks:
+                rank.stuck_until = math.inf
+            with pytest.raises(WorldBroken) as caught:
+                await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()
+            assert caught.value.rank is None  # what they do may end
+            await engine.whole()
+            assert [rank.deaths for rank in ranks] == [1, 1]
+
+    run(program)
+
+
+def test_what_is_answered_after_the_world_was_left_is_nobodys() -> None:
+    async def program() -> None:
+        for seed in range(30):
+            async with Simulation(2, seed) as simulation:
+                engine = simulation.engine
+                term = await engine.whole()
+                call = start(engine, term, 1, dict.fromkeys(range(2), 1))
+                await trio.sleep(seed / 1000)
+                await simulation.leave()
+                assert call.done.is_set()
+                await trio.sleep(1)
+                assert engine.membership.in_flight == 0
+                assert engine.membership.completed == (call.broken is None)
+                with engine.watch() as epochs, pytest.raises(trio.EndOfChannel):
+                    await epochs.receive()
+
+    run(program)
+
+
+def test_who_hangs_as_a_world_is_left_is_killed_at_the_deadline() -> None:
+    async def program() -> None:
+        async with Simulation(2, deadline=8.0) as simulation:
+            await simulation.engine.whole()
+            simulation.ranks[1].hung = True
+            begun = trio.current_time()
+            await simulation.leave()
+            assert trio.current_time() - begun == 8
+            await trio.sleep(1)
+            assert [rank.deaths for rank in simulation.ranks] == [0, 1]
+            assert simulation.ranks[0].joined == set()
+
+    run(program)
+
+
+@pytest.mark.parametrize("how", ["over", "left", "shrunk", "resized"])
+def test_who_waits_for_the_other_end_is_told_when_there_is_none(how: str) -> None:
+    async def program() -> None:
+        async with Simulation(3, shrink=how == "shrunk") as simulation:
+            engine, mail = simulation.engine, simulation.engine.mail
+            await engine.whole()
+            told: list[WorldBroken] = []
+            nobody: Any = None
+
+            async def wait(function: Callable[..., Awaitable[object]], *args: object) -> None:
+                with pytest.raises(WorldBroken, match=r"was not|nothing was") as caught:
+                    await function(*args)
+                told.append(caught.value)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait, mail.receive, 2, 1, nobody)
+                nursery.start_soon(wait, mail.receive, 0, 1, nobody)
+                nursery.start_soon(wait, mail.send, 0, 2, nobody)
+                await trio.testing.wait_all_tasks_blocked()
+                if how == "left":
+                    await simulation.leave()
+                elif how == "resized":
+                    await engine.resize(simulation.ranks[:2])
+                else:
+                    simulation.ranks[2].die(for_good=True)
+            assert len(told) == 3
+            if how in ("over", "left"):
+                await wait(mail.send, 0, 1, nobody)
+                await wait(mail.receive, 0, 1, nobody)
+            else:
+                assert {error.rank for error in told} == {2 if how == "shrunk" else None}
+                assert (await engine.whole()).members == (0, 1)
+
+    run(program)
+
+
+def test_what_was_sent_is_received_in_the_next_epoch() -> None:
+    async def program() -> None:
+        async with Simulation(2) as simulation:
+            engine = simulation.engine
+            await engine.whole()
+            letter: Any = "a buffer"
+            got: list[object] = []
+
+            async def bring(ref: object, sent: Callable[[], object]) -> None:
+                await engine.whole()
+                sent()
+                got.append(ref)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.mail.send, 0, 1, letter)
+                await trio.testing.wait_all_tasks_blocked()
+                simulation.ranks[1].die()
+                await engine.mail.receive(0, 1, bring)
+            assert (got, engine.membership.epoch) == ([letter], 2)
 
     run(program)
 
