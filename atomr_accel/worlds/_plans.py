@@ -98,10 +98,20 @@ class Plan:
                 return rank
         raise ValueError(f"{name} is on {ref.device}, which is no device of this world")
 
+    def require_there(self, ref: GpuRef, rank: int, name: str) -> None:
+        """Refuse a buffer that is not on the device of its rank."""
+        found = self.rank_of(ref, name)
+        if found != rank:
+            raise ValueError(
+                f"{name} must be on the device of rank {rank}, {self.cores[rank].name}, but is on "
+                f"that of rank {found}, {ref.device}"
+            )
+
     def inputs(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         """One buffer for each rank, all of one shape and dtype."""
         found = self._each(refs, name)
         for rank, ref in enumerate(found):
+            self.require_there(ref, rank, f"{name}[{rank}]")
             require_readable(ref, self.cores[rank].memory, f"{name}[{rank}]")
             require_dtype(ref, found[0].dtype, f"{name}[{rank}]", f"{name}[0]")
             if ref.shape != found[0].shape:
@@ -147,6 +157,7 @@ class Plan:
         """
         core = self.cores[rank]
         if out is not None:
+            self.require_there(out, rank, name)
             require_writable(out, core.memory, name)
             if out.dtype is not dtype:
                 has, needs = out.dtype.name, dtype.name
@@ -356,6 +367,7 @@ def all_to_all_v(
         raise ValueError(f"counts must be {size} rows of {size} numbers, none negative")
     rest = refs[0].shape[1:]
     for rank, ref in enumerate(refs):
+        plan.require_there(ref, rank, f"x[{rank}]")
         require_readable(ref, plan.cores[rank].memory, f"x[{rank}]")
         require_dtype(ref, refs[0].dtype, f"x[{rank}]", "x[0]")
         if not ref.shape or ref.shape[1:] != rest or ref.shape[0] != sum(table[rank]):
@@ -416,7 +428,10 @@ def _reduction(
             raise TypeError(f"scale must be a real number, not {type(scale).__name__}")
         if dtype.name in _INTEGERS:
             raise TypeError(f"scale goes with floating dtypes, not {dtype.name}")
-        scale = float(scale)
+        try:
+            scale = float(scale)
+        except OverflowError:
+            raise ValueError("scale is too large for a float") from None
     return {"reduction": op, "scale": scale}
 
 
