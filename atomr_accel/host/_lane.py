@@ -473,6 +473,10 @@ class Lane:
         slot = self._slot
         if dependencies:
             slot = self._follow(dependencies)
+        if message.waits:
+            self.mark()
+            if self.reap():
+                self.flush()
         if type(message) is RecordEvent:
             self._gather(slot)
         handler = self._in_all_slots if message.everywhere else slot.handlers[type(message)]

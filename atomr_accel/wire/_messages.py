@@ -100,6 +100,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     bulky: ClassVar[bool] = False
     """Whether it may be large, so that it is not encoded long before it is sent."""
 
+    waits: ClassVar[bool] = False
+    """Whether it may wait for other devices, so that what was done before is answered first."""
+
     pickles: ClassVar[bool] = False
     """Whether what it raises may come as a pickle: it calls functions of the program."""
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
-import trio
 
 from . import _plans as plans
 
@@ -202,63 +200,6 @@ class Collectives:
             On rank d, the rows from all ranks in the order of s.
         """
         return await self._carry_out(partial(plans.all_to_all_v, x=x, counts=counts, out=out))
-
-
-@final
-class Letter:
-    """What ``send`` has given and ``recv`` has not taken yet."""
-
-    def __init__(self, ref: GpuRef) -> None:
-        self.ref: Final = ref
-        self.done: Final = trio.Event()
-        self.error: Exception | None = None
-
-    def finish(self, error: Exception | None = None) -> None:
-        """It has arrived, or never will."""
-        self.error = error
-        self.done.set()
-
-
-@final
-class Mail:
-    """Letters by whom they are from and to, in the order in which they were sent."""
-
-    def __init__(self) -> None:
-        self._letters: dict[tuple[int, int], deque[Letter]] = {}
-        self._arrived: Final = trio.lowlevel.ParkingLot()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._letters.values()))
-
-    def put(self, source: int, to: int, letter: Letter, *, first: bool = False) -> None:
-        """Leave a letter; ``first`` if it was taken and could not be brought."""
-        letters = self._letters.setdefault((source, to), deque())
-        (letters.appendleft if first else letters.append)(letter)
-        self._arrived.unpark_all()
-
-    def withdraw(self, source: int, to: int, letter: Letter) -> bool:
-        """Take a letter back; whether it was still there."""
-        letters = self._letters.get((source, to), deque())
-        if letter in letters:
-            letters.remove(letter)
-            return True
-        return False
-
-    def take(self, source: int, to: int) -> Letter | None:
-        """The next letter, if there is one."""
-        letters = self._letters.get((source, to))
-        return letters.popleft() if letters else None
-
-    def refuse(self, error: Callable[[], Exception]) -> None:
-        """Nothing that was left is taken any more; whoever waits looks again."""
-        for letters in self._letters.values():
-            while letters:
-                letters.popleft().finish(error())
-        self._arrived.unpark_all()
-
-    async def wait(self) -> None:
-        """Wait until another letter is left."""
-        await self._arrived.park()
 
 
 def scratch(plan: Plan) -> None:

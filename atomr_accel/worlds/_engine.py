@@ -25,6 +25,8 @@ from .._errors import (
     Unsupported,
     WorldBroken,
 )
+from ._blame import Unfinished, to_blame
+from ._mail import Mail
 from ._membership import Abort, Broken, Ended, Form, Membership, Opened, Settled
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ class Member(Protocol):
         """Take part in collectives."""
 
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
-        """Ask how many collects were begun there."""
+        """Ask how many ops were begun there; the first is to join."""
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
         """Leave a communicator, whatever is under way."""
@@ -154,7 +156,7 @@ _M = TypeVar("_M", bound=Member)
 
 
 class _Nowhere:
-    """Where those meet that have met before."""
+    """Where those meet that have met before, or have not met yet."""
 
     def place_of(self, rank: int) -> tuple[bytes, int]:
         """See ``Meeting.place_of``; nobody asks."""
@@ -170,23 +172,23 @@ class _Nowhere:
 
 @dataclass(eq=False)
 class Term:
-    """An epoch in which members have met.
+    """An epoch in which members meet.
 
     Attributes:
         epoch: its number.
         members: those in it, in the order of their ranks.
+        begun: when they began to meet.
         number: that of their communicator, which no other ever has.
         meeting: what they have met by.
-        begun: when they began to join.
         at: the number of the next round; see ``nccl/wire/_area``.
-        sent: how many ops each member was sent.
+        sent: how many ops each member was sent; the first is to join.
     """
 
     epoch: int
     members: tuple[int, ...]
-    number: int
-    meeting: Meeting
     begun: float
+    number: int = field(default_factory=lambda: next(_numbers))
+    meeting: Meeting = field(default_factory=_Nowhere)
     at: int = 1
     sent: Counter[int] = field(default_factory=Counter)
 
@@ -218,7 +220,7 @@ class Call:
         """
         await self.done.wait()
         if self.broken is not None:
-            raise broken_error(self.name, self.broken)
+            raise broken_error(f"{self.name} was not done", self.broken)
 
 
 @final
@@ -233,8 +235,9 @@ class Engine(Generic[_M]):
 
     Attributes:
         membership: who is in it.
-        term: the present epoch's, once its members have met.
+        term: the present epoch's, once its members meet.
         deadline: as given.
+        mail: what its ranks have sent each other.
     """
 
     def __init__(
@@ -257,8 +260,9 @@ class Engine(Generic[_M]):
         self._changed = trio.Event()
         self._forming = trio.CancelScope()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
-        self._end: Broken | None = None
         self._closed = False
+        self.mail: Final = Mail(self)
+        self._addressees: tuple[int, ...] | None = self.members
         self._resizing: Final = trio.Lock()
         self._draining = False
         self._parent: Term | None = None  # revoked, to be shrunk
@@ -271,9 +275,40 @@ class Engine(Generic[_M]):
         return tuple(self._members[number] for number in self.membership.members)
 
     @property
-    def over(self) -> WorldBroken | None:
-        """Why there is no world any more, if that is so."""
-        return None if self._end is None else broken_error("the world", self._end)
+    def members(self) -> tuple[int, ...]:
+        """Their numbers."""
+        return self.membership.members
+
+    def refusal(self, what: str, members: tuple[int, ...]) -> WorldBroken | None:
+        """Why what was called for these members will never begin, if that is so.
+
+        Args:
+            what: what has come of it, to begin the message with.
+            members: those of the world at the call.
+        """
+        now = self.membership
+        if self._closed:
+            return WorldBroken(f"{what}: the world was left", rank=None, epoch=now.epoch)
+        if now.phase == "over":
+            assert now.broken is not None
+            return broken_error(what, now.broken)
+        if now.members == members:
+            return None
+        broken = now.broken
+        if broken is not None and broken.epoch + 1 < now.epoch:
+            broken = None  # that was before the world was resized
+        return WorldBroken(
+            f"{what}: the world was resized; it was called for {len(members)} ranks, and now there "
+            f"are {len(now.members)}",
+            rank=None if broken is None else broken.rank,
+            epoch=now.epoch,
+        )
+
+    def require(self, what: str, members: tuple[int, ...]) -> None:
+        """Raise what ``refusal`` gives."""
+        refusal = self.refusal(what, members)
+        if refusal is not None:
+            raise refusal
 
     # --- for callers -----------------------------------------------------------------------
 
@@ -285,10 +320,7 @@ class Engine(Generic[_M]):
         """
         await trio.lowlevel.checkpoint()
         while self.membership.phase != "whole" or self._draining:
-            if self._closed:
-                raise WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
-            if self._end is not None:
-                raise broken_error("the world", self._end)
+            self.require("there is no world any more", self.members)
             await self._changed.wait()
         assert self.term is not None
         return self.term
@@ -307,7 +339,7 @@ class Engine(Generic[_M]):
             try:
                 while self._calls:
                     await next(iter(self._calls.values())).done.wait()
-                if self._end is None and not self._closed:
+                if self.membership.phase != "over":
                     self._replace(members)
             finally:
                 self._draining = False
@@ -356,6 +388,8 @@ class Engine(Generic[_M]):
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:
         """A channel of the epochs that become whole from now on."""
         send, receive = trio.open_memory_channel[int](math.inf)
+        if self.membership.phase == "over":
+            send.close()
         self._watchers.add(send)
         try:
             with send, receive:
@@ -386,21 +420,14 @@ class Engine(Generic[_M]):
     async def _leave_all(self) -> None:
         """Nobody calls any more: whoever still waits is told, and members leave."""
         self._closed = True
-        now = self.membership
-        closing = Broken(now.epoch, None, DeviceLost("the world was left"), len(now.members))
-        for call in self._calls.values():
-            call.broken = closing
-            call.done.set()
-        self._calls.clear()
-        self.membership.close()
+        self._happen(self.membership.close(DeviceLost("the world was left")))
         for watcher in list(self._watchers):
             watcher.close()
         self._change()
         terms = [*self._revoked_terms, *([] if self.term is None else [self.term])]
         self.term = None
         for term in terms:
-            with trio.CancelScope(shield=True):
-                await self._leave(term, self.membership.members)
+            await self._leave(term)
 
     async def _follow(self, number: int, member: Member) -> None:
         if number not in self.membership.members:
@@ -435,6 +462,10 @@ class Engine(Generic[_M]):
                 self._work.set()
         if effects:
             self._change()
+        addressees = None if self.membership.phase == "over" else self.members
+        if addressees != self._addressees:
+            self._addressees = addressees
+            self.mail.look()
 
     def _change(self) -> None:
         self._changed.set()
@@ -456,9 +487,8 @@ class Engine(Generic[_M]):
                     for member in members:
                         member.revoke(term.number, self._revoked)
                 else:
-                    self._nursery.start_soon(self._leave, term, effect.members)
+                    self._nursery.start_soon(self._leave, term)
             case Ended():
-                self._end = effect.broken
                 for watcher in list(self._watchers):
                     watcher.close()
                 self._change()
@@ -476,10 +506,10 @@ class Engine(Generic[_M]):
             if self._shrinks and rest == form.members:
                 await self._shrink(form, parent)
                 return
-            self._nursery.start_soon(self._leave, parent, form.members)
+            self._nursery.start_soon(self._leave, parent)
+        term = self.term = Term(form.epoch, form.members, trio.current_time())
         with trio.CancelScope() as self._forming:
             try:
-                begun = trio.current_time()
                 meeting = await self._meet(members)
             except (ContextPoisoned, DeviceLost) as error:
                 _log.debug("a device failed as ranks met: %s", error)  # who follows it tells
@@ -487,19 +517,20 @@ class Engine(Generic[_M]):
             except (AccelError, OSError) as error:
                 self._failed(form.epoch, None, error)
                 return
-            term = Term(form.epoch, form.members, next(_numbers), meeting, begun)
-            if form.epoch != self.membership.epoch or self.membership.phase == "over":
+            stale = term is not self.term or form.epoch != self.membership.epoch
+            if stale or self.membership.phase != "joining":
                 await meeting.close()
                 return
-            self.term = term
+            term.meeting = meeting
+            term.sent.update(form.members)
             for rank, member in enumerate(members):
                 answered = partial(self._joined, term, form.members[rank])
                 member.join(term.number, rank, len(members), meeting.place_of(rank), answered)
 
     async def _shrink(self, form: Form, parent: Term) -> None:
         """Have what is left of a communicator join; if that fails, the next is a new one."""
-        begun = trio.current_time()
-        term = self.term = Term(form.epoch, form.members, next(_numbers), _Nowhere(), begun)
+        term = self.term = Term(form.epoch, form.members, trio.current_time())
+        term.sent.update(form.members)
         excluded = tuple(
             rank for rank, member in enumerate(parent.members) if member not in form.members
         )
@@ -523,7 +554,7 @@ class Engine(Generic[_M]):
             self._shrinks = False
             late = TimeoutError(f"what is left had not joined after {_SHRINK_SECONDS} s")
             self._happen(self.membership.failed(term.epoch, None, late))
-        await self._leave(parent, form.members)
+        await self._leave(parent)
 
     def _shrunk(self, term: Term, member: int, error: Exception | None) -> None:
         if error is None or isinstance(error, (ContextPoisoned, DeviceLost)):
@@ -563,24 +594,27 @@ class Engine(Generic[_M]):
         for_good = isinstance(error, (LibraryMissing, Unsupported))
         self._happen(self.membership.failed(epoch, member, error, for_good=for_good))
 
-    async def _leave(self, term: Term, members: Sequence[int]) -> None:
-        """Have members leave a communicator; then nothing of it is left."""
+    async def _leave(self, term: Term) -> None:
+        """Have members leave a communicator; then nothing of it is left, whoever is cancelled."""
         self._revoked_terms.discard(term)
         term.meeting.abort()
         left = trio.Event()
-        waiting = set(members)
+        waiting = set(term.sent)
 
         def answered(member: int) -> None:
             waiting.discard(member)
             if not waiting:
                 left.set()
 
-        for member in members:
+        for member in term.sent:  # also those that are in the world no more
             self._members[member].abort(term.number, partial(answered, member))
-        with trio.move_on_after(self.deadline or math.inf):
-            if waiting:
-                await left.wait()
-        await term.meeting.close()
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(self.deadline or math.inf):
+                if waiting:
+                    await left.wait()
+            for member in waiting:  # nor would they let go of what they have met by
+                self._members[member].kill()
+            await term.meeting.close()
 
     # --- its deadline ----------------------------------------------------------------------
 
@@ -591,14 +625,23 @@ class Engine(Generic[_M]):
             term = self.term
             if term is None:
                 continue
-            oldest = next(iter(self._calls.values()), None)
-            if self.membership.phase == "joining":
-                oldest = Call("joining", term.begun)
-            if oldest is not None and trio.current_time() - oldest.begun >= deadline:
-                why = f"{oldest.name} had not ended after {deadline} s, the world's op_deadline"
-                await self._blame(term, oldest, why)
+            overdue = [
+                (op, call)
+                for op, call in self._under_way(term)
+                if trio.current_time() - call.begun >= deadline
+            ]
+            if overdue:
+                oldest = overdue[0][1].name
+                why = f"{oldest} had not ended after {deadline} s, the world's op_deadline"
+                await self._blame(term, [op for op, _ in overdue], why)
 
-    async def _blame(self, term: Term, call: Call, why: str) -> None:
+    def _under_way(self, term: Term) -> list[tuple[int, Call]]:
+        """What is not done of a term, by its number, in order; to join is 0."""
+        if self.membership.phase == "joining":
+            return [(0, Call("joining", term.begun, dict.fromkeys(term.sent, 1)))]
+        return list(self._calls.items())
+
+    async def _blame(self, term: Term, overdue: Sequence[int], why: str) -> None:
         """End the hosts that hang: those that do not answer, or have not begun what others have."""
         begun: dict[int, int] = {}
         all_told = trio.Event()
@@ -617,9 +660,15 @@ class Engine(Generic[_M]):
         if term is not self.term or term.epoch != self.membership.epoch:
             return
         suspects = [each for each in term.members if each not in begun]
-        behind = [each for each, place in call.places.items() if begun.get(each, 0) < place]
-        if not suspects and len(behind) < len(call.places):
-            suspects = behind
+        if not suspects:
+            unfinished = {
+                op: Unfinished(call.places, self.membership.waited_for(op), joining=not op)
+                for op, call in self._under_way(term)
+            }
+            late = [unfinished[op] for op in overdue if op in unfinished]
+            if not late:  # it was done meanwhile
+                return
+            suspects = to_blame(late, list(unfinished.values()), begun)
         cause: Exception = TimeoutError(why)
         for member in suspects:
             name = self._members[member].name
@@ -631,10 +680,10 @@ class Engine(Generic[_M]):
 
 
 def broken_error(what: str, broken: Broken) -> WorldBroken:
-    """The error of an op that was in flight when a world broke."""
+    """The error of what will not be done, since a world broke."""
     who = "a rank" if broken.rank is None else f"rank {broken.rank} of {broken.size}"
     error = WorldBroken(
-        f"{what} was not done: {who} failed in epoch {broken.epoch}: {broken.cause}",
+        f"{what}: {who} failed in epoch {broken.epoch}: {broken.cause}",
         rank=broken.rank,
         epoch=broken.epoch,
     )

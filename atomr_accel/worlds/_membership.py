@@ -3,7 +3,8 @@
 A world is *gathering* until the devices of all its members take ops, then *joining* until all
 have joined a communicator, and then *whole*. What goes wrong in either of the last two breaks
 it: the epoch passes, every op in flight is settled, survivors leave the communicator, and it
-gathers again. So it does when it is resized, but that waits until no op is in flight.
+gathers again. So it does when it is resized, but that waits until no op is in flight. When it is
+over, whether it was left or cannot go on, no op is in flight either.
 
 What happens is told by calling methods; what follows is what they return. Whoever does that must
 do it in that order, and may do it later: what comes of an epoch that has passed is ignored.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
 MOST_FAILURES: Final = 3
 """So many communicators in a row are tried, if nobody can join although all devices are good."""
@@ -126,6 +128,10 @@ class Membership:
         """How many ops are not settled."""
         return len(self._ops)
 
+    def waited_for(self, op: int) -> AbstractSet[int]:
+        """The members that have not answered an op, or have not joined if it is 0."""
+        return self._ops[op] if op else self._joining
+
     # --- what is asked for -----------------------------------------------------------------
 
     def begin(self, members: Iterable[int]) -> int:
@@ -153,13 +159,15 @@ class Membership:
         self._failures = 0
         return effects + self._form()
 
-    def close(self) -> list[Effect]:
-        """The world is left; no op is in flight."""
+    def close(self, cause: Exception) -> list[Effect]:
+        """The world is left; what is answered from now on is nobody's."""
         if self.phase == "over":
             return []
-        joined = self.phase in ("joining", "whole")
+        effects = self._settle(Broken(self.epoch, None, cause, len(self.members)))
+        if self.phase != "gathering":
+            effects.append(Abort(self.epoch, self.members))
         self.phase = "over"
-        return [Abort(self.epoch, self.members)] if joined else []
+        return effects
 
     # --- what happens ----------------------------------------------------------------------
 

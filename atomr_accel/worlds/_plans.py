@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
+from ..actors._util import check_whole
 from ..libraries._arguments import (
     overlap,
     require_dtype,
@@ -97,10 +98,20 @@ class Plan:
                 return rank
         raise ValueError(f"{name} is on {ref.device}, which is no device of this world")
 
+    def require_there(self, ref: GpuRef, rank: int, name: str) -> None:
+        """Refuse a buffer that is not on the device of its rank."""
+        found = self.rank_of(ref, name)
+        if found != rank:
+            raise ValueError(
+                f"{name} must be on the device of rank {rank}, {self.cores[rank].name}, but is on "
+                f"that of rank {found}, {ref.device}"
+            )
+
     def inputs(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         """One buffer for each rank, all of one shape and dtype."""
         found = self._each(refs, name)
         for rank, ref in enumerate(found):
+            self.require_there(ref, rank, f"{name}[{rank}]")
             require_readable(ref, self.cores[rank].memory, f"{name}[{rank}]")
             require_dtype(ref, found[0].dtype, f"{name}[{rank}]", f"{name}[0]")
             if ref.shape != found[0].shape:
@@ -146,6 +157,7 @@ class Plan:
         """
         core = self.cores[rank]
         if out is not None:
+            self.require_there(out, rank, name)
             require_writable(out, core.memory, name)
             if out.dtype is not dtype:
                 has, needs = out.dtype.name, dtype.name
@@ -247,7 +259,7 @@ def reduce(
     """See ``Collectives.reduce``."""
     refs = plan.inputs(x, "x")
     options = _reduction(refs[0].dtype, op, scale)
-    root = _rank(plan, root, "root")
+    root = require_rank(root, plan.size, "root")
     result = plan.output(root, refs[0].shape, refs[0].dtype, out)
     require_no_alias("reduce", [("out", result)], [("x", refs[root])], in_place={("out", "x")})
     ends = {rank: (ref, result if rank == root else None) for rank, ref in enumerate(refs)}
@@ -297,7 +309,7 @@ def all_gather(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
 def gather(plan: Plan, x: Refs, root: int, out: GpuRef | None) -> GpuRef:
     """See ``Collectives.gather``."""
     refs = plan.inputs(x, "x")
-    root = _rank(plan, root, "root")
+    root = require_rank(root, plan.size, "root")
     result = plan.output(root, (plan.size, *refs[0].shape), refs[0].dtype, out)
     require_no_alias("gather", [("out", result)], [("x", refs[root])])
     ends = {rank: (ref, result if rank == root else None) for rank, ref in enumerate(refs)}
@@ -350,11 +362,12 @@ def all_to_all_v(
 ) -> list[GpuRef]:
     """See ``Collectives.all_to_all_v``."""
     refs, size = plan._each(x, "x"), plan.size
-    table = [[int(count) for count in row] for row in counts]
+    table = _table(counts)
     if [len(row) for row in table] != [size] * size or min(map(min, table)) < 0:
         raise ValueError(f"counts must be {size} rows of {size} numbers, none negative")
     rest = refs[0].shape[1:]
     for rank, ref in enumerate(refs):
+        plan.require_there(ref, rank, f"x[{rank}]")
         require_readable(ref, plan.cores[rank].memory, f"x[{rank}]")
         require_dtype(ref, refs[0].dtype, f"x[{rank}]", "x[0]")
         if not ref.shape or ref.shape[1:] != rest or ref.shape[0] != sum(table[rank]):
@@ -383,7 +396,7 @@ def all_to_all_v(
 def send(plan: Plan, x: GpuRef, to: int, out: GpuRef | None) -> GpuRef:
     """Both ends of ``Collectives.send`` and ``recv``."""
     source = plan.rank_of(x, "x")
-    to = _rank(plan, to, "to")
+    to = require_rank(to, plan.size, "to")
     require_readable(x, plan.cores[source].memory, "x")
     result = plan.output(to, x.shape, x.dtype, out)
     require_no_alias("send", [("out", result)], [("x", x)])
@@ -415,13 +428,34 @@ def _reduction(
             raise TypeError(f"scale must be a real number, not {type(scale).__name__}")
         if dtype.name in _INTEGERS:
             raise TypeError(f"scale goes with floating dtypes, not {dtype.name}")
-        scale = float(scale)
+        try:
+            scale = float(scale)
+        except OverflowError:
+            raise ValueError("scale is too large for a float") from None
     return {"reduction": op, "scale": scale}
 
 
-def _rank(plan: Plan, rank: int, name: str) -> int:
-    if not 0 <= rank < plan.size:
-        raise ValueError(f"{name} must be a rank from 0 to {plan.size - 1}, not {rank}")
+def _table(counts: Sequence[Sequence[int]]) -> list[list[int]]:
+    try:
+        table = [list(row) for row in counts]
+    except TypeError:
+        raise TypeError(f"counts must be rows of whole numbers, got {counts!r}") from None
+    for giver, row in enumerate(table):
+        for taker, count in enumerate(row):
+            check_whole(f"counts[{giver}][{taker}]", count)
+    return [[int(count) for count in row] for row in table]
+
+
+def require_rank(rank: int, size: int, name: str) -> int:
+    """A rank that a caller has named.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: there is no such rank.
+    """
+    check_whole(name, rank)
+    if not 0 <= rank < size:
+        raise ValueError(f"{name} must be a rank from 0 to {size - 1}, not {rank}")
     return int(rank)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,16 +12,18 @@ import trio
 
 from .._errors import WorldBroken
 from ..actors._nursery import PlainNursery
+from ..actors._util import check_number
 from ..device import Device
 from . import _plans as plans
 from ._bootstrap import meet
-from ._collectives import Collectives, Letter, Mail, scratch
+from ._collectives import Collectives, scratch
 from ._engine import Engine
+from ._mail import Letter, Letters
 from ._member import DeviceMember
 from ._plans import Pending, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+    from collections.abc import AsyncIterator, Callable, Hashable
     from contextlib import AbstractAsyncContextManager
 
     from ..device._core import DeviceCore
@@ -68,7 +71,6 @@ class World(Collectives):
 
     def __init__(self, engine: Engine[DeviceMember]) -> None:
         self._engine = engine
-        self._mail = Mail()
 
     def __repr__(self) -> str:
         membership = self._engine.membership
@@ -155,11 +157,6 @@ class World(Collectives):
             )
         members = {member.device: member for member in present}
         await self._engine.resize([members.get(each) or DeviceMember(each) for each in found])
-        self._mail.refuse(
-            lambda: WorldBroken(
-                "the buffer was not received: the world was resized", rank=None, epoch=self.epoch
-            )
-        )
 
     # --- ops -------------------------------------------------------------------------------
 
@@ -176,17 +173,7 @@ class World(Collectives):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         source = self._rank(x)
-        if not 0 <= to < self.size:
-            raise ValueError(f"to must be a rank from 0 to {self.size - 1}, not {to}")
-        letter = Letter(x)
-        self._mail.put(source, to, letter)
-        try:
-            await letter.done.wait()
-        except trio.Cancelled:
-            self._mail.withdraw(source, to, letter)
-            raise
-        if letter.error is not None:
-            raise letter.error
+        await self._engine.mail.send(source, plans.require_rank(to, self.size, "to"), x)
 
     async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
         """Take what a rank has sent, and wait for it if need be (``ncclRecv``).
@@ -202,41 +189,25 @@ class World(Collectives):
             What came.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        for name, rank in (("source", source), ("to", to)):
-            if not 0 <= rank < self.size:
-                raise ValueError(f"{name} must be a rank from 0 to {self.size - 1}, not {rank}")
-        called_in = self._engine.membership.members
-        while (letter := self._mail.take(source, to)) is None:
-            await self._mail.wait()
-            self._require_members(called_in)
-        gone = False
+        plans.require_rank(source, self.size, "source")
+        plans.require_rank(to, self.size, "to")
 
-        def sent() -> None:
-            nonlocal gone
-            gone = True
+        async def bring(x: GpuRef, sent: Callable[[], object]) -> GpuRef:
+            return await self._carry_out(partial(plans.send, x=x, to=to, out=out), sent)
 
-        try:
-            result = await self._carry_out(partial(plans.send, x=letter.ref, to=to, out=out), sent)
-        except trio.Cancelled:
-            if gone:
-                letter.finish()
-            else:
-                self._mail.put(source, to, letter, first=True)
-            raise
-        except Exception as error:
-            letter.finish(error)
-            raise
-        letter.finish()
-        return result
+        return await self._engine.mail.receive(source, to, bring)
 
     def group(self) -> AbstractAsyncContextManager[CollectiveGroup]:
         """Collectives that go together: ``async with world.group() as group:``.
 
         Its calls give buffers at once, which hold their results when the block was left; all are
         sent then, as one op of each rank (``ncclGroupStart``). If the block raises nothing is sent.
+        If it raises, or what was sent is not done, buffers that the group has made are freed.
+        There is no ``barrier`` in a group, and no ``split``.
 
         Raises:
             WorldBroken: on leaving, if a rank failed meanwhile.
+            RuntimeError: by calls of the group after its block.
         """
         return self._group()
 
@@ -244,10 +215,14 @@ class World(Collectives):
     async def _group(self) -> AsyncIterator[CollectiveGroup]:
         term = await self._engine.whole()
         group = CollectiveGroup(self, term)
-        yield group
-        call = group._submit()
-        if call is not None:
-            await call.wait()
+        try:
+            yield group
+            call = group._submit()
+            if call is not None:
+                await call.wait()
+        except BaseException:
+            group._spoil()
+            raise
 
     @asynccontextmanager
     async def split(self, colors: Sequence[Hashable]) -> AsyncIterator[dict[Hashable, World]]:
@@ -263,10 +238,20 @@ class World(Collectives):
             The worlds by color.
 
         Raises:
+            TypeError: no list.
             ValueError: not as many colors as ranks.
+            WorldBroken: this world is over.
         """
+        given: object = colors
+        if not isinstance(given, Sequence):
+            raise TypeError(
+                f"colors must be a list, one for each rank, not {type(colors).__name__}"
+            )
         if len(colors) != self.size:
             raise ValueError(f"there are {len(colors)} colors for {self.size} ranks")
+        called_in = self._engine.members
+        await self._engine.whole()
+        self._engine.require("the world was not split", called_in)
         by_color: dict[Hashable, list[Device]] = {}
         for device, color in zip(self.devices, colors, strict=True):
             by_color.setdefault(color, []).append(device)
@@ -299,7 +284,7 @@ class World(Collectives):
         outputs: list[tuple[int, GpuRef]] = []
         while True:
             term = await self._engine.whole()
-            self._require_members(called_in)
+            self._engine.require("the op has not begun", called_in)
             made = Plan(self._cores(), term.at, outputs)
             try:
                 result = plan(made)
@@ -315,6 +300,7 @@ class World(Collectives):
     def _submit(self, term: Term, made: Plan) -> Call:
         return self._engine.submit(term, made.name, made.parts, made.at)
 
+<<<<<<< HEAD
     def _require_members(self, members: tuple[int, ...]) -> None:
         """Refuse what was called for other ranks than there are now."""
         membership = self._engine.membership
@@ -329,6 +315,8 @@ class World(Collectives):
                 epoch=membership.epoch,
             )
 
+=======
+>>>>>>> 934e2752d5519993c705061adaa356bea8e11976
     async def _provide(
         self, cores: Sequence[DeviceCore], pending: Pending, outputs: list[tuple[int, GpuRef]]
     ) -> None:
@@ -348,12 +336,15 @@ class CollectiveGroup(Collectives):
         self._cores = world._cores()
         self._plan = Plan(self._cores, term.at, self._outputs)
         self._planned: list[Callable[[Plan], object]] = []
-        self._mail = Mail()
+        self._letters = Letters()
+        self._open = True
 
     async def send(self, x: GpuRef, to: int) -> None:
         """Give a buffer to a rank, where ``recv`` in this group takes it (``ncclSend``)."""
+        self._require_open()
         await trio.lowlevel.checkpoint()
-        self._mail.put(self._plan.rank_of(x, "x"), to, Letter(x))
+        to = plans.require_rank(to, self._plan.size, "to")
+        self._letters.put(self._plan.rank_of(x, "x"), to, Letter(x))
 
     async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
         """Take what ``send`` has given in this group (``ncclRecv``).
@@ -361,7 +352,8 @@ class CollectiveGroup(Collectives):
         Raises:
             ValueError: nothing was sent from there to there.
         """
-        letter = self._mail.take(source, to)
+        self._require_open()
+        letter = self._letters.take(source, to)
         if letter is None:
             raise ValueError(f"nothing was sent from rank {source} to {to} in this group before")
         return await self._carry_out(partial(plans.send, x=letter.ref, to=to, out=out))
@@ -371,8 +363,10 @@ class CollectiveGroup(Collectives):
     ) -> T:
         """Note what is to be done; all of it is planned anew when it is sent."""
         del sent
+        self._require_open()
         await trio.lowlevel.checkpoint()
         while True:
+            self._require_open()
             try:
                 result = self._try(plan)
             except Pending as pending:
@@ -388,11 +382,24 @@ class CollectiveGroup(Collectives):
             each(trial)
         return plan(trial)
 
+    def _require_open(self) -> None:
+        if not self._open:
+            raise RuntimeError("the group's block was left; open another one with world.group()")
+
+    def _spoil(self) -> None:
+        """Refuse what the group has made."""
+        self._open = False
+        for rank, ref in self._outputs:
+            memory, block = self._cores[rank].memory, ref._block
+            if block.epoch is memory.epoch:  # else it is stale anyway
+                memory.free(block)
+
     def _submit(self) -> Call | None:
         """Send all of it."""
         world, engine = self._world, self._world._engine
-        if len(self._mail):
-            raise ValueError(f"{len(self._mail)} buffers were sent in a group, and not received")
+        self._open = False
+        if len(self._letters):
+            raise ValueError(f"{len(self._letters)} buffers were sent in a group, and not received")
         if not self._planned:
             return None
         if engine.term is not self._term or engine.membership.phase != "whole":
@@ -431,13 +438,15 @@ async def open_world(
     Raises:
         WorldBroken: it cannot be formed, or a device was lost for good and is waited for. Its
             cause tells why: ``LibraryMissing`` without NCCL.
-        TypeError: no sequence of devices.
+        TypeError: no sequence of devices, or no number.
         ValueError: no device, one twice, or devices of several backends.
     """
     if on_break not in ("wait", "shrink"):
         raise ValueError(f"on_break must be 'wait' or 'shrink', not {on_break!r}")
-    if op_deadline is not None and not op_deadline > 0:
-        raise ValueError(f"op_deadline must be more than 0 seconds, not {op_deadline}")
+    if op_deadline is not None:
+        check_number("op_deadline", op_deadline)
+        if not op_deadline > 0:
+            raise ValueError(f"op_deadline must be more than 0 seconds, not {op_deadline}")
     members = [DeviceMember(device) for device in _checked(devices)]
     engine = Engine(members, meet, shrink=on_break == "shrink", deadline=op_deadline)
     async with PlainNursery() as nursery:

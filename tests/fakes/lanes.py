@@ -63,6 +63,14 @@ class Drop(Message, frozen=True):
     op: int
 
 
+class Stay(Message, frozen=True):
+    """A call that waits for another device, until the test finishes it."""
+
+    waits: ClassVar[bool] = True
+
+    op: int
+
+
 class Odd(Message, frozen=True):
     """A call that returns what cannot be sent."""
 
@@ -211,6 +219,12 @@ class FakeDevice:
             self.fire()
             self.changed.notify_all()
 
+    def let_go(self, op: int) -> None:
+        """Finish an op that waits for another device."""
+        with self.changed:
+            self.finished.append(op)
+            self.changed.notify_all()
+
     def finish_all(self) -> None:
         """Finish whatever was launched."""
         with self.changed:
@@ -250,6 +264,7 @@ class FakeExecutor:
         self._close_fails = close_fails
         self.handlers = {Work: self._work, Fail: self._fail, Break: self._break, Odd: self._odd}
         self.handlers[Ask] = self._ask
+        self.handlers[Stay] = self._stay
         self.handlers[Drop] = lambda message: stream.dropped.append(message.op)
         self.fusions = {
             Work: Fusion(lambda work: work.key if work.key >= 0 else None, self._together, most)
@@ -287,6 +302,10 @@ class FakeExecutor:
             return message.value
 
         return Later(read)
+
+    def _stay(self, message: Stay) -> None:
+        device = self._stream.device
+        device.wait_for(lambda: message.op in device.finished)
 
     def _odd(self, message: Odd) -> object:
         return object()

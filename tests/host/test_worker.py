@@ -27,7 +27,7 @@ from atomr_accel.wire import (
 )
 from atomr_accel.wire._messages import Withdrawn
 
-from ..fakes.lanes import SECONDS, Ask, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
+from ..fakes.lanes import SECONDS, Ask, Break, Drop, Fail, FakeDevice, Lanes, Odd, Stay, Work
 
 COMPLETIONS: Final = ("polled", "hybrid", "blocking", "callback")
 
@@ -361,6 +361,15 @@ def test_what_only_the_device_knows_is_read_when_it_is_done(completion: str) -> 
     assert (answers[1], answers[3]) == ("found", "goes on")
     assert isinstance(answers[2], Failure)
     assert (answers[2].kind, answers[2].message) == ("ValueError", "op 2 has no answer")
+
+
+def test_what_is_done_is_answered_before_an_op_that_waits_for_others() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1) as lanes:
+        lanes.send(0, (1, [], Drop(1)), (2, [], Stay(2)))
+        assert take(lanes, 0, 1) == {1: None}
+        device.let_go(2)
+        assert take(lanes, 0, 1) == {2: None}
 
 
 def open_files() -> set[str]:

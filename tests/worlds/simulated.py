@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -66,14 +68,18 @@ class Network:
     """What ranks come together in.
 
     Attributes:
+        holds_back: whether ranks answer only when they have nothing left to do.
         shrinking: what comes of shrinking communicators: ``"never"``, ``"fails"``, ``"hangs"``,
             ``"unknown"`` (they cannot be revoked) or ``"works"``.
         shrunk: how often a rank was asked to.
         results: what each op has given each rank, by the op's number.
     """
 
-    def __init__(self, nursery: trio.Nursery, seed: int, shrinking: str) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, seed: int, shrinking: str, *, holds_back: bool
+    ) -> None:
         self.shrinking = shrinking
+        self.holds_back = holds_back
         self.shrunk = 0
         self.nursery = nursery
         self.random = random.Random(seed)
@@ -81,30 +87,81 @@ class Network:
         self.sizes: dict[int, int] = {}
         self.results: dict[int, dict[int, int]] = defaultdict(dict)
 
-    def round(self, number: int, at: int, wanted: int) -> Round:
-        """That of a communicator at a place, for so many ranks."""
-        return self.rounds.setdefault((number, at), Round(wanted))
+    async def come(
+        self, number: int, at: int, wanted: int, rank: int, value: int
+    ) -> dict[int, int]:
+        """Come to a round of a communicator; what all have brought there."""
+        together = self.rounds.setdefault((number, at), Round(wanted))
+        together.come(rank, value)
+        await together.full.wait()
+        return together.values
 
     async def meet(self, members: Sequence[Rank]) -> Place:
-        """Have them meet, which takes a while."""
-        del members
+        """Have them meet, which takes a while, and does not go on while one hangs."""
+        for member in members:
+            while member.alive and member.hung:
+                await member.changed.wait()
         await trio.sleep(self.random.random() / 100)
         return Place()
 
 
+@dataclass(eq=False)
+class Work:
+    """What a rank's lane has to do: come to a round.
+
+    Attributes:
+        joins: whether the rank is in the communicator only from here on.
+        run: does it.
+        answered: is told.
+        scope: cancelled by who aborts it.
+    """
+
+    number: int
+    joins: bool
+    run: Callable[[], Awaitable[None]]
+    answered: Answered
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+Answers: TypeAlias = "trio.MemoryReceiveChannel[tuple[Work, Exception | None]]"
+
+
 class Rank:
-    """A rank on a host that works, hangs, or is being rebuilt."""
+    """A rank on a host that works, hangs, or is being rebuilt.
+
+    It does one thing after the other, as a lane of collectives does. What it was asked for is
+    begun in its turn, also if that was aborted meanwhile.
+
+    Attributes:
+        hung: it answers nothing any more.
+        stuck_until: until then its lane is kept by other work.
+        begins: so many ops it still begins, before its lane is kept for ever.
+        deaths: how often it has died.
+    """
 
     def __init__(self, network: Network, number: int) -> None:
         self.network = network
         self.number = number
         self.name = f"simulated:{number}"
-        self.alive = self.hung = self.stuck = self.lost_for_good = False
-        self.under_way: dict[trio.CancelScope, tuple[int, Answered]] = {}
-        self.joined: set[int] = set()
-        self.begun: dict[int, int] = defaultdict(int)
+        self.alive = self.lost_for_good = False
         self.changed = trio.Event()
         self.deaths = 0
+
+    def _revive(self) -> None:
+        self.alive, self.hung, self.stuck_until, self.begins = True, False, -math.inf, math.inf
+        self.life = trio.CancelScope()
+        self.queue: deque[Work] = deque()  # not begun
+        self.unanswered: list[Work] = []
+        self.held: list[tuple[Work, Exception | None]] = []
+        self.wire, answers = trio.open_memory_channel[tuple[Work, Exception | None]](math.inf)
+        self.current: Work | None = None
+        self.arrived = trio.Event()
+        self.joined: set[int] = set()
+        self.revoked: set[int] = set()
+        self.gone: set[int] = set()
+        self.begun: dict[int, int] = defaultdict(int)
+        self.aborting: list[Callable[[], object]] = []
+        self.network.nursery.start_soon(self._live, answers)
 
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
@@ -114,7 +171,8 @@ class Rank:
         while True:
             if self.lost_for_good:
                 raise DeviceLost(f"{self.name} is lost")
-            self.alive, self.hung, self.stuck = True, False, False
+            if not self.alive:
+                self._revive()
             ready()
             await self.changed.wait()
             self.changed = trio.Event()
@@ -128,40 +186,96 @@ class Rank:
         self.alive, self.lost_for_good = False, for_good
         self.deaths += 1
         self.joined.clear()
-        for answered in self._stop(lambda _number: True):
+        self.life.cancel()
+        for told in self.aborting:
+            told()
+        for work in self.unanswered:
             if self.network.random.random() < 0.5:
-                answered(poisoned(self.number))
+                work.answered(poisoned(self.number))
             else:
-                self.network.nursery.start_soon(self._answer_late, answered)
+                self.network.nursery.start_soon(self._answer_late, work.answered)
         self.changed.set()
-
-    def _stop(self, which: Callable[[int], bool]) -> list[Answered]:
-        """End what is under way in some communicators; who is to be told."""
-        stopped = []
-        for scope, (number, answered) in list(self.under_way.items()):
-            if which(number):
-                scope.cancel()
-                del self.under_way[scope]
-                stopped.append(answered)
-        return stopped
 
     async def _answer_late(self, answered: Answered) -> None:
         await trio.sleep(self.network.random.random() / 100)
         answered(poisoned(self.number))
 
+    # --- its lane --------------------------------------------------------------------------
+
+    async def _live(self, answers: Answers) -> None:
+        with self.life:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._work)
+                nursery.start_soon(self._deliver, answers)
+
+    async def _work(self) -> None:
+        while True:
+            await self.arrived.wait()
+            self.arrived = trio.Event()
+            while self.queue:
+                await self._pause()
+                if not self.begins:
+                    await trio.sleep_forever()
+                self.begins -= 1
+                work = self.current = self.queue.popleft()
+                with work.scope:
+                    await self._begin(work)
+                if work.scope.cancelled_caught:
+                    self._tell(work, _aborted())
+                self.current = None
+                await self._pause()
+
+    async def _begin(self, work: Work) -> None:
+        there = work.joins or work.number in self.joined - self.revoked
+        if work.number in self.gone or not there:
+            self._tell(work, _aborted())
+            return
+        self.begun[work.number] += 1
+        self.joined.add(work.number)
+        await work.run()
+        self._tell(work, None)
+
+    async def _pause(self) -> None:
+        """Whatever it does takes a while."""
+        await trio.sleep(self.network.random.random() / 100)
+        if self.hung:
+            await trio.sleep_forever()
+        await trio.sleep_until(self.stuck_until)
+
+    def _tell(self, work: Work, error: Exception | None) -> None:
+        """Answer, as soon as there is nothing left to do if answers are held back."""
+        self.held.append((work, error))
+        if self.queue and self.network.holds_back:
+            return
+        for each in self.held:
+            self.wire.send_nowait(each)
+        self.held.clear()
+
+    async def _deliver(self, answers: Answers) -> None:
+        """What it has told comes later, in order, whatever has become of it meanwhile."""
+        async for work, error in answers:
+            await trio.sleep(self.network.random.random() / 100)
+            self.unanswered.remove(work)
+            work.answered(error)
+
+    def _submit(self, work: Work) -> None:
+        if self.alive:
+            self.queue.append(work)
+            self.unanswered.append(work)
+            self.arrived.set()
+        else:
+            work.answered(poisoned(self.number))
+
+    # --- what a world asks of it -----------------------------------------------------------
+
     def join(
-        self,
-        number: int,
-        rank: int,
-        size: int,
-        place: tuple[bytes, int],
-        answered: Answered,
+        self, number: int, rank: int, size: int, place: tuple[bytes, int], answered: Answered
     ) -> None:
         """Come to the communicator's first round."""
         assert place == (b"", rank)
         assert self.network.sizes.setdefault(number, size) == size
-        self.joined.add(number)
-        self._start(number, 0, size, rank, 0, lambda _values: None, answered)
+        come = partial(self.network.come, number, 0, size, rank, 0)
+        self._submit(Work(number, True, come, answered))
 
     @property
     def shrinks(self) -> bool:
@@ -172,9 +286,9 @@ class Rank:
         """Whoever is in the midst of something there is told."""
         if self.network.shrinking == "unknown":
             answered(Unsupported("there is no ncclCommRevoke"))
-        elif self.alive:
-            for told in self._stop(lambda each: each == number):
-                told(_aborted())
+        elif self.alive and not self.hung:
+            self.revoked.add(number)
+            self._interrupt(number)
             answered(None)
 
     def shrink(
@@ -189,65 +303,27 @@ class Rank:
         """Come to the communicator's first round, unless that was not to be."""
         self.network.shrunk += 1
         assert self.network.sizes[parent] == size + len(excluded)
-        if not self.alive:
-            answered(poisoned(self.number))
-        elif parent not in self.joined or self.network.shrinking == "fails":
+        assert self.network.sizes.setdefault(number, size) == size
+
+        async def come() -> None:
+            if self.network.shrinking == "hangs":
+                await trio.sleep_forever()
+            await self.network.come(number, 0, size, rank, 0)
+
+        if self.alive and (parent in self.gone or self.network.shrinking == "fails"):
             answered(Unsupported("there is no ncclCommShrink"))
-        elif self.network.shrinking == "works":
-            self.join(number, rank, size, (b"", rank), answered)
+        else:
+            self._submit(Work(number, True, come, answered))
 
     def collect(self, number: int, name: str, part: Part, answered: Answered) -> None:
         """Add up what all ranks bring."""
         (step,) = part.steps
-        self.begun[number] += not self.stuck
 
-        def done(values: dict[int, int]) -> None:
+        async def come() -> None:
+            values = await self.network.come(number, step.at, step.count, part.rank, step.source)
             self.network.results[step.target][self.number] = sum(values.values())
 
-        self._start(number, step.at, step.count, part.rank, step.source, done, answered)
-
-    def _start(
-        self,
-        number: int,
-        at: int,
-        wanted: int,
-        rank: int,
-        value: int,
-        done: Callable[[dict[int, int]], None],
-        answered: Answered,
-    ) -> None:
-        if not self.alive:
-            answered(poisoned(self.number))
-            return
-        if number not in self.joined:
-            answered(_aborted())
-            return
-        scope = trio.CancelScope()
-        self.under_way[scope] = number, answered
-        self.network.nursery.start_soon(self._come, scope, number, at, wanted, rank, value, done)
-
-    async def _come(
-        self,
-        scope: trio.CancelScope,
-        number: int,
-        at: int,
-        wanted: int,
-        rank: int,
-        value: int,
-        done: Callable[[dict[int, int]], None],
-    ) -> None:
-        with scope:
-            await trio.sleep(self.network.random.random() / 100)
-            if self.hung or self.stuck:
-                await trio.sleep_forever()
-            together = self.network.round(number, at, wanted)
-            together.come(rank, value)
-            await together.full.wait()
-            await trio.sleep(self.network.random.random() / 100)
-            if scope in self.under_way:
-                _, answered = self.under_way.pop(scope)
-                done(together.values)
-                answered(None)
+        self._submit(Work(number, False, come, answered))
 
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
         """It says so, if it is alive."""
@@ -256,10 +332,18 @@ class Rank:
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
         """Whoever is in the midst of something there leaves."""
-        self.joined.discard(number)
-        for told in self._stop(lambda each: each == number):
-            told(_aborted())
+        if self.alive:
+            self.gone.add(number)
+            self.joined.discard(number)
+            if self.hung:
+                self.aborting.append(answered)
+                return
+            self._interrupt(number)
         answered()
+
+    def _interrupt(self, number: int) -> None:
+        if self.current is not None and self.current.number == number:
+            self.current.scope.cancel()
 
     def kill(self) -> bool:
         """It dies, as soon as it can."""
@@ -295,18 +379,40 @@ def start(engine: Engine[Rank], term: Term, op: int, values: dict[int, int]) -> 
 class Simulation:
     """A world of simulated ranks: ``async with Simulation(...) as simulation:``."""
 
-    def __init__(self, size: int, seed: int = 0, shrinking: str = "never", **options: Any) -> None:
+    def __init__(
+        self,
+        size: int,
+        seed: int = 0,
+        shrinking: str = "never",
+        *,
+        holds_back: bool = False,
+        **options: Any,
+    ) -> None:
         self._size, self._seed, self._options = size, seed, options
-        self._shrinking = shrinking
+        self._shrinking, self._holds_back = shrinking, holds_back
 
     async def __aenter__(self) -> Simulation:
         self._outer = trio.open_nursery()
         self.nursery = await self._outer.__aenter__()
-        self.network = Network(self.nursery, self._seed, self._shrinking)
+        self.network = Network(
+            self.nursery, self._seed, self._shrinking, holds_back=self._holds_back
+        )
         self.ranks = [Rank(self.network, number) for number in range(self._size)]
         self.engine = Engine(self.ranks, self.network.meet, **self._options)
-        await self.nursery.start(self.engine.run)
+        self._run = trio.CancelScope()
+        self._left = trio.Event()
+        await self.nursery.start(self._serve)
         return self
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        with self._run:
+            await self.engine.run(task_status=task_status)
+        self._left.set()
+
+    async def leave(self) -> None:
+        """Leave the world, whatever is under way."""
+        self._run.cancel()
+        await self._left.wait()
 
     async def __aexit__(self, *failure: Any) -> bool | None:
         self.nursery.cancel_scope.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -17,7 +18,7 @@ from atomr_accel.worlds import World, open_world
 from ..harness import cpu_only, opened, program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from atomr_accel import GpuRef
 
@@ -83,6 +84,10 @@ async def test_averages_scales_and_complex_numbers() -> None:
         x = await put(world, [np.array([-3, 7, 4]), np.array([0, 0, 4])])
         same(await get(world, await world.all_reduce(x, "avg")), [np.array([-1, 3, 4])] * 2)
         z = await put(world, [np.array([1 + 2j]), np.array([3 - 4j])])
+        narrow = await put(world, [np.full(2, 100, np.int8)] * 2)  # whose sum wraps around
+        same(
+            await get(world, await world.all_reduce(narrow, "avg")), [np.full(2, -28, np.int8)] * 2
+        )
         same(await get(world, await world.all_reduce(z, "avg")), [np.array([2 - 1j])] * 2)
         same(await get(world, await world.all_reduce(z, scale=0.5)), [np.array([2 - 1j])] * 2)
         wrong: tuple[dict[str, Any], ...]
@@ -173,6 +178,13 @@ async def test_nothing_is_sent_where_anything_is_wrong() -> None:
         for out, error in (([a, sealed], GpuRefSealed), ([a, wide], TypeError), ([a], ValueError)):
             with pytest.raises(error):
                 await world.all_reduce([a, b], out=out)
+        with pytest.raises(ValueError, match=r"x\[1\] must be on the device of rank 1.* rank 0"):
+            await world.all_reduce([a, a])
+        with pytest.raises(ValueError, match="scale"):
+            await world.all_reduce([a, b], scale=10**400)
+        with pytest.raises(TypeError, match="colors must be a list"):
+            async with world.split(None):  # type: ignore[arg-type]
+                """There are no colors."""
         with pytest.raises(ValueError, match="op must be one of"):
             await world.all_reduce([a, b], "mean")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="reductions take"):
@@ -250,6 +262,88 @@ async def test_buffers_are_sent_and_received_in_their_order() -> None:
 
 
 @program
+async def test_who_sends_or_receives_is_told_when_the_world_is_left() -> None:
+    told: list[str] = []
+
+    async def wait(name: str, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        with pytest.raises(WorldBroken, match="the world was left"):
+            await function(*args)
+        told.append(name)
+
+    async with trio.open_nursery() as nursery, world_of(2) as world:
+        x = await world.devices[0].put(np.ones(3))
+        nursery.start_soon(wait, "send", world.send, x, 1)
+        nursery.start_soon(wait, "recv", world.recv, 1, 0)
+        await trio.testing.wait_all_tasks_blocked()
+    assert sorted(told) == ["recv", "send"]
+    with pytest.raises(WorldBroken, match="the world was left"):
+        async with world.split("ab"):
+            """There is nothing to split."""
+
+
+@program
+async def test_a_group_whose_block_was_left_is_of_no_use() -> None:
+    async with world_of(2) as world:
+        x = await put(world, [np.ones(3)] * 2)
+        async with world.group() as group:
+            kept = await group.all_reduce(x)
+        for call in (partial(group.all_reduce, x), partial(group.recv, 0, 1)):
+            with pytest.raises(RuntimeError, match="was left"):
+                await call()
+        with pytest.raises(RuntimeError, match="was left"):
+            await group.send(x[0], 1)
+        same(await get(world, kept), [np.full(3, 2.0)] * 2)
+
+
+@program
+async def test_what_a_group_has_made_is_freed_if_it_fails() -> None:
+    async with world_of(2) as world:
+        x = await put(world, [np.ones(3)] * 2)
+        made: list[GpuRef] = []
+        with pytest.raises(KeyError):
+            async with world.group() as group:
+                made += await group.all_reduce(x)
+                made.append((await group.all_gather(x))[0])
+                raise KeyError
+        with pytest.raises(ValueError, match="not received"):
+            async with world.group() as group:
+                made += await group.all_gather(x)
+                await group.send(x[0], 1)
+        assert all(ref.is_stale for ref in made)
+        with pytest.raises(GpuRefStale):
+            await world.devices[0].get(made[0])
+        same(await get(world, x), [np.ones(3)] * 2)
+
+
+@program
+async def test_ranks_and_counts_are_whole_numbers() -> None:
+    async with world_of(2) as world:
+        x = await put(world, [np.ones(2)] * 2)
+        for wrong in (1.7, "1", True, None):
+            bad: Any = wrong
+            for call in (
+                partial(world.reduce, x, bad),
+                partial(world.gather, x, bad),
+                partial(world.send, x[0], bad),
+                partial(world.recv, bad, 0),
+                partial(world.recv, 0, bad),
+                partial(world.all_to_all_v, x, [[1, bad], [1, 1]]),
+            ):
+                with pytest.raises(TypeError, match="must be a whole number"):
+                    await call()
+        counts: Any
+        for counts in (None, 3, [1, 1]):
+            with pytest.raises(TypeError, match="counts must be rows"):
+                await world.all_to_all_v(x, counts)
+        with pytest.raises(TypeError, match="whole number"):
+            await world.all_to_all_v(x, ["11", "11"])  # type: ignore[list-item]
+        got = await world.all_to_all_v(x, np.ones((2, 2), np.int32).tolist())
+        assert [ref.shape for ref in got] == [(2,), (2,)]
+        same([await world.devices[1].get(await world.reduce(x, np.int64(1)))], [np.full(2, 2.0)])  # type: ignore[arg-type]
+        assert world.statistics().completed == 2
+
+
+@program
 async def test_groups_go_together_or_not_at_all() -> None:
     async with world_of(2) as world:
         arrays = some(2, (4,), np.int32)
@@ -287,6 +381,10 @@ async def test_what_is_no_world() -> None:
         with pytest.raises(ValueError, match="on_break"):
             async with open_world([device], on_break="stop"):  # type: ignore[arg-type]
                 pass
+        for deadline in ("1", True):
+            with pytest.raises(TypeError, match="op_deadline must be a number"):
+                async with open_world([device], op_deadline=deadline):  # type: ignore[arg-type]
+                    pass
         async with open_world([device]) as world:
             x = await device.put(np.arange(0))
             (y,) = await world.all_reduce([x])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,6 +133,75 @@ async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
         assert await anext(epochs) == 2
         y = await world.all_reduce(await ones(world))
         assert (await world.devices[0].get(y[0])).tolist() == [2.0] * 8
+
+
+@program
+async def test_a_rank_behind_other_work_is_killed_where_others_join_again(gate: Gate) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(opened(0, isolation="thread"))
+        second, third = [await stack.enter_async_context(opened(0)) for _ in range(2)]
+        hold = await gate.kernel(second)
+        world = await stack.enter_async_context(open_world([first, second, third], op_deadline=0.4))
+        x = await ones(world)
+        async with world.watch() as epochs, trio.open_nursery() as nursery:
+
+            async def stay() -> None:
+                with pytest.raises(ContextPoisoned):
+                    await hold(x[1])
+
+            async def call() -> None:
+                with pytest.raises(WorldBroken, match="rank 2 of 3"):
+                    await world.all_reduce(x)
+
+            nursery.start_soon(stay)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked()
+            await kill_host(third)
+            assert await anext(epochs) == 3
+        assert "rank 1 in epoch 2: joining" in (world.statistics().last_break or "")
+        assert (first.generation, second.generation, third.generation) == (1, 2, 2)
+        y = await world.all_reduce(await ones(world))
+        assert (await first.get(y[0])).tolist() == [3.0] * 8
+
+
+@program
+async def test_a_host_that_is_stopped_does_not_keep_others_from_meeting() -> None:
+    async with AsyncExitStack() as stack:
+        devices = [await stack.enter_async_context(opened(0)) for _ in range(2)]
+        world = await stack.enter_async_context(open_world(devices, op_deadline=0.4))
+        pid = devices[0].statistics().host_pid
+        assert pid is not None
+        async with world.watch() as epochs:
+            os.kill(pid, signal.SIGSTOP)
+            await kill_host(devices[1])
+            await anext(epochs)
+        await world.barrier()
+        assert [device.generation for device in devices] == [2, 2]
+
+
+@program
+async def test_a_world_is_left_whatever_is_under_way() -> None:
+    async with AsyncExitStack() as stack:
+        devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(2)]
+        one, other = devices
+
+        async def call(world: World) -> None:
+            with suppress(WorldBroken):  # or it was done
+                await world.all_reduce([await one.full(5, 1.0), await other.full(5, 2.0)])
+
+        for number in range(12):
+            async with trio.open_nursery() as outer:
+                with pytest.raises(IndexError):
+                    async with open_world(devices) as world:
+                        for _ in range(5):
+                            outer.start_soon(call, world)
+                        for _ in range(number):
+                            await trio.lowlevel.checkpoint()
+                        raise IndexError
+        assert [device.generation for device in devices] == [1, 1]
+        for device in devices:
+            await settled(device)
 
 
 @program

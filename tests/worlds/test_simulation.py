@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import math
+from collections import Counter
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,13 +14,13 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import WorldBroken
+from atomr_accel import DeviceLost, WorldBroken
 
 from ..harness import sized
 from .simulated import Simulation, start
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from atomr_accel.worlds._engine import Term
 
@@ -34,11 +37,22 @@ def run(function: Callable[[], Awaitable[None]]) -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+DEADLINE = 5.0
+"""Of simulated worlds, in seconds."""
+
+SHORT = 2.0
+"""So long a lane may be busy with other work, and nobody minds."""
+
+
 async def busy(
     size: int,
     seed: int,
-    deaths: list[tuple[float, int, str]],
+    deaths: Sequence[tuple[float, int, str]],
     sizes: Sequence[tuple[float, int, int]] = (),
+    letters: Sequence[tuple[float, int, int, bool]] = (),
+    leaving: float | None = None,
+    *,
+    named: bool = False,
     **options: Any,
 ) -> None:
     """Ops go on, one after the other and side by side, while ranks die, leave and join.
@@ -48,12 +62,19 @@ async def busy(
         seed: of chance.
         deaths: when, who, and how.
         sizes: when the world is resized: to the ranks from one on, and how many of them.
+        letters: when, from whom, and to which of the others; and whether it is ``send``, or
+            else ``recv``.
+        leaving: when the world is left, whatever is under way. Otherwise that is at the end.
+        named: whether every failure must name a rank.
         **options: of the world.
     """
-    async with Simulation(size, seed, deadline=5.0, **options) as simulation:
+    async with Simulation(size, seed, deadline=DEADLINE, **options) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
         answers: dict[int, str] = {}
         told: list[WorldBroken] = []
+        brought: list[int] = []
+        waiting: dict[int, tuple[int, ...]] = {}
+        may_die: Counter[int] = Counter()
 
         def numbers(term: Term) -> list[int]:
             return [engine._members[member].number for member in term.members]
@@ -61,7 +82,15 @@ async def busy(
         async def resize(after: float, first: int, count: int) -> None:
             await trio.sleep(after)
             first %= size
-            await engine.resize(ranks[first : first + count])
+            with left_or_not():
+                await engine.resize(ranks[first : first + count])
+
+        @contextmanager
+        def left_or_not() -> Iterator[None]:
+            try:
+                yield
+            except WorldBroken:
+                assert leaving is not None
 
         async def caller(first: int) -> None:
             for op in range(first, 20, 4):
@@ -81,12 +110,47 @@ async def busy(
                     got = simulation.network.results[op]
                     assert got == dict.fromkeys(numbers(term), expected)
 
-        async def kill(after: float, rank: int, how: str) -> None:
+        async def bring(source: int, to: int, letter: Any, sent: Callable[[], object]) -> int:
+            called_in = engine.members
+            term = await engine.whole()
+            engine.require("the op has not begun", called_in)
+            values = {term.members[to]: 0, term.members[source]: letter}
+            call = start(engine, term, 1000 + letter, values)
+            sent()
+            await call.wait()
+            brought.append(letter)
+            assert simulation.network.results[1000 + letter] == dict.fromkeys(
+                {numbers(term)[source], numbers(term)[to]}, letter
+            )
+            return int(letter)
+
+        async def post(number: int, after: float, source: int, to: int, sends: bool) -> None:
             await trio.sleep(after)
+            waiting[number] = members = engine.members
+            source %= len(members)
+            to = (source + 1 + to % max(1, len(members) - 1)) % len(members)
+            try:
+                if sends:
+                    await engine.mail.send(source, to, number)  # type: ignore[arg-type]
+                else:
+                    await engine.mail.receive(source, to, partial(bring, source, to))
+            except WorldBroken as error:
+                told.append(error)
+            del waiting[number]
+
+        async def kill(after: float, number: int, how: str) -> None:
+            await trio.sleep(after)
+            rank = ranks[number % size]
+            if how == "busy":
+                rank.stuck_until = max(rank.stuck_until, trio.current_time() + SHORT)
+                return
+            may_die[rank.number] += 1
             if how == "hang":
-                ranks[rank % size].hung = True
+                rank.hung = True
+            elif how == "stuck":
+                rank.stuck_until = math.inf
             else:
-                ranks[rank % size].die()
+                rank.die()
 
         epochs: list[int] = []
 
@@ -95,8 +159,15 @@ async def busy(
                 async for epoch in changes:
                     epochs.append(epoch)  # noqa: PERF401 - it is cancelled in the end
 
+        async def leave_in_the_midst(after: float) -> None:
+            await trio.sleep(after)
+            await simulation.leave()
+
+        await engine.whole()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
+            for number, letter in enumerate(letters):
+                nursery.start_soon(post, number, *letter)
             async with trio.open_nursery() as inner:
                 for first in range(4):
                     inner.start_soon(caller, first)
@@ -104,58 +175,96 @@ async def busy(
                     inner.start_soon(kill, *death)
                 for each in sizes:
                     inner.start_soon(resize, *each)
-            nursery.cancel_scope.cancel()
-        assert sorted(answers) == list(range(20))
+                if leaving is not None:
+                    inner.start_soon(leave_in_the_midst, leaving)
+            assert sorted(answers) == list(range(20))
+            again = 0
+            while leaving is None:  # until who hangs has been found out
+                term = await engine.whole()
+                assert term.epoch == engine.membership.epoch
+                try:
+                    await start(engine, term, 99, dict.fromkeys(term.members, 1)).wait()
+                except WorldBroken:
+                    continue
+                again = 1
+                got = simulation.network.results[99]
+                assert got == dict.fromkeys(numbers(term), len(term.members))
+                break
+            # What waits for its other end is what may still have one.
+            assert leaving is not None or set(waiting.values()) <= {engine.members}
+            await simulation.leave()
+        assert not waiting
         assert epochs == sorted(set(epochs))
         assert all(error.epoch <= engine.membership.epoch for error in told)
-        causes = {(error.epoch, id(error.__cause__)) for error in told}
+        told = [error for error in told if not isinstance(error.__cause__, DeviceLost)]
+        causes = {(error.epoch, id(error.__cause__)) for error in told if error.__cause__}
         assert len(causes) == len({epoch for epoch, _ in causes})  # one cause for an epoch
-        while True:  # until who hangs has been found out
-            term = await engine.whole()
-            assert term.epoch == engine.membership.epoch
-            assert engine.membership.in_flight == 0
-            try:
-                await start(engine, term, 99, dict.fromkeys(term.members, 1)).wait()
-            except WorldBroken:
-                continue
-            got = simulation.network.results[99]
-            assert got == dict.fromkeys(numbers(term), len(term.members))
-            return
+        if named:
+            assert all(error.rank is not None for error in told)
+        await trio.sleep(2 * DEADLINE)  # what is answered now is nobody's
+        done = list(answers.values()).count("done") + len(brought) + again
+        assert (engine.membership.in_flight, engine.membership.completed) == (0, done)
+        for rank in ranks:
+            assert rank.deaths <= may_die[rank.number]
+            assert not rank.alive or not rank.joined
+
+
+AFTER = st.floats(0, 0.3)
+RANK = st.integers(0, 5)
 
 
 @pytest.mark.slow
-@settings(max_examples=sized(20, 300), deadline=None)
+@settings(max_examples=sized(30, 400), deadline=None)
 @given(
     size=st.integers(1, 6),
     seed=st.integers(0, 1000),
     deaths=st.lists(
-        st.tuples(
-            st.floats(0, 0.3), st.integers(0, 5), st.sampled_from(("fault", "fault", "hang"))
-        ),
+        st.tuples(AFTER, RANK, st.sampled_from(("fault", "fault", "hang", "stuck", "busy"))),
         max_size=6,
     ),
-    sizes=st.lists(st.tuples(st.floats(0, 0.3), st.integers(0, 5), st.integers(1, 6)), max_size=4),
+    sizes=st.lists(st.tuples(AFTER, RANK, st.integers(1, 6)), max_size=4),
+    letters=st.lists(st.tuples(AFTER, RANK, RANK, st.booleans()), max_size=8),
+    leaving=st.none() | AFTER,
     shrink=st.booleans(),
     shrinking=st.sampled_from(("never", "works", "fails", "hangs", "unknown")),
+    holds_back=st.booleans(),
 )
 def test_every_op_is_answered_once_and_right_whoever_dies_leaves_and_joins(
     size: int,
-    seed: int,
     deaths: list[tuple[float, int, str]],
     sizes: list[tuple[float, int, int]],
     shrink: bool,
-    shrinking: str,
+    **others: Any,
 ) -> None:
     if shrink:  # so that somebody is left: the first rank, which is always in it
         deaths = [death for death in deaths if death[1] % size][: size - 1]
         sizes = [(after, 0, count) for after, _, count in sizes]
-    run(functools.partial(busy, size, seed, deaths, sizes, shrink=shrink, shrinking=shrinking))
+    run(partial(busy, size, deaths=deaths, sizes=sizes, shrink=shrink, **others))
+
+
+@pytest.mark.slow
+@settings(max_examples=sized(15, 200), deadline=None)
+@given(
+    size=st.integers(2, 5),
+    seed=st.integers(0, 1000),
+    death=st.tuples(AFTER, RANK, st.sampled_from(("stuck", "hang"))),
+    fault=st.lists(st.tuples(AFTER, RANK, st.just("fault")), max_size=1),
+    holds_back=st.booleans(),
+)
+def test_one_rank_that_keeps_others_waiting_is_named(
+    size: int,
+    seed: int,
+    death: tuple[float, int, str],
+    fault: list[tuple[float, int, str]],
+    holds_back: bool,
+) -> None:
+    run(partial(busy, size, seed, [death, *fault], holds_back=holds_back, named=True))
 
 
 @pytest.mark.slow
 def test_hundreds_of_ranks() -> None:
     deaths = [(0.01 * number, 37 * number, "fault") for number in range(4)]
-    run(functools.partial(busy, sized(120, 400), 1, deaths))
+    run(partial(busy, sized(120, 400), 1, deaths))
 
 
 def test_a_world_waits_for_the_rank_that_died() -> None:
@@ -264,13 +373,189 @@ def test_who_takes_no_part_is_not_blamed() -> None:
             term = await engine.whole()
             for op in range(3):
                 await start(engine, term, op, {0: 1, 1: 1}).wait()
-            simulation.ranks[1].stuck = True
+            simulation.ranks[1].stuck_until = math.inf
             call = start(engine, term, 9, dict.fromkeys(range(3), 1))
             with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
                 await call.wait()
             assert caught.value.rank == 1
             assert (await engine.whole()).epoch == 2
             assert [rank.deaths for rank in simulation.ranks] == [0, 1, 0]
+
+    run(program)
+
+
+@pytest.mark.parametrize("holds_back", [False, True])
+def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldest(
+    holds_back: bool,
+) -> None:
+    """Ops that all have begun may be unanswered only because what comes next is not done."""
+
+    async def program() -> None:
+        async with Simulation(3, deadline=8.0, holds_back=holds_back) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            ranks[1].begins = 1
+            first = start(engine, term, 1, dict.fromkeys(range(3), 1))
+            start(engine, term, 2, {0: 1, 2: 1})
+            last = start(engine, term, 3, dict.fromkeys(range(3), 1))
+            with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
+                await last.wait()
+            assert caught.value.rank == 1
+            assert (first.broken is None) is not holds_back
+            assert (await engine.whole()).epoch == 2
+            assert [rank.deaths for rank in ranks] == [0, 1, 0]
+
+    run(program)
+
+
+def test_who_waits_itself_is_not_blamed() -> None:
+    async def program() -> None:
+        async with Simulation(4, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            ranks[3].stuck_until = math.inf
+            # 0 waits for 1, which is in an op with 2, which is in one with 3.
+            start(engine, term, 1, {2: 1, 3: 1})
+            start(engine, term, 2, {1: 1, 2: 1})
+            call = start(engine, term, 3, {0: 1, 1: 1})
+            with pytest.raises(WorldBroken, match="simulated:3") as caught:
+                await call.wait()
+            assert caught.value.rank == 3
+            await engine.whole()
+            assert [rank.deaths for rank in ranks] == [0, 0, 0, 1]
+
+    run(program)
+
+
+@pytest.mark.parametrize("how", ["stuck", "hung"])
+def test_who_does_not_join_again_is_killed_and_named(how: str) -> None:
+    async def program() -> None:
+        async with Simulation(3, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            if how == "stuck":
+                ranks[1].stuck_until = math.inf
+            else:
+                ranks[1].hung = True
+            start(engine, term, 1, dict.fromkeys(range(3), 1))
+            await trio.sleep(1)
+            ranks[2].die()
+            await trio.testing.wait_all_tasks_blocked()
+            term = await engine.whole()
+            assert (term.epoch, term.members) == (3, (0, 1, 2))
+            broken = engine.membership.broken
+            assert broken is not None
+            assert (broken.epoch, broken.rank) == (2, 1)
+            assert [rank.deaths for rank in ranks] == [0, 1, 1]
+
+    run(program)
+
+
+def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
+    async def program() -> None:
+        async with Simulation(2, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            for rank in ranks:
+                rank.stuck_until = math.inf
+            with pytest.raises(WorldBroken) as caught:
+                await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()
+            assert caught.value.rank is None  # what they do may end
+            await engine.whole()
+            assert [rank.deaths for rank in ranks] == [1, 1]
+
+    run(program)
+
+
+def test_what_is_answered_after_the_world_was_left_is_nobodys() -> None:
+    async def program() -> None:
+        for seed in range(30):
+            async with Simulation(2, seed) as simulation:
+                engine = simulation.engine
+                term = await engine.whole()
+                call = start(engine, term, 1, dict.fromkeys(range(2), 1))
+                await trio.sleep(seed / 1000)
+                await simulation.leave()
+                assert call.done.is_set()
+                await trio.sleep(1)
+                assert engine.membership.in_flight == 0
+                assert engine.membership.completed == (call.broken is None)
+                with engine.watch() as epochs, pytest.raises(trio.EndOfChannel):
+                    await epochs.receive()
+
+    run(program)
+
+
+def test_who_hangs_as_a_world_is_left_is_killed_at_the_deadline() -> None:
+    async def program() -> None:
+        async with Simulation(2, deadline=8.0) as simulation:
+            await simulation.engine.whole()
+            simulation.ranks[1].hung = True
+            begun = trio.current_time()
+            await simulation.leave()
+            assert trio.current_time() - begun == 8
+            await trio.sleep(1)
+            assert [rank.deaths for rank in simulation.ranks] == [0, 1]
+            assert simulation.ranks[0].joined == set()
+
+    run(program)
+
+
+@pytest.mark.parametrize("how", ["over", "left", "shrunk", "resized"])
+def test_who_waits_for_the_other_end_is_told_when_there_is_none(how: str) -> None:
+    async def program() -> None:
+        async with Simulation(3, shrink=how == "shrunk") as simulation:
+            engine, mail = simulation.engine, simulation.engine.mail
+            await engine.whole()
+            told: list[WorldBroken] = []
+            nobody: Any = None
+
+            async def wait(function: Callable[..., Awaitable[object]], *args: object) -> None:
+                with pytest.raises(WorldBroken, match=r"was not|nothing was") as caught:
+                    await function(*args)
+                told.append(caught.value)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait, mail.receive, 2, 1, nobody)
+                nursery.start_soon(wait, mail.receive, 0, 1, nobody)
+                nursery.start_soon(wait, mail.send, 0, 2, nobody)
+                await trio.testing.wait_all_tasks_blocked()
+                if how == "left":
+                    await simulation.leave()
+                elif how == "resized":
+                    await engine.resize(simulation.ranks[:2])
+                else:
+                    simulation.ranks[2].die(for_good=True)
+            assert len(told) == 3
+            if how in ("over", "left"):
+                await wait(mail.send, 0, 1, nobody)
+                await wait(mail.receive, 0, 1, nobody)
+            else:
+                assert {error.rank for error in told} == {2 if how == "shrunk" else None}
+                assert (await engine.whole()).members == (0, 1)
+
+    run(program)
+
+
+def test_what_was_sent_is_received_in_the_next_epoch() -> None:
+    async def program() -> None:
+        async with Simulation(2) as simulation:
+            engine = simulation.engine
+            await engine.whole()
+            letter: Any = "a buffer"
+            got: list[object] = []
+
+            async def bring(ref: object, sent: Callable[[], object]) -> None:
+                await engine.whole()
+                sent()
+                got.append(ref)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.mail.send, 0, 1, letter)
+                await trio.testing.wait_all_tasks_blocked()
+                simulation.ranks[1].die()
+                await engine.mail.receive(0, 1, bring)
+            assert (got, engine.membership.epoch) == ([letter], 2)
 
     run(program)
 
@@ -314,7 +599,7 @@ def test_who_is_cancelled_before_ops_are_done_has_resized_nothing() -> None:
         async with Simulation(2) as simulation:
             engine = simulation.engine
             term = await engine.whole()
-            simulation.ranks[1].stuck = True
+            simulation.ranks[1].stuck_until = math.inf
             start(engine, term, 1, dict.fromkeys(range(2), 1))
             with trio.move_on_after(1):
                 await engine.resize(simulation.ranks[:1])

@@ -104,7 +104,7 @@ class Devices(Sequence["Device"]):
             return Devices(
                 self._candidates[index], self._links, self._placement, self._policy, self._system
             )
-        return self._devices[index]
+        return self._devices[self._place_of(index)]
 
     @property
     def system(self) -> System:
@@ -239,7 +239,19 @@ class Devices(Sequence["Device"]):
         self._placement.look()
 
     def _candidate(self, index: int) -> Candidate:
-        return self._candidates[operator.index(index)]
+        return self._candidates[self._place_of(index)]
+
+    def _place_of(self, index: int) -> int:
+        """Where a device is, as sequences count.
+
+        Raises:
+            IndexError: there is no such device.
+            TypeError: no whole number.
+        """
+        place, count = operator.index(index), len(self._devices)
+        if not -count <= place < count:
+            raise IndexError(f"there are {count} devices, so there is none at {place}")
+        return place
 
 
 async def follow(device: Device, placement: Placement) -> None:

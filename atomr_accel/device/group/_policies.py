@@ -148,6 +148,9 @@ def policy_of(policy: PlacementPolicyName | PlacementPolicy) -> PlacementPolicy:
         if make is None:
             raise ValueError(f"policy must be one of {', '.join(_POLICIES)}, not {policy!r}")
         return make()
+    if isinstance(policy, type):
+        name = policy.__name__
+        raise TypeError(f"policy must be an object, not the class {name}: make one, {name}()")
     if not callable(getattr(policy, "choose", None)):
         raise TypeError(f"policy must have a method choose, or be a name, not {said_of(policy)}")
     return policy

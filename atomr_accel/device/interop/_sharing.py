@@ -254,10 +254,10 @@ class SharedBuffer:
 
     def close(self) -> None:
         """Close the descriptor; whoever has adopted the buffer keeps it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
         self._block = None
+        if fd >= 0:
+            os.close(fd)
 
     def __enter__(self) -> SharedBuffer:
         return self
@@ -266,7 +266,8 @@ class SharedBuffer:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(OSError):  # it was none, or somebody else has closed it
+            self.close()
 
 
 def _decoded(description: bytes) -> _Description:

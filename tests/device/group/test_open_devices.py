@@ -167,8 +167,12 @@ async def test_a_drained_device_gets_no_work() -> None:
         devices.resume(1)
         async with devices[1:].place() as device:
             assert device is two
-        with pytest.raises(IndexError):
-            await devices.drain(2)
+        for wrong in (2, -3):
+            with pytest.raises(IndexError, match="there are 2 devices"):
+                await devices.drain(wrong)
+            with pytest.raises(IndexError, match="there are 2 devices"):
+                devices[wrong]
+        assert devices[-1] is two
 
 
 @program

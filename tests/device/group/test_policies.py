@@ -107,6 +107,7 @@ def test_work_without_a_key_goes_where_there_is_least_to_do() -> None:
         (lambda: ConsistentHash("2"), TypeError, "balance"),  # type: ignore[arg-type]
         (lambda: policy_of("best"), ValueError, "one of round_robin, .*, not 'best'"),  # type: ignore[arg-type]
         (lambda: policy_of(1), TypeError, "a method choose"),  # type: ignore[arg-type]
+        (lambda: policy_of(ConsistentHash), TypeError, "not the class ConsistentHash"),  # type: ignore[arg-type]
         (lambda: Hints(near=(1,)), TypeError, "near must be GpuRefs, not int"),  # type: ignore[arg-type]
         (lambda: Hints(nbytes=-1), ValueError, "at least 0, not -1"),
         (lambda: Hints(key=1.5), TypeError, "key must be text, bytes or a whole number"),  # type: ignore[arg-type]

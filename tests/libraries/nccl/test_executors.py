@@ -261,14 +261,25 @@ def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None
         thread.start()
         stack.callback(thread.join, 10)
         ask = ranks.aborts[0].handlers[AskBegun]
-        while ask(AskBegun(7)) == 0:
+        while ask(AskBegun(7)) == 1:
             """It is about to wait."""
-        assert ranks.aborts[1].handlers[AskBegun](AskBegun(7)) == 0
+        assert ranks.aborts[1].handlers[AskBegun](AskBegun(7)) == 1  # it has joined
         ranks.aborts[0].handlers[Abort](Abort(7))
     assert [error.status_name for error in errors] == ["ncclRemoteError"]
     with pytest.raises(LibraryError, match="aborted"):
         ranks.lanes[0].handlers[Collect](Collect(7, (step,)))
     assert ask(AskBegun(7)) == 0
+
+
+def test_who_is_told_to_leave_before_it_has_joined_does_not_join(backend: str) -> None:
+    ranks = Ranks(backend, 2)
+    lane, aborts = ranks.lanes[0], ranks.aborts[0]
+    aborts.handlers[Abort](Abort(8))
+    with pytest.raises(LibraryError, match="aborted"):  # and does not wait for the other
+        lane.handlers[Join](Join(8, 0, 2, bytes([2]) * 128, 0))
+    assert aborts.handlers[AskBegun](AskBegun(8)) == 0
+    aborts.handlers[Abort](Abort(7))
+    lane.close()
 
 
 def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +303,7 @@ def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch)
     waiting = threading.Thread(target=together, args=(collect(7, 1),))
     waiting.start()
     for rank in left:
-        while ranks.aborts[rank].handlers[AskBegun](AskBegun(7)) == 0:
+        while ranks.aborts[rank].handlers[AskBegun](AskBegun(7)) == 1:
             """It is about to wait."""
         ranks.aborts[rank].handlers[Revoke](Revoke(7))
     waiting.join(10)

@@ -36,11 +36,12 @@ class _Communicator:
         self.rank: Final = rank
         self.size: Final = size
         self.area: Final = area
-        self.begun = 0
+        self.begun = 1  # it joins
 
 
-# All of a context's: one lane is in the midst of a collective while the other aborts it.
-_communicators: Final[WeakKeyDictionary[Any, dict[int, _Communicator]]] = WeakKeyDictionary()
+# All of a context's: one lane is in the midst of a collective while the other aborts it. None is
+# what was aborted before this rank began to join it, which it must not do any more.
+_communicators: Final[WeakKeyDictionary[Any, dict[int, _Communicator | None]]] = WeakKeyDictionary()
 
 
 @final
@@ -58,9 +59,14 @@ class CpuCollectives:
 
     def _join(self, message: Join) -> None:
         self._context.check()
+        if message.communicator in self._joined:  # and the memory may be gone
+            del self._joined[message.communicator]
+            _raise_aborted()
         memory = self._context.bytes_at(message.area, Area.nbytes(message.size))
         joined = _Communicator(message.rank, message.size, Area(memory, message.size))
-        self._joined[message.communicator] = joined
+        if self._joined.setdefault(message.communicator, joined) is None:
+            del self._joined[message.communicator]
+            _raise_aborted()
         self._meet(joined)
 
     def _meet(self, joined: _Communicator) -> None:
@@ -153,8 +159,9 @@ class CpuAborts:
         """Nothing is held."""
 
     def _abort(self, message: Abort) -> None:
-        joined = self._joined.pop(message.communicator, None)
+        joined = self._joined.setdefault(message.communicator, None)
         if joined is not None:
+            del self._joined[message.communicator]
             joined.area.abort()
 
     def _ask_begun(self, message: AskBegun) -> int:

@@ -61,14 +61,14 @@ class Communicator:
     Attributes:
         rank: which rank it is.
         size: how many there are.
-        begun: how many collects were begun.
+        begun: how many ops were begun; the first is to join.
     """
 
     def __init__(self, library: VendorLibrary, rank: int, size: int) -> None:
         self._library = library
         self.rank: Final = rank
         self.size: Final = size
-        self.begun = 0
+        self.begun = 1  # it joins
         self._cell = c_void_p()
         self._lock = threading.Lock()  # held for as long as a call is inside the library
         self._aborted = False
@@ -141,7 +141,7 @@ class Communicator:
                     self._library.call("ncclCommAbort", self._cell)
 
     def ask(self) -> int:
-        """How many collects were begun.
+        """How many ops were begun.
 
         Raises:
             LibraryError: what went wrong meanwhile.
@@ -152,7 +152,9 @@ class Communicator:
         return self.begun
 
 
-_communicators: Final[WeakKeyDictionary[Any, dict[int, Communicator]]] = WeakKeyDictionary()
+# All of a context's. None is what was aborted before this rank began to join it, which it must not
+# do any more: the others are gone, and it would wait for ever.
+_communicators: Final[WeakKeyDictionary[Any, dict[int, Communicator | None]]] = WeakKeyDictionary()
 
 
 @final
@@ -179,7 +181,8 @@ class CudaCollectives:
     def close(self) -> None:
         """Abort what is left."""
         for communicator in self._joined.values():
-            communicator.abort()
+            if communicator is not None:
+                communicator.abort()
         self._joined.clear()
 
     def _make_id(self, _message: MakeId) -> bytes:
@@ -188,17 +191,21 @@ class CudaCollectives:
         return cell.raw
 
     def _join(self, message: Join) -> None:
+        self._begin(message).join(message.meeting)
+
+    def _begin(self, message: Join | Shrink) -> Communicator:
+        """A communicator that this rank is about to join."""
         joined = Communicator(self._library, message.rank, message.size)
-        self._joined[message.communicator] = joined
-        joined.join(message.meeting)
+        if self._joined.setdefault(message.communicator, joined) is None:
+            del self._joined[message.communicator]
+            raise_aborted()
+        return joined
 
     def _shrink(self, message: Shrink) -> None:
         parent = self._joined.get(message.parent)
         if parent is None:
             raise_aborted()
-        joined = Communicator(self._library, message.rank, message.size)
-        self._joined[message.communicator] = joined
-        joined.shrink(parent, message.excluded)
+        self._begin(message).shrink(parent, message.excluded)
 
     def _collect(self, message: Collect) -> None:
         joined = self._joined.get(message.communicator)
@@ -296,8 +303,9 @@ class CudaAborts:
         """The other lane's executor aborts what is left."""
 
     def _abort(self, message: Abort) -> None:
-        joined = self._joined.pop(message.communicator, None)
+        joined = self._joined.setdefault(message.communicator, None)
         if joined is not None:
+            del self._joined[message.communicator]
             joined.abort()
 
     def _revoke(self, message: Revoke) -> None:

@@ -53,6 +53,8 @@ class Join(Message, frozen=True):
         area: where the memory lies that they meet in, on backends that share some.
     """
 
+    waits: ClassVar = True
+
     communicator: int
     rank: int
     size: int
@@ -97,6 +99,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 class Collect(Message, frozen=True):
     """Take part in collectives, in this order and as one (``ncclGroupStart``)."""
 
+    waits: ClassVar = True
+
     communicator: int
     steps: tuple[Step, ...]
 
@@ -128,6 +132,8 @@ class Shrink(Message, frozen=True):
         size: how many there are.
     """
 
+    waits: ClassVar = True
+
     communicator: int
     parent: int
     excluded: tuple[int, ...]
@@ -136,7 +142,7 @@ class Shrink(Message, frozen=True):
 
 
 class AskBegun(Message, frozen=True):
-    """Ask how many ``Collect`` of a communicator this rank has begun.
+    """Ask how many ops of a communicator this rank has begun, of which the first is to join it.
 
     Raises what has gone wrong meanwhile (``ncclCommGetAsyncError``).
     """
