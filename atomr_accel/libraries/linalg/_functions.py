@@ -67,8 +67,8 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
             up = ufunc("maximum", logs, nothing).sum(-1)
             down = ufunc("minimum", logs, nothing).sum(-1)
             within = (up < math.log(limits.max) - 1) & (down > math.log(limits.tiny) + 1)
-            far = signs.prod(-1) * ufunc("exp", logs.sum(-1))
-            return steps.evaluate(where(within, diagonal.prod(-1), far) * sign)
+            far = signs.prod(-1) * sign * ufunc("exp", logs.sum(-1))
+            return steps.evaluate(where(within, diagonal.prod(-1) * sign, far))
 
         return self._calls("det", build)
 
