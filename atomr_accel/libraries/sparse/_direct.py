@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, final, get_args
 
-from ..._errors import GpuRefStale
+from ..._errors import GpuRefStale, Unsupported
 from .._arguments import require_dtype, require_readable, same_place
 from .._library import LaneSpec
 from .._op import Awaited, D, Facade, op
@@ -102,8 +102,8 @@ class SparseLU(Facade[D]):
             ValueError: another shape, or another ``trans``.
             GpuRefStale: the device was rebuilt since the factorization, or a ref is stale.
             LinAlgError: the last ``refactorize`` failed.
-            Unsupported: in a recording, on CUDA; what cuDSS does not do, such as a transpose of
-                some kinds of matrices.
+            Unsupported: in a recording; what cuDSS does not do, such as a transpose of some kinds
+                of matrices.
         """
         return self._in_steps("solve", self._factors.solving(b, trans))
 
@@ -186,7 +186,13 @@ class Factors:
 
         Raises:
             GpuRefStale: they are gone.
+            Unsupported: in a recording.
         """
+        if driver.keeper is not self._part._home:
+            raise Unsupported(
+                "a recording has executors of its own, which have none of these factors; await "
+                "lu.solve(b) instead"
+            )
         kept = self._kept
         if kept is None or kept.epoch is not driver.memory.epoch:
             raise GpuRefStale("the device was rebuilt since the factorization; make another")

@@ -78,10 +78,12 @@ async def test_factors_solve_in_batches(device: Device) -> None:
     async with device.batch() as batch:
         x = batch.using(lu).solve(batch.using(lu).solve(b))
     np.testing.assert_allclose(MATRIX @ (MATRIX @ await device.get(x)), 1)
-    batch = device.batch()
     with pytest.raises(Unsupported, match="batch"):
-        async with batch:
-            batch.sparse.splu(a)
+        async with device.batch() as one:
+            one.sparse.splu(a)
+    with pytest.raises(Unsupported, match="recording"):
+        async with device.record(b) as recording:
+            recording.using(lu).solve(b)
     with pytest.raises(Unsupported, match="batch"):
         async with device.batch() as other:
             other.using(lu).refactorize(a)

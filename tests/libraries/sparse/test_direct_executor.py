@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,13 +119,6 @@ async def test_what_the_library_refuses(device: Device, library: FakeDss) -> Non
         await lu.solve(b)
     assert (caught.value.library, caught.value.status) == ("cudss", 6)
     assert len(library.things) == held
-
-
-async def test_recordings_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = SimpleNamespace(handle=0, pointer=0, captures=True)
-    monkeypatch.setattr(FakeCudaDirect, "stream", stream)
-    with pytest.raises(Unsupported, match="recorded"):
-        await device.sparse.splu(await device.sparse.put(MATRIX))
 
 
 async def test_without_the_library(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
