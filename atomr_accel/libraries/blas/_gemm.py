@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -422,20 +421,19 @@ class Products(Routines[D]):
         at: tuple[int, ...] = ()
         scalars: list[Block] = []
         rooms: list[Block] = []
-        pointer_bytes = plan.pointer_bytes
-        placed = [(n, v) for n, v in (("alpha", alpha), ("beta", beta)) if isinstance(v, GpuRef)]
-        if not placed:
+        placed: list[tuple[str, GpuRef]] = []
+        if type(alpha) is not GpuRef and type(beta) is not GpuRef:
             factor, scale = factors(a, alpha, beta, plan.options.compute)
             fresh = scales_nothing(scale, out)
         else:
             if a.dtype is _INT8:
                 raise Unsupported("int8 products with alpha or beta on the device")
+            both = (("alpha", alpha), ("beta", beta))
+            placed = [(each, value) for each, value in both if isinstance(value, GpuRef)]
             factor, scale = _unless_placed(a, alpha, "alpha"), _unless_placed(a, beta, "beta")
             fresh = scales_nothing(scale, out)
             kind = DTYPES[plan.options.scalars]
-            each = [("alpha", alpha, kind), ("beta", beta, kind)]
-            at, scalars, rooms = place_scalars(driver, each)
-            pointer_bytes = pointer_bytes or 3 * POINTER_BYTES * math.prod(plan.batch)
+            at, scalars, rooms = place_scalars(driver, [(*each, kind) for each in both])
         result = driver.output(plan.shape, plan.dtype_c) if out is None else out
         block = require_writable(result, memory, "out", strided=True)
         require_shape(result, plan.shape, "out")
@@ -450,8 +448,8 @@ class Products(Routines[D]):
                 require_terms(a, b)
         writes: tuple[Block, ...] = (block, *rooms)
         pointers = 0
-        if pointer_bytes:
-            scratch = driver.output((pointer_bytes,), UINT8)._block
+        if plan.pointer_bytes:
+            scratch = driver.output((plan.pointer_bytes,), UINT8)._block
             pointers = scratch.address
             writes = (*writes, scratch)
         message = GemmEx(

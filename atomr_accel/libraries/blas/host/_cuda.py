@@ -157,7 +157,7 @@ class CudaBlas:
             return
         if message.at:
             with self._handle.scalars_on_device():
-                self._gemm_by_pointers(message)
+                self._gemm_by_placed_scalars(message)
             return
         if not k:
             count = math.prod(batch)
@@ -184,6 +184,27 @@ class CudaBlas:
             )
             self._products.keep(key, product)
         self._run(product, message)
+
+    def _gemm_by_placed_scalars(self, message: GemmEx) -> None:
+        """Products whose alpha and beta are on the device."""
+        (m, n, k), batch, options = message.sizes, message.batch, message.options
+        if len(batch) > 1:
+            self._gemm_by_pointers(message)
+            return
+        alpha, beta = self._scalars(message)
+        row_a, row_b, row_c = message.rows or _rows(message.sizes, options)
+        step_c = m * n if message.strides_c is None else sum(message.strides_c)
+        pointer, a_type = self._pointer, CUDA_TYPES[options.dtype]
+        self._handle.call(
+            "cublasGemmStridedBatchedEx_64",
+            *(options.trans_b, options.trans_a, n, m, k),
+            alpha,
+            *(pointer(message.b), a_type, row_b, sum(message.strides_b)),
+            *(pointer(message.a), a_type, row_a, sum(message.strides_a)),
+            beta,
+            *(pointer(message.c), CUDA_TYPES[options.dtype_c], row_c, step_c),
+            *(math.prod(batch), self._handle.compute_type(options.compute), GEMM_DEFAULT),
+        )
 
     def _prepare(
         self,
