@@ -500,6 +500,7 @@ PLAIN: Final = 'extern "C" __global__ void plain(float* x) { *x = 1; }'
 
 @pytest.mark.headers
 @pytest.mark.usefixtures("nvrtc")
+@pytest.mark.slow
 def test_options_have_names_and_types(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "std": "c++20",
