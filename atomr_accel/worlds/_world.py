@@ -300,23 +300,6 @@ class World(Collectives):
     def _submit(self, term: Term, made: Plan) -> Call:
         return self._engine.submit(term, made.name, made.parts, made.at)
 
-<<<<<<< HEAD
-    def _require_members(self, members: tuple[int, ...]) -> None:
-        """Refuse what was called for other ranks than there are now."""
-        membership = self._engine.membership
-        if membership.members != members:
-            broken = membership.broken
-            if broken is not None and broken.epoch + 1 < membership.epoch:
-                broken = None  # that was before the world was resized
-            raise WorldBroken(
-                f"the op was called for {len(members)} ranks and has not begun; the world goes on "
-                f"with {self.size}",
-                rank=None if broken is None else broken.rank,
-                epoch=membership.epoch,
-            )
-
-=======
->>>>>>> 934e2752d5519993c705061adaa356bea8e11976
     async def _provide(
         self, cores: Sequence[DeviceCore], pending: Pending, outputs: list[tuple[int, GpuRef]]
     ) -> None:
