@@ -378,7 +378,8 @@ def test_numbers_are_counted(cuda: CudaIndexing, cpu: CpuIndexing, index: str, s
     for count in (0, 1, 5000):
         given = rng.integers(low, high, count, index, endpoint=True)
         counts = [np.full(size, 7) for _ in range(2)]
-        for executor, made in zip((cuda, cpu), counts, strict=True):
+        executors: list[CudaIndexing | CpuIndexing] = [cuda, cpu]
+        for executor, made in zip(executors, counts, strict=True):
             message = CountNumbers(pointer(given), count, index, pointer(made), size)
             executor.handlers[CountNumbers](message)
         expected = [7 + np.count_nonzero(given == number) for number in range(size)]
