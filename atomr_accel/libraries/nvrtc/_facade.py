@@ -87,8 +87,8 @@ class Nvrtc(Facade[D]):
     What was compiled is kept on disk and found there by later programs and by this one after
     a rebuild: in ``$ATOMR_CACHE_DIR``, by default ``~/.cache/atomr-accel``. Sources that
     include others are compiled each time. They find the toolkit's headers, such as
-    ``cuda_fp16.h``, those of cuRAND (``curand_kernel.h``) and of package cuda-cccl
-    (``cuda/std``, ``cub``), where these are installed.
+    ``cuda_fp16.h``, those of cuRAND (``curand_kernel.h``) and of libcu++ and CUB (``cuda/std``,
+    ``cub``), from package cuda-cccl or a toolkit, where these are installed.
     """
 
     def __init__(self, device: Home) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -217,17 +218,22 @@ def toolkit_headers() -> list[str]:
 
 
 def library_headers() -> list[str]:
-    """Where ``curand_kernel.h`` is, and what it includes: libcu++, as package cuda-cccl has it."""
-    found = []
+    """Where ``curand_kernel.h`` is, and what it includes: libcu++.
+
+    That is part of package cuda-cccl, and of toolkits.
+    """
     try:
         from cuda.pathfinder import find_nvidia_header_directory
 
-        found.append(find_nvidia_header_directory("curand"))
+        found = [find_nvidia_header_directory("curand")]
         spec = find_spec("cuda.cccl")
     except ImportError:
-        spec = None
+        return []
     if spec is not None and spec.submodule_search_locations:
         found.append(str(Path(spec.submodule_search_locations[0]) / "headers" / "include"))
+    else:
+        with suppress(RuntimeError):  # older releases of pathfinder do not know it
+            found.append(find_nvidia_header_directory("cccl"))
     return [path for path in found if path]
 
 
