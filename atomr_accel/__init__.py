@@ -45,7 +45,11 @@ if TYPE_CHECKING:
         MostFreeMemory,
         PlacementPolicy,
         Requests,
+        SealedCopies,
+        SealedCopiesStatistics,
         SharedBuffer,
+        Snapshot,
+        SnapshotStatistics,
         StandbyStatistics,
         System,
         Topology,
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
     from .libraries.nvrtc._options import CompileOptions
     from .libraries.nvrtc._tensor_map import TensorMap
     from .libraries.sparse._array import SparseRef
+    from .libraries.sparse._ell import EllRef
+    from .libraries.sparselt._structured import StructuredRef
     from .memory import GpuRef
     from .wire._trace import traceparent
 
@@ -79,6 +85,7 @@ __all__ = [
     "DeviceUnavailable",
     "Devices",
     "DevicesStatistics",
+    "EllRef",
     "EventStale",
     "FromAsyncio",
     "GpuRef",
@@ -96,10 +103,15 @@ __all__ = [
     "PlacementPolicy",
     "RemoteError",
     "Requests",
+    "SealedCopies",
+    "SealedCopiesStatistics",
     "SharedBuffer",
+    "Snapshot",
+    "SnapshotStatistics",
     "SparseRef",
     "StandbyStatistics",
     "StandbyWarning",
+    "StructuredRef",
     "System",
     "TensorMap",
     "Topology",
@@ -137,7 +149,11 @@ _HOME = {
     "DeviceStatistics": "device",
     "FromAsyncio": "device",
     "Requests": "device",
+    "SealedCopies": "device",
+    "SealedCopiesStatistics": "device",
     "SharedBuffer": "device",
+    "Snapshot": "device",
+    "SnapshotStatistics": "device",
     "StandbyStatistics": "device",
     "System": "device",
     "from_asyncio": "device",
@@ -150,7 +166,9 @@ _HOME = {
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
     "CompileOptions": "libraries.nvrtc._options",
+    "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse._array",
+    "StructuredRef": "libraries.sparselt._structured",
     "TensorMap": "libraries.nvrtc._tensor_map",
     "traceparent": "wire._trace",
 }

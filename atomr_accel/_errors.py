@@ -216,7 +216,7 @@ class LinAlgError(AccelError, np.linalg.LinAlgError):
     Attributes:
         index: which matrix, counted over the leading dimensions in row-major order.
         info: what LAPACK says of it: the leading minor that is not positive definite, the pivot
-            that is zero, or how much did not converge.
+            that is zero, or how much did not converge. -1000 stands for NaN or infinity in it.
     """
 
     _fields = ("index", "info")

@@ -4,8 +4,10 @@ from ._device import Device, DeviceStatistics
 from ._open import System, open_device, open_system
 from ._requests import Requests
 from ._standby import StandbyStatistics
+from .data._snapshot import Snapshot, SnapshotStatistics
 from .group._candidate import Candidate, CandidateState, Hints, PlacementPolicy
 from .group._devices import DeviceLoad, Devices, DevicesStatistics
+from .group._everywhere import SealedCopies, SealedCopiesStatistics
 from .group._open import open_devices
 from .group._policies import ConsistentHash, DataLocality, MostFreeMemory
 from .group._topology import Link, Topology
@@ -28,7 +30,11 @@ __all__ = [
     "MostFreeMemory",
     "PlacementPolicy",
     "Requests",
+    "SealedCopies",
+    "SealedCopiesStatistics",
     "SharedBuffer",
+    "Snapshot",
+    "SnapshotStatistics",
     "StandbyStatistics",
     "System",
     "Topology",

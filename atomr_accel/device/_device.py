@@ -94,7 +94,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
         linalg: factorizations, systems and eigenvalues (cuSOLVER).
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).
-        sparse: sparse matrices (cuSPARSE).
+        sparse: sparse matrices (cuSPARSE, cuDSS).
+        sparselt: products with matrices half of whose elements are zero (cuSPARSELt).
         tensor: sums of products along any axes (cuTENSOR; einsum without it, too).
         requests: the same libraries, whose methods make requests: messages to their actors.
     """

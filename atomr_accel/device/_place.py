@@ -24,7 +24,7 @@ _LANES: Final = {
     "dnn": ("dnn", "dnn-plans"),
     "linalg": ("solver",),
     "nvrtc": ("nvrtc", "kernels"),
-    "sparse": ("sparse", "sparse-waits"),
+    "sparse": ("sparse", "sparse-direct", "sparse-waits"),
 }
 """The lanes of each library."""
 

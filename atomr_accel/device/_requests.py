@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..libraries.nvrtc._kernel import Kernel
     from ..libraries.nvrtc._module import Module
     from ..libraries.rng._generator import Generator
+    from ..libraries.sparse._direct import SparseLU
     from ._core import DeviceCore
 
 R = TypeVar("R")
@@ -68,6 +69,8 @@ class Requests(Evaluating[Described], Proxy[Described]):
     def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Described]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Described]: ...
+    @overload
+    def using(self, made: SparseLU[Any]) -> SparseLU[Described]: ...
     def using(self, made: Facade[Any]) -> Facade[Described]:
         """Something that a library has made, such as a kernel, with methods that make requests.
 

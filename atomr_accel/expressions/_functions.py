@@ -292,7 +292,7 @@ def _norm(
         square = given.real**2 + given.imag**2 if given.dtype.kind == "c" else size * size
         return ufunc("sqrt", square.sum(axes, keepdims=keepdims))
     if ord == math.inf:
-        return size.max(axes, keepdims=keepdims)
+        return size.max(axes, keepdims=keepdims, initial=0)  # of nothing, too
     if ord == -math.inf:
         return size.min(axes, keepdims=keepdims)
     if ord == 1:

@@ -44,6 +44,9 @@ _LINGER_SECONDS: Final = 250e-6
 Waking it costs 50 us, and a program that has slept for a long op takes 150 us to ask for the next.
 """
 
+_LONG_SECONDS: Final = 1e-3
+"""What keeps the thread for so long is answered before what is behind it, which may, too."""
+
 _by_sequence: Final = itemgetter(0)
 
 
@@ -165,14 +168,23 @@ class Launcher:
         if sources > 1:
             requests.sort(key=_by_sequence)
         before: Lane | None = None
+        begun = time.perf_counter()
         for _, lane, request in requests:
             if lane is not before and before is not None:
                 before.end_pass()
             before = lane
             lane.accept(request)
+            if time.perf_counter() - begun > _LONG_SECONDS:
+                lane.end_pass()
+                self._answer()
+                begun = time.perf_counter()
         if before is not None:
             before.end_pass()
         self._retry()
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer what is done."""
         for lane in self._lanes.values():
             lane.mark()
             if lane.reap() or lane.answers:

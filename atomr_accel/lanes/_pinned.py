@@ -245,7 +245,8 @@ class PinnedPool:
     def _give_back(self, piece: Piece) -> None:
         if piece.dedicated:
             self._over_limit -= piece.size
-            self._drop_arena(piece.arena.id)
+            if piece.arena.id in self._arenas:  # else the pool was closed meanwhile
+                self._drop_arena(piece.arena.id)
         else:
             self._collect()
             piece.arena.pieces -= 1

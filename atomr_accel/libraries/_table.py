@@ -20,7 +20,9 @@ from .nvrtc._kernel import Kernel
 from .nvrtc._module import Module
 from .rng._facade import Rng
 from .rng._generator import Generator
+from .sparse._direct import SparseLU
 from .sparse._facade import Sparse
+from .sparselt._facade import SparseLt
 from .tensor._facade import Tensor
 
 if TYPE_CHECKING:
@@ -28,19 +30,19 @@ if TYPE_CHECKING:
 
 
 CALLED: Final = (
-    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse, Tensor),
-    *(DnnPlan, Generator, Kernel, Module, PagedKVCache, Rnn),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse, SparseLt, Tensor),
+    *(DnnPlan, Generator, Kernel, Module, PagedKVCache, Rnn, SparseLU),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
     *("dnn", "dnn-plans", "fft", "kernels", "nccl", "nccl-aborts", "nvrtc", "rng", "solver"),
-    *("sparse", "sparse-waits", "tensor"),
+    *("sparse", "sparse-direct", "sparse-waits", "sparselt", "tensor"),
 )
 """The names of their lanes."""
 NAMES: Final = (
     *("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng", "sparse"),
-    "tensor",
+    *("sparselt", "tensor"),
 )
 """The names of the facades."""
 
@@ -58,6 +60,7 @@ class Libraries(Generic[D]):
     nvrtc: Nvrtc[D]
     rng: Rng[D]
     sparse: Sparse[D]
+    sparselt: SparseLt[D]
     tensor: Tensor[D]
 
     def _add_libraries(self, device: Home) -> None:
@@ -69,8 +72,9 @@ class Libraries(Generic[D]):
         self.fft = Fft(device, self.cub)
         self.linalg = Linalg(device, self.cub, self.blas)
         self.nvrtc = Nvrtc(device)
-        self.rng = Rng(device, self.array, self.cub)
+        self.rng = Rng(device, self.array, self.cub, self.blas)
         self.sparse = Sparse(device, self.array, self.cub)
+        self.sparselt = SparseLt(device)
         self.tensor = Tensor(device, self.blas, self.cub)
         for name in NAMES:
             getattr(self, name)._library = name

@@ -206,7 +206,8 @@ def signature(
     """What a call has in common with those that are alike, and its buffers.
 
     None where nothing is known of that: lists and other values, and buffers that no call may use,
-    which is for the call itself to say.
+    which is for the call itself to say. A value that holds buffers may be taken apart: ``_apart()``
+    gives what is left without them, and these, and ``_joined(refs)`` the same with others.
     """
     parts: list[object] = [*form]
     add = parts.append
@@ -245,7 +246,17 @@ def signature(
             if len(value) > _LONGEST_TEXT:
                 return None
         elif kind not in _PLAIN and not isinstance(value, np.dtype):
-            return None
+            if not hasattr(kind, "_apart"):
+                return None
+            rest, held = value._apart()
+            for ref in held:
+                inside = signature((), memory, (ref,), {})
+                if inside is None:
+                    return None
+                parts += inside[0]
+                views = views or type(ref._block) is not Block
+            refs += held
+            value = rest  # noqa: PLW2901 - what is left of it
         add(kind)
         add(value)
     count = len(refs)
@@ -358,7 +369,10 @@ class _Tracer:
     def _stand_in(self, value: Any) -> Any:
         """What stands for an argument."""
         if type(value) is not GpuRef:
-            return value
+            if not hasattr(type(value), "_apart"):
+                return value
+            _, held = value._apart()
+            return value._joined([self._stand_in(ref) for ref in held])
         whole, offset = value._block.base, value._block.offset
         made = self._stand_ins.get(whole)
         if made is None:  # what stands for the first of its views is where that begins
@@ -523,6 +537,10 @@ class _Tracer:
             if ref._block is result._block and result._strides is None:
                 shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
                 return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes)
+        begin = result._block.base, result._block.offset
+        for at, ref in enumerate(self._refs):
+            if (ref._block.base, ref._block.offset) == begin:  # a view of all of it, as ref.T is
+                return lambda refs: result.on_block(refs[at]._place)
         raise Untraceable
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import trio
 
+from ..actors._nursery import PlainNursery
 from ..memory import GpuRef
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Progress:
 
     def begin(self, program: Recording) -> None:
         """Begin a step: decide whether it does anything."""
-        more = (self.norm > self.tolerance) & (self.status[1:] < float(self.most))
+        more = (self.norm > self.tolerance) & (self.norm < np.inf)
+        more = more & (self.status[1:] < float(self.most))
         program.evaluate(more, out=self.active)
 
     def end(self, program: Recording, norm: Any) -> None:
@@ -61,30 +63,48 @@ async def progress(device: Device, norm: float, tolerance: float, most: int) -> 
 
 async def drive(
     device: Device, program: Recording, state: Progress, callback: Callback | None
-) -> tuple[int, float]:
+) -> float:
     """Replay steps until there is nothing more to do.
 
     The next ones are on their way while the program looks at how far the last ones got.
 
     Returns:
-        How many iterations there were, and the residual's norm.
+        The residual's norm.
+
+    Raises:
+        ContextPoisoned, GpuRefStale: a fault. It hits both, the look and the steps, and is told
+            once.
     """
     seen = -1
     while True:
         found: list[Any] = []
+        failure: Exception | None = None
 
         async def look(found: list[Any] = found) -> None:
             found.append(await device.get(state.status))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
-            nursery.start_soon(program.replay)
+        try:
+            async with PlainNursery() as nursery:
+                nursery.start_soon(look)
+                nursery.start_soon(program.replay)
+        except ExceptionGroup as both:
+            failure = both.exceptions[0]
+        if failure is not None:
+            raise failure  # here, where the group is not its context
         norm, count = float(found[0][0]), int(found[0][1])
         if callback is not None and count != seen:
             callback(count, norm)
         seen = count
-        if not norm > state.tolerance or count >= state.most:
-            return count, norm
+        if not state.tolerance < norm < math.inf or count >= state.most:
+            return norm
+
+
+def info_of(size: float, tolerance: float, most: int) -> int:
+    """What solvers say of where they ended: 0 only if the residual's norm is small enough.
+
+    NaN and infinity are not, whatever the tolerance: that is infinite where ``b`` is.
+    """
+    return 0 if math.isfinite(size) and size <= tolerance else max(1, most)
 
 
 def dot(x: GpuRef, y: GpuRef) -> Expression:
@@ -96,7 +116,7 @@ def dot(x: GpuRef, y: GpuRef) -> Expression:
 
 def norm(x: Any) -> Any:
     """The Euclidean norm, of shape (1,), float64."""
-    squares = np.square(np.abs(x)).astype(np.float64)
+    squares = np.square(np.abs(x).astype(np.float64))
     return np.sqrt(squares.sum(keepdims=True))
 
 

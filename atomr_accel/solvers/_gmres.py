@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..libraries.wire._options import whole
-from ._driving import Callback, norm, ratio
+from ._driving import Callback, info_of, norm, ratio
 from ._krylov import started
 from ._operators import Operator, System, system
 
@@ -48,20 +49,23 @@ async def gmres(
         restart: how many vectors a basis has; 20 by default, or n.
         maxiter: how many bases at most; 10 n by default.
         M: approximates the inverse of ``A``.
-        callback: called after each basis, with their number and the residual's norm.
+        callback: a function, called after each basis, with their number and the residual's norm.
 
     Returns:
-        The solution, and 0; or where it is after ``maxiter`` bases, and their number.
+        The solution, and 0; or, where that is not found, what there is, and ``maxiter``, at
+        least 1: as ``cg``.
 
     Raises:
-        TypeError: other dtypes, or what is no operator.
-        ValueError: shapes or numbers that do not fit.
+        TypeError, ValueError: as ``cg``.
     """
-    given = system(device, A, b, M)
+    given = system(device, A, b, M, callback)
     most = 10 * given.n if maxiter is None else whole(maxiter, "maxiter", least=0)
     size = _RESTART if restart is None else whole(restart, "restart", least=1)
     size = max(1, min(size, given.n))
     x, r, tolerance, beta = await started(given, x0, rtol, atol)
+    info = info_of(beta, tolerance, most)
+    if not (info and most and math.isfinite(beta)):
+        return x, info
     dtype = b.dtype
     basis = await device.full((size + 1, given.n), 0, dtype)
     sums = await device.full((size, size + 1), 0, dtype)  # a row for each vector
@@ -75,10 +79,10 @@ async def gmres(
         update.evaluate(b - given.multiply(update, x), out=r)
         update.evaluate(norm(r), out=length)
     for count in range(most):
-        if beta <= tolerance:
-            return x, 0
         await cycle.replay()
         h = (await device.get(sums)).T
+        if not np.isfinite(h).all():
+            return x, max(1, most)
         first = np.zeros(size + 1, dtype)
         first[0] = beta
         y = np.linalg.lstsq(h, first, rcond=None)[0].astype(dtype)
@@ -87,7 +91,9 @@ async def gmres(
         beta = float((await device.get(length))[0])
         if callback is not None:
             callback(count + 1, beta)
-    return x, 0 if beta <= tolerance else most
+        if not tolerance < beta < math.inf:
+            break
+    return x, info_of(beta, tolerance, most)
 
 
 def _orthogonalize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..libraries.wire._options import whole
-from ._driving import Callback, dot, drive, norm, progress, ratio
-from ._operators import Operator, System, least, system
+from ..libraries.wire._options import real, whole
+from ._driving import Callback, dot, drive, info_of, norm, progress, ratio
+from ._operators import Operator, System, require_ref, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,18 +50,21 @@ async def cg(
         atol: the same, absolute.
         maxiter: how many iterations at most; 10 n by default.
         M: approximates the inverse of ``A``; positive definite.
-        callback: called every time that the program looks, with the iterations so far and the
-            residual's norm.
+        callback: a function, called every time that the program looks, with the iterations so far
+            and the residual's norm.
         every: after how many iterations the program looks.
 
     Returns:
-        The solution, and 0; or where it is after ``maxiter`` iterations, and their number.
+        The solution, and 0; zeros for a ``b`` of zeros. Or, where that is not found, what there is,
+        which may hold NaN, and ``maxiter``, at least 1: after so many iterations, or as soon as the
+        residual's norm is NaN or infinite, as it is at once if those are in ``b``. They are no
+        errors.
 
     Raises:
-        TypeError: other dtypes, or what is no operator.
+        TypeError: other dtypes, what is no operator, or a function that gives no ref.
         ValueError: shapes or numbers that do not fit.
     """
-    given = system(device, A, b, M)
+    given = system(device, A, b, M, callback)
 
     async def begin(x: GpuRef, r: GpuRef) -> Step:
         rho, p = await _scalar(given, 0.0), await _zeros(given)
@@ -116,7 +120,7 @@ async def bicgstab(
     Raises:
         TypeError, ValueError: as ``cg``.
     """
-    given = system(device, A, b, M)
+    given = system(device, A, b, M, callback)
 
     async def begin(x: GpuRef, r: GpuRef) -> Step:
         shadow = await device.copy(r)
@@ -180,7 +184,7 @@ async def minres(
     Raises:
         TypeError, ValueError: as ``cg``.
     """
-    given = system(device, A, b, M)
+    given = system(device, A, b, M, callback)
 
     async def begin(x: GpuRef, r: GpuRef) -> Step:
         # Vectors and numbers of the last step, and of the one before it.
@@ -210,7 +214,9 @@ async def minres(
             a1 = program.evaluate(np.sqrt(a0 * a0 + wide * wide))
             a2 = program.evaluate(s * delta + c_before * c * gamma)
             a3 = program.evaluate(s_before * gamma)
-            c_new, s_new = program.evaluate(ratio(a0, a1)), program.evaluate(ratio(wide, a1))
+            # Where the basis ends in the null space there is nothing to rotate: the residual stays.
+            c_new = program.evaluate(ratio(a0, a1))
+            s_new = program.evaluate(np.where(a1 == 0, 1, ratio(wide, a1)))
             toward = program.evaluate((z - a3 * w_before - a2 * w) * ratio(1.0, a1))
             state.keep(program, x, x + c_new * eta * toward)
             for target, value in (
@@ -241,16 +247,17 @@ async def _solve(
     most = 10 * given.n if maxiter is None else whole(maxiter, "maxiter", least=0)
     steps = whole(every, "every", least=1)
     x, r, tolerance, size = await started(given, x0, rtol, atol)
-    if size <= tolerance or not most:
-        return x, 0 if size <= tolerance else most
+    info = info_of(size, tolerance, most)
+    if not (info and most and math.isfinite(size)):
+        return x, info
     step: Step = await begin(x, r)
     state = await progress(device, size, tolerance, most)
     async with device.record() as program:
         for _ in range(steps):
             state.begin(program)
             step(program, state)
-    count, found = await drive(device, program, state, callback)
-    return x, 0 if found <= tolerance else count
+    found = await drive(device, program, state, callback)
+    return x, info_of(found, tolerance, most)
 
 
 async def started(
@@ -258,11 +265,17 @@ async def started(
 ) -> tuple[GpuRef, GpuRef, float, float]:
     """Where a solver begins: the solution, its residual, the tolerance, the residual's norm."""
     device, b = given.device, given.b
-    if x0 is not None and (x0.shape != b.shape or x0.dtype is not b.dtype):
-        raise ValueError(f"x0 must be of the shape and dtype of b, {b.shape} and {b.dtype.name}")
+    if x0 is not None:
+        require_ref(device, x0, "x0")
+        if x0.shape != b.shape or x0.dtype is not b.dtype:
+            raise ValueError(
+                f"x0 must be of the shape and dtype of b, {b.shape} and {b.dtype.name}, not "
+                f"{x0.shape} and {x0.dtype.name}"
+            )
+    relative, absolute = real(rtol, "rtol", least=0), real(atol, "atol", least=0)
     bound = float((await device.get(await device.evaluate(norm(b))))[0])
-    tolerance = least(bound, rtol, atol)
-    if x0 is None:
+    tolerance = max(absolute, relative * bound)
+    if x0 is None or not bound:  # relative to nothing no other solution would be near enough
         return await _zeros(given), await device.copy(b), tolerance, bound
     x = await device.copy(x0)
     r = await given.residual(x)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 
-from .._errors import said_of
-from ..libraries.wire._options import whole
-from ..memory import GpuRef
+from ..libraries.wire._options import flag, real, whole
 from ._driving import Callback
-from ._operators import FLOATS, Operator, applied, require_operator
+from ._operators import Operator, applied, require_floats, require_operators
 
 if TYPE_CHECKING:
     from ..device import Device
+    from ..memory import GpuRef
 
 _ITERATIONS = 20
 
@@ -46,26 +45,26 @@ async def lobpcg(
             dtype's precision times n, as SciPy's.
         maxiter: how many iterations at most; 20 by default.
         largest: whether the largest or the smallest ones are wanted.
-        callback: called after each iteration, with their number and the largest norm.
+        callback: a function, called after each iteration, with their number and the largest norm.
 
     Returns:
         The eigenvalues, an array of shape (k,), the wanted end first; and the vectors, a ref of
         shape (n, k).
 
     Raises:
-        TypeError: other dtypes, or what is no operator.
-        ValueError: shapes or numbers that do not fit.
+        TypeError: other dtypes, what is no operator, or a function that gives no ref.
+        ValueError: shapes or numbers that do not fit; columns of ``X`` that depend on others.
+        numpy.linalg.LinAlgError: products with ``A`` or ``M``, or ``X``, hold NaN or infinity.
     """
-    given: object = X
-    if not isinstance(given, GpuRef) or X.dtype.name not in FLOATS:
-        raise TypeError(f"X must be a ref of {', '.join(FLOATS)}, not {said_of(given)}")
+    require_floats(device, X, "X")
     if X.ndim != 2 or not 0 < 5 * X.shape[1] < X.shape[0]:
         raise ValueError(f"X has shape {X.shape}; it must be (n, k) with 0 < 5 k < n")
     n, k = X.shape
-    for each, name in ((A, "A"), (M, "M")):
-        require_operator(each, n, X.dtype, name)
+    require_operators(A, M, n, X.dtype, callback)
+    end = flag(largest, "largest")
     most = _ITERATIONS if maxiter is None else whole(maxiter, "maxiter", least=0)
-    enough = float(np.sqrt(np.finfo(X.dtype).eps)) * n if tol is None else float(tol)
+    enough = float(np.sqrt(np.finfo(X.dtype).eps)) * n
+    enough = enough if tol is None else real(tol, "tol", least=0)
 
     # The vectors, their preconditioned residuals, and where they came from.
     space = await device.full((n, 3 * k), 0, X.dtype)
@@ -92,7 +91,7 @@ async def lobpcg(
     for count in range(most + 1):
         await project.replay()
         products, overlaps = [await device.get(each) for each in grams]
-        found, weights = _rayleigh_ritz(products, overlaps, k, largest=largest)
+        found, weights = _rayleigh_ritz(products, overlaps, k, largest=end)
         directions = weights.copy()
         directions[:k] = 0
         await device.put(np.hstack([weights, directions]).astype(X.dtype), out=chosen)
@@ -119,6 +118,8 @@ def _rayleigh_ritz(
     Returns:
         The values, and how the vectors are made of the basis.
     """
+    if not (np.isfinite(products).all() and np.isfinite(overlaps).all()):
+        raise np.linalg.LinAlgError("products of A, M and X hold NaN or infinity")
     eps = float(np.finfo(overlaps.dtype).eps)
     wide = np.complex128 if overlaps.dtype.kind == "c" else np.float64
     products, overlaps = products.astype(wide), overlaps.astype(wide)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from .._errors import said_of
 from ..libraries.sparse._array import SparseRef
-from ..memory import GpuRef
+from ..memory import GpuRef, ref_error
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -71,36 +70,64 @@ class System:
         return await self.device.copy(made)
 
 
-def system(device: Device, a: Operator, b: GpuRef, m: Operator | None) -> System:
+def system(device: Device, a: Operator, b: GpuRef, m: Operator | None, callback: object) -> System:
     """A system of what a caller gave.
 
     Raises:
-        TypeError: no operators, or dtypes that solvers have not.
+        TypeError: no operators, no function, or dtypes that solvers have not.
         ValueError: shapes that do not fit.
     """
-    given: object = b
-    if not isinstance(given, GpuRef) or b.dtype.name not in FLOATS:
-        raise TypeError(f"b must be a ref of {', '.join(FLOATS)}, not {said_of(b)}")
+    require_floats(device, b, "b")
     if b.ndim != 1:
         raise ValueError(f"b must have one dimension, not shape {b.shape}")
-    for each, name in ((a, "A"), (m, "M")):
-        require_operator(each, b.shape[0], b.dtype, name)
+    require_operators(a, m, b.shape[0], b.dtype, callback)
     return System(device, a, b, m)
 
 
-def require_operator(each: Operator | None, n: int, dtype: np.dtype[Any], name: str) -> None:
-    """What a caller gave multiplies vectors of ``n`` elements.
+def require_ref(device: Device, thing: object, name: str) -> None:
+    """What a caller gave is a ref.
 
     Raises:
-        TypeError: it is no operator, or of another dtype.
+        TypeError: it is not; where it can be made one, the message says how.
+    """
+    if not isinstance(thing, GpuRef):
+        raise ref_error(thing, device._core.memory, name)
+
+
+def require_floats(device: Device, thing: GpuRef, name: str) -> None:
+    """What a caller gave is a ref of a dtype that solvers have.
+
+    Raises:
+        TypeError: it is not.
+    """
+    require_ref(device, thing, name)
+    if thing.dtype.name not in FLOATS:
+        raise TypeError(f"{name} must be a ref of {', '.join(FLOATS)}, not of {thing.dtype.name}")
+
+
+def require_operators(
+    a: Operator, m: Operator | None, n: int, dtype: np.dtype[Any], callback: object
+) -> None:
+    """What a caller gave multiplies vectors of ``n`` elements, and can be called.
+
+    Raises:
+        TypeError: it is no operator, of another dtype, or no function.
         ValueError: another shape.
     """
+    _require_operator(a, n, dtype, "A")
+    if m is not None:
+        _require_operator(m, n, dtype, "M")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be a function, not {said_of(callback)}")
+
+
+def _require_operator(each: Operator, n: int, dtype: np.dtype[Any], name: str) -> None:
     if isinstance(each, (SparseRef, GpuRef)):
         if each.shape != (n, n):
             raise ValueError(f"{name} has shape {each.shape}, but vectors have {n} elements")
         if each.dtype is not dtype:
             raise TypeError(f"{name} is {each.dtype.name}, but vectors are {dtype.name}")
-    elif each is not None and not callable(each):
+    elif not callable(each):
         raise TypeError(
             f"{name} must be a SparseRef, a GpuRef or a function of a recording and a vector, "
             f"not {said_of(each)}"
@@ -108,20 +135,24 @@ def require_operator(each: Operator | None, n: int, dtype: np.dtype[Any], name: 
 
 
 def applied(program: Recording, operator: Operator, x: GpuRef) -> GpuRef:
-    """A product of an operator and a vector, or several, as part of a recording."""
+    """A product of an operator and a vector, or several, as part of a recording.
+
+    Raises:
+        TypeError: a function gives no ref, or one of another dtype.
+        ValueError: one of another shape.
+    """
     if isinstance(operator, SparseRef):
         return program.sparse.matmul(operator, x)
     if isinstance(operator, GpuRef):
         return program.blas.gemv(operator, x) if x.ndim == 1 else program.blas.gemm(operator, x)
-    return operator(program, x)
-
-
-def least(bound: float, rtol: float, atol: float) -> float:
-    """The norm of a residual that is small enough.
-
-    Raises:
-        ValueError: negative tolerances.
-    """
-    if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol) and math.isfinite(atol)):
-        raise ValueError(f"rtol and atol must not be negative: {rtol}, {atol}")
-    return max(atol, rtol * bound)
+    made: object = operator(program, x)
+    name = getattr(operator, "__name__", "an operator's function")
+    if not isinstance(made, GpuRef):
+        raise TypeError(
+            f"{name} must give a ref, which calls of the recording do, not {said_of(made)}"
+        )
+    if made.dtype is not x.dtype:
+        raise TypeError(f"{name} gives {made.dtype.name} for a vector of {x.dtype.name}")
+    if made.shape != x.shape:
+        raise ValueError(f"{name} gives shape {made.shape} for a vector of shape {x.shape}")
+    return made

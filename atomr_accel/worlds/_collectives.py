@@ -249,6 +249,13 @@ class Mail:
         letters = self._letters.get((source, to))
         return letters.popleft() if letters else None
 
+    def refuse(self, error: Callable[[], Exception]) -> None:
+        """Nothing that was left is taken any more; whoever waits looks again."""
+        for letters in self._letters.values():
+            while letters:
+                letters.popleft().finish(error())
+        self._arrived.unpark_all()
+
     async def wait(self) -> None:
         """Wait until another letter is left."""
         await self._arrived.park()

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _GRACE_SECONDS: Final = 1.0
 """A host that only has to say how far it is answers sooner than this."""
 
+_SHRINK_SECONDS: Final = 5.0
+"""What takes longer than this is not going to work: ranks had better meet anew."""
+
 _LOOKS: Final = 8
 """A deadline is noticed within an eighth of it."""
 
@@ -101,6 +104,24 @@ class Member(Protocol):
     ) -> None:
         """Join the communicator of a number."""
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether what is left of a communicator can become one; see ``shrink``."""
+
+    def revoke(self, number: int, answered: Callable[[Exception | None], object]) -> None:
+        """Stop what is under way in a communicator, and keep it to be shrunk."""
+
+    def shrink(
+        self,
+        number: int,
+        parent: int,
+        excluded: tuple[int, ...],
+        rank: int,
+        size: int,
+        answered: Callable[[Exception | None], object],
+    ) -> None:
+        """Join the communicator of a number, with those that are left of a revoked one."""
+
     def collect(
         self, number: int, name: str, part: Part, answered: Callable[[Exception | None], object]
     ) -> None:
@@ -130,6 +151,21 @@ class Bootstrap(Protocol[_M_contra]):
 
 
 _M = TypeVar("_M", bound=Member)
+
+
+class _Nowhere:
+    """Where those meet that have met before."""
+
+    def place_of(self, rank: int) -> tuple[bytes, int]:
+        """See ``Meeting.place_of``; nobody asks."""
+        raise AssertionError(rank)
+
+    def abort(self) -> None:
+        """Only hosts can."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+        await trio.lowlevel.checkpoint()
 
 
 @dataclass(eq=False)
@@ -211,7 +247,8 @@ class Engine(Generic[_M]):
     ) -> None:
         self.membership: Final = Membership(range(len(members)), shrink=shrink)
         self.term: Term | None = None
-        self._members = members
+        self._members = list(members)
+        self._followers: dict[int, trio.CancelScope] = {}
         self._meet = meet
         self.deadline: Final = deadline
         self._calls: dict[int, Call] = {}
@@ -222,6 +259,16 @@ class Engine(Generic[_M]):
         self._watchers: set[trio.MemorySendChannel[int]] = set()
         self._end: Broken | None = None
         self._closed = False
+        self._resizing: Final = trio.Lock()
+        self._draining = False
+        self._parent: Term | None = None  # revoked, to be shrunk
+        self._revoked_terms: set[Term] = set()  # those that are not left yet
+        self._shrinks = True  # until that has failed once
+
+    @property
+    def present(self) -> tuple[_M, ...]:
+        """The members of this epoch, in the order of their ranks."""
+        return tuple(self._members[number] for number in self.membership.members)
 
     @property
     def over(self) -> WorldBroken | None:
@@ -237,7 +284,7 @@ class Engine(Generic[_M]):
             WorldBroken: they never will be.
         """
         await trio.lowlevel.checkpoint()
-        while self.membership.phase != "whole":
+        while self.membership.phase != "whole" or self._draining:
             if self._closed:
                 raise WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
             if self._end is not None:
@@ -245,6 +292,42 @@ class Engine(Generic[_M]):
             await self._changed.wait()
         assert self.term is not None
         return self.term
+
+    async def resize(self, members: Sequence[_M]) -> None:
+        """Go on with these members, in the order of their ranks, and wait until all are in.
+
+        Ops in flight are waited for, and calls wait meanwhile. Who is cancelled before they are
+        done has changed nothing.
+
+        Raises:
+            WorldBroken: they never will be.
+        """
+        async with self._resizing:
+            self._draining = True
+            try:
+                while self._calls:
+                    await next(iter(self._calls.values())).done.wait()
+                if self._end is None and not self._closed:
+                    self._replace(members)
+            finally:
+                self._draining = False
+                self._change()
+            await self.whole()
+
+    def _replace(self, members: Sequence[_M]) -> None:
+        """Have others in the world from the next epoch on."""
+        known = {id(self._members[number]): number for number in self.membership.members}
+        numbers = []
+        for member in members:
+            number = known.get(id(member))
+            if number is None:
+                number = len(self._members)
+                self._members.append(member)
+                self._nursery.start_soon(self._follow, number, member)
+            numbers.append(number)
+        self._happen(self.membership.resize(numbers))
+        for number in self._followers.keys() - set(numbers):
+            self._followers.pop(number).cancel()
 
     def submit(self, term: Term, name: str, parts: Sequence[Part], at: int) -> Call:
         """Send an op to all ranks that take part, here and now.
@@ -313,21 +396,23 @@ class Engine(Generic[_M]):
         for watcher in list(self._watchers):
             watcher.close()
         self._change()
-        if self.term is not None:
-            term, self.term = self.term, None
+        terms = [*self._revoked_terms, *([] if self.term is None else [self.term])]
+        self.term = None
+        for term in terms:
             with trio.CancelScope(shield=True):
                 await self._leave(term, self.membership.members)
 
     async def _follow(self, number: int, member: Member) -> None:
-        try:
-            await member.follow(
-                lambda: self._happen(self.membership.ready(number)),
-                lambda cause: self._happen(self.membership.lost(number, cause)),
-            )
-        except DeviceLost as error:
-            self._happen(self.membership.gone(number, error))
-        except AccelError as error:  # its lanes cannot be had
-            self._happen(self.membership.gone(number, error))
+        if number not in self.membership.members:
+            return  # the world was resized again before this began
+        with trio.CancelScope() as self._followers[number]:
+            try:
+                await member.follow(
+                    lambda: self._happen(self.membership.ready(number)),
+                    lambda cause: self._happen(self.membership.lost(number, cause)),
+                )
+            except AccelError as error:  # it is lost, or its lanes cannot be had
+                self._happen(self.membership.gone(number, error))
 
     def _happen(self, effects: list[Effect]) -> None:
         """What follows of something: who waits is told at once, the rest is done by a task.
@@ -362,7 +447,15 @@ class Engine(Generic[_M]):
             case Abort():
                 self._forming.cancel()
                 term, self.term = self.term, None
-                if term is not None:
+                if term is None:
+                    return
+                members = [self._members[number] for number in effect.members]
+                if effect.rest and self._shrinks and all(each.shrinks for each in members):
+                    self._parent = term
+                    self._revoked_terms.add(term)
+                    for member in members:
+                        member.revoke(term.number, self._revoked)
+                else:
                     self._nursery.start_soon(self._leave, term, effect.members)
             case Ended():
                 self._end = effect.broken
@@ -377,6 +470,13 @@ class Engine(Generic[_M]):
         members = [self._members[number] for number in form.members]
         if form.epoch != self.membership.epoch:
             return
+        parent, self._parent = self._parent, None
+        if parent is not None:
+            rest = tuple(member for member in parent.members if member in form.members)
+            if self._shrinks and rest == form.members:
+                await self._shrink(form, parent)
+                return
+            self._nursery.start_soon(self._leave, parent, form.members)
         with trio.CancelScope() as self._forming:
             try:
                 begun = trio.current_time()
@@ -395,6 +495,48 @@ class Engine(Generic[_M]):
             for rank, member in enumerate(members):
                 answered = partial(self._joined, term, form.members[rank])
                 member.join(term.number, rank, len(members), meeting.place_of(rank), answered)
+
+    async def _shrink(self, form: Form, parent: Term) -> None:
+        """Have what is left of a communicator join; if that fails, the next is a new one."""
+        begun = trio.current_time()
+        term = self.term = Term(form.epoch, form.members, next(_numbers), _Nowhere(), begun)
+        excluded = tuple(
+            rank for rank, member in enumerate(parent.members) if member not in form.members
+        )
+        for rank, member in enumerate(form.members):
+            self._members[member].shrink(
+                term.number,
+                parent.number,
+                excluded,
+                rank,
+                len(form.members),
+                partial(self._shrunk, term, member),
+            )
+
+        def joining() -> bool:
+            return self.term is term and self.membership.phase == "joining"
+
+        with trio.move_on_after(_SHRINK_SECONDS):
+            while joining() and self._shrinks:
+                await self._changed.wait()
+        if joining():
+            self._shrinks = False
+            late = TimeoutError(f"what is left had not joined after {_SHRINK_SECONDS} s")
+            self._happen(self.membership.failed(term.epoch, None, late))
+        await self._leave(parent, form.members)
+
+    def _shrunk(self, term: Term, member: int, error: Exception | None) -> None:
+        if error is None or isinstance(error, (ContextPoisoned, DeviceLost)):
+            self._joined(term, member, error)
+        elif term is self.term:
+            # No library that can, or none that can now: no reason to give up.
+            self._shrinks = False
+            self._happen(self.membership.failed(term.epoch, member, error))
+
+    def _revoked(self, error: Exception | None) -> None:
+        if error is not None and not isinstance(error, (ContextPoisoned, DeviceLost)):
+            self._shrinks = False
+            self._change()
 
     def _joined(self, term: Term, member: int, error: Exception | None) -> None:
         if error is None:
@@ -423,6 +565,7 @@ class Engine(Generic[_M]):
 
     async def _leave(self, term: Term, members: Sequence[int]) -> None:
         """Have members leave a communicator; then nothing of it is left."""
+        self._revoked_terms.discard(term)
         term.meeting.abort()
         left = trio.Event()
         waiting = set(members)

@@ -11,12 +11,13 @@ import trio
 from .._errors import ContextPoisoned
 from ..lanes import uninterrupted
 from ..libraries.nccl._lanes import ABORTS, COLLECTIVES
-from ..libraries.nccl.wire._messages import Abort, AskBegun, Collect, Join
+from ..libraries.nccl.wire._messages import Abort, AskBegun, Collect, Join, Revoke, Shrink
 from ..memory import block_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ..device import Device
     from ..device._core import DeviceCore
     from ..lanes import Op
     from ..memory import Block
@@ -43,8 +44,9 @@ def _order(core: DeviceCore) -> Block:
 class DeviceMember:
     """A device: what a world asks of it are ops of its lanes for collectives."""
 
-    def __init__(self, core: DeviceCore) -> None:
-        self.core: Final = core
+    def __init__(self, device: Device) -> None:
+        self.device: Final = device
+        self.core: Final[DeviceCore] = device._core
 
     @property
     def name(self) -> str:
@@ -91,6 +93,30 @@ class DeviceMember:
         """See ``Member.join``."""
         meeting, area = place
         self._submit("nccl.join", Join(number, rank, size, meeting, area), answered)
+
+    @property
+    def shrinks(self) -> bool:
+        """See ``Member.shrinks``."""
+        return not self.core.capabilities.host_memory  # there, ranks meet anew as soon
+
+    def revoke(self, number: int, answered: Callable[[Exception | None], object]) -> None:
+        """See ``Member.revoke``."""
+        port = self.core.ports.get(ABORTS.name)
+        if port is not None:  # or who follows the device tells that
+            op = self.core.submit(port, "nccl.revoke", Revoke(number))
+            op.when_answered(partial(_tell, op, answered))
+
+    def shrink(
+        self,
+        number: int,
+        parent: int,
+        excluded: tuple[int, ...],
+        rank: int,
+        size: int,
+        answered: Callable[[Exception | None], object],
+    ) -> None:
+        """See ``Member.shrink``."""
+        self._submit("nccl.shrink", Shrink(number, parent, excluded, rank, size), answered)
 
     def collect(
         self, number: int, name: str, part: Part, answered: Callable[[Exception | None], object]

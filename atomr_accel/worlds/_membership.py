@@ -3,7 +3,7 @@
 A world is *gathering* until the devices of all its members take ops, then *joining* until all
 have joined a communicator, and then *whole*. What goes wrong in either of the last two breaks
 it: the epoch passes, every op in flight is settled, survivors leave the communicator, and it
-gathers again.
+gathers again. So it does when it is resized, but that waits until no op is in flight.
 
 What happens is told by calling methods; what follows is what they return. Whoever does that must
 do it in that order, and may do it later: what comes of an epoch that has passed is ignored.
@@ -50,10 +50,18 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Have the members that are left leave the communicator of an epoch."""
+    """Have the members that are left leave the communicator of an epoch.
+
+    Attributes:
+        epoch: which one.
+        members: those that are left.
+        rest: whether these, and no others, go on, and all had joined. Then there may be a
+            shorter way to their next communicator than a new one.
+    """
 
     epoch: int
     members: tuple[int, ...]
+    rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,24 @@ class Membership:
         self._numbers += 1
         self._ops[self._numbers] = set(members)
         return self._numbers
+
+    def resize(self, members: Iterable[int]) -> list[Effect]:
+        """Go on with these members in a new epoch; no op is in flight.
+
+        A number that was a member's before, and is none now, never is one again.
+        """
+        assert not self._ops
+        if self.phase == "over":
+            return []
+        effects: list[Effect] = []
+        if self.phase != "gathering":
+            effects.append(Abort(self.epoch, self.members))
+            self.phase = "gathering"
+        self.epoch += 1
+        self.members = tuple(members)
+        self._ready.intersection_update(self.members)
+        self._failures = 0
+        return effects + self._form()
 
     def close(self) -> list[Effect]:
         """The world is left; no op is in flight."""
@@ -231,7 +257,8 @@ class Membership:
         if self.phase != "gathering":
             self.broken = Broken(self.epoch, rank, cause, len(self.members))
             self.breaks += 1
-            effects = [*self._settle(self.broken), Abort(self.epoch, survivors)]
+            rest = self.phase == "whole" and survivors == members != self.members
+            effects = [*self._settle(self.broken), Abort(self.epoch, survivors, rest)]
             self.epoch += 1
             self.phase = "gathering"
         elif members != self.members:

@@ -66,8 +66,7 @@ class World(Collectives):
     that opened it may call them, also at the same time.
     """
 
-    def __init__(self, devices: Sequence[Device], engine: Engine[DeviceMember]) -> None:
-        self._all = tuple(devices)
+    def __init__(self, engine: Engine[DeviceMember]) -> None:
         self._engine = engine
         self._mail = Mail()
 
@@ -78,7 +77,7 @@ class World(Collectives):
     @property
     def devices(self) -> tuple[Device, ...]:
         """Its devices, in the order of their ranks."""
-        return tuple(self._all[member] for member in self._engine.membership.members)
+        return tuple(member.device for member in self._engine.present)
 
     @property
     def size(self) -> int:
@@ -132,6 +131,36 @@ class World(Collectives):
         with self._engine.watch() as epochs:
             yield epochs
 
+    async def resize(self, devices: Sequence[Device]) -> None:
+        """Go on with these devices: more, fewer, or others, in the order of their ranks.
+
+        Ops in flight are waited for; then a new epoch begins. This returns when all ranks are in
+        it. Calls that have not begun raise ``WorldBroken``, as their lists have another length,
+        and so does ``send`` of what was not received. Who is cancelled leaves: the world is
+        resized nevertheless, unless ops are in flight still.
+
+        Args:
+            devices: as for ``open_world``. One that is there keeps what it has; one that has left
+                may come back.
+
+        Raises:
+            WorldBroken: the new world cannot be formed; see ``open_world``.
+            TypeError, ValueError: as for ``open_world``; or of another backend than the world is.
+        """
+        found = _checked(devices)
+        present = self._engine.present
+        if found[0].backend != present[0].device.backend:
+            raise ValueError(
+                f"a world of {present[0].device.backend} devices cannot go on with {found[0].name}"
+            )
+        members = {member.device: member for member in present}
+        await self._engine.resize([members.get(each) or DeviceMember(each) for each in found])
+        self._mail.refuse(
+            lambda: WorldBroken(
+                "the buffer was not received: the world was resized", rank=None, epoch=self.epoch
+            )
+        )
+
     # --- ops -------------------------------------------------------------------------------
 
     async def barrier(self) -> None:
@@ -176,8 +205,10 @@ class World(Collectives):
         for name, rank in (("source", source), ("to", to)):
             if not 0 <= rank < self.size:
                 raise ValueError(f"{name} must be a rank from 0 to {self.size - 1}, not {rank}")
+        called_in = self._engine.membership.members
         while (letter := self._mail.take(source, to)) is None:
             await self._mail.wait()
+            self._require_members(called_in)
         gone = False
 
         def sent() -> None:
@@ -255,10 +286,10 @@ class World(Collectives):
     # --- how they are carried out ----------------------------------------------------------
 
     def _rank(self, ref: GpuRef) -> int:
-        return Plan(self._cores(self._engine.membership.members), 0, []).rank_of(ref, "x")
+        return Plan(self._cores(), 0, []).rank_of(ref, "x")
 
-    def _cores(self, members: Sequence[int]) -> list[DeviceCore]:
-        return [self._all[member]._core for member in members]
+    def _cores(self) -> list[DeviceCore]:
+        return [member.core for member in self._engine.present]
 
     async def _carry_out(
         self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
@@ -269,11 +300,11 @@ class World(Collectives):
         while True:
             term = await self._engine.whole()
             self._require_members(called_in)
-            made = Plan(self._cores(term.members), term.at, outputs)
+            made = Plan(self._cores(), term.at, outputs)
             try:
                 result = plan(made)
             except Pending as pending:
-                await self._provide(term, pending, outputs)
+                await self._provide(self._cores(), pending, outputs)
                 continue
             call = self._submit(term, made)
             if sent is not None:
@@ -289,6 +320,8 @@ class World(Collectives):
         membership = self._engine.membership
         if membership.members != members:
             broken = membership.broken
+            if broken is not None and broken.epoch + 1 < membership.epoch:
+                broken = None  # that was before the world was resized
             raise WorldBroken(
                 f"the op was called for {len(members)} ranks and has not begun; the world goes on "
                 f"with {self.size}",
@@ -297,12 +330,11 @@ class World(Collectives):
             )
 
     async def _provide(
-        self, term: Term, pending: Pending, outputs: list[tuple[int, GpuRef]]
+        self, cores: Sequence[DeviceCore], pending: Pending, outputs: list[tuple[int, GpuRef]]
     ) -> None:
         """Wait for memory."""
         rank, shape, dtype = pending.wanted
-        core = self._all[term.members[rank]]._core
-        outputs.append((rank, await core.empty(shape, dtype)))
+        outputs.append((rank, await cores[rank].empty(shape, dtype)))
 
 
 @final
@@ -313,7 +345,8 @@ class CollectiveGroup(Collectives):
         self._world = world
         self._term = term
         self._outputs: list[tuple[int, GpuRef]] = []
-        self._plan = Plan(world._cores(term.members), term.at, self._outputs)
+        self._cores = world._cores()
+        self._plan = Plan(self._cores, term.at, self._outputs)
         self._planned: list[Callable[[Plan], object]] = []
         self._mail = Mail()
 
@@ -343,14 +376,14 @@ class CollectiveGroup(Collectives):
             try:
                 result = self._try(plan)
             except Pending as pending:
-                await self._world._provide(self._term, pending, self._outputs)
+                await self._world._provide(self._cores, pending, self._outputs)
             else:
                 self._planned.append(plan)
                 return result
 
     def _try(self, plan: Callable[[Plan], T]) -> T:
         """Plan all that was planned so far, and what comes now: later checks see earlier ones."""
-        trial = Plan(self._world._cores(self._term.members), self._term.at, self._outputs)
+        trial = Plan(self._cores, self._term.at, self._outputs)
         for each in self._planned:
             each(trial)
         return plan(trial)
@@ -369,7 +402,7 @@ class CollectiveGroup(Collectives):
                 rank=None if broken is None else broken.rank,
                 epoch=self._term.epoch,
             )
-        made = Plan(world._cores(self._term.members), self._term.at, self._outputs)
+        made = Plan(self._cores, self._term.at, self._outputs)
         for each in self._planned:
             each(made)
         return world._submit(self._term, made)
@@ -401,14 +434,25 @@ async def open_world(
         TypeError: no sequence of devices.
         ValueError: no device, one twice, or devices of several backends.
     """
-    found = list(devices)
-    for device in found:
-        if not isinstance(device, Device):
-            raise TypeError(f"open_world takes open devices, not {type(device).__name__}")
     if on_break not in ("wait", "shrink"):
         raise ValueError(f"on_break must be 'wait' or 'shrink', not {on_break!r}")
     if op_deadline is not None and not op_deadline > 0:
         raise ValueError(f"op_deadline must be more than 0 seconds, not {op_deadline}")
+    members = [DeviceMember(device) for device in _checked(devices)]
+    engine = Engine(members, meet, shrink=on_break == "shrink", deadline=op_deadline)
+    async with PlainNursery() as nursery:
+        await nursery.start(engine.run)
+        await engine.whole()
+        yield World(engine)
+        nursery.cancel_scope.cancel()
+
+
+def _checked(devices: Sequence[Device]) -> list[Device]:
+    """Devices that can make a world."""
+    found = list(devices)
+    for device in found:
+        if not isinstance(device, Device):
+            raise TypeError(f"a world takes open devices, not {type(device).__name__}")
     if not found:
         raise ValueError("a world needs a device at least")
     if len({id(device._core) for device in found}) < len(found):
@@ -417,10 +461,4 @@ async def open_world(
     if len(backends) > 1:
         names = ", ".join(sorted(backends))
         raise ValueError(f"devices of one backend make a world, not of {names}")
-    members = [DeviceMember(device._core) for device in found]
-    engine = Engine(members, meet, shrink=on_break == "shrink", deadline=op_deadline)
-    async with PlainNursery() as nursery:
-        await nursery.start(engine.run)
-        await engine.whole()
-        yield World(found, engine)
-        nursery.cancel_scope.cancel()
+    return found

@@ -1,7 +1,8 @@
-"""Products with sparse matrices against CuPy and PyTorch.
+"""Products with sparse matrices, of 2:4 sparsity and direct solvers against CuPy and PyTorch.
 
 The matrices are shaped like those of the SuiteSparse collection: a power law, as graphs of the
-web have; a stencil of five points; and a band. Measured side by side, see ``side_by_side.py``.
+web have; a stencil of five points; and a band. A product with a matrix of 2:4 sparsity is held
+against the dense one. Measured side by side, see ``side_by_side.py``.
 Without a GPU sizes are small, and only our own numbers are printed.
 """
 
@@ -12,12 +13,13 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import scipy.sparse
 import trio
 from side_by_side import Rival, Row, compare, there
 
-from atomr_accel import CpuFallbackWarning, open_device
+from atomr_accel import CpuFallbackWarning, LibraryMissing, open_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,12 +110,83 @@ async def measure(device: Device, n: int) -> None:
             print(*row.lines(), sep="\n", flush=True)
 
 
+async def measure_structured(device: Device, n: int) -> None:
+    """Products of square matrices, half of whose elements are zero, against dense ones."""
+    rng = np.random.default_rng(6)
+    for dtype in ("float16", "bfloat16"):
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        a = await device.put(rng.standard_normal((n, n)).astype(np.float32).astype(kind))
+        b, out = await device.copy(a), await device.empty((n, n), kind)
+        try:
+            half = await device.sparselt.compress(await device.sparselt.prune(a))
+            await device.sparselt.matmul(half, b, out=out, autotune=True)
+        except LibraryMissing as missing:
+            print(missing)
+            return
+
+        def call(on: Any, half: Any = half, b: Any = b, out: Any = out) -> Any:
+            return on.sparselt.matmul(half, b, out=out, autotune=True)
+
+        def dense(on: Any, a: Any = a, b: Any = b, out: Any = out) -> Any:
+            return on.blaslt.matmul(a, b, out=out)
+
+        ours, _ = await compare(device, call, {})
+        theirs, _ = await compare(device, dense, {})
+        row = Row(f"2:4 {dtype} {n}", 2 * n**3, "TFLOP/s", ours, {"dense": theirs}, {"dense": 1.3})
+        print(*row.lines(), sep="\n", flush=True)
+
+
+async def measure_direct(device: Device, side: int) -> None:
+    """A Poisson problem by factors: all of it, and what is left once a structure is known."""
+    count = side * side
+    matrix = scipy.sparse.csr_matrix(stencil(count, np.random.default_rng(7)))
+    matrix.sort_indices()
+    a, b = await device.sparse.put(matrix), await device.put(np.ones(count))
+    try:
+        lu = await device.sparse.splu(a)
+    except LibraryMissing as missing:
+        print(missing)
+        return
+    calls: dict[str, tuple[Callable[[Any], Any], bool]] = {
+        "spsolve": (lambda on: on.sparse.spsolve(a, b), False),
+        "refactorize": (lambda _on: lu.refactorize(a), False),
+        "lu.solve": (lambda on: (lu if on is device else on.using(lu)).solve(b), True),
+    }
+    theirs = direct_rivals(matrix) if device.backend == "cuda" else {}
+    for name, (call, together) in calls.items():
+        rivals = {"cupy": theirs[name]} if name in theirs else {}
+        paces = await compare(device, call, rivals, together=together)
+        goals = dict.fromkeys(rivals, 1.0)
+        row = Row(f"{name} {count}", matrix.data.nbytes, "GB/s", *paces, goals)
+        print(*row.lines(), sep="\n", flush=True)
+
+
+def direct_rivals(matrix: Any) -> dict[str, Rival]:
+    """The same by CuPy, which factorizes on the CPU for ``splu`` and on the device otherwise."""
+    if not there("cupy"):
+        return {}
+    import cupy
+    import cupyx.scipy.sparse
+    import cupyx.scipy.sparse.linalg
+
+    a, b = cupyx.scipy.sparse.csr_matrix(matrix), cupy.ones(matrix.shape[0])
+    lu = cupyx.scipy.sparse.linalg.splu(a)
+    wait = cupy.cuda.Device().synchronize
+    return {
+        "spsolve": Rival(partial(cupyx.scipy.sparse.linalg.spsolve, a, b), wait),
+        "lu.solve": Rival(partial(lu.solve, b), wait),
+    }
+
+
 async def run() -> None:
     """Measure and print."""
     warnings.simplefilter("ignore", CpuFallbackWarning)
     async with open_device(0) as device:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
-        await measure(device, 1 << 20 if device.backend == "cuda" else 1 << 12)
+        large = device.backend == "cuda"
+        await measure(device, 1 << 20 if large else 1 << 12)
+        await measure_structured(device, 4096 if large else 64)
+        await measure_direct(device, 64 if large else 16)
 
 
 def main() -> None:

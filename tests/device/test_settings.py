@@ -28,7 +28,9 @@ from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.nvrtc import _lanes as nvrtc
 from atomr_accel.libraries.rng import _draws as rng
+from atomr_accel.libraries.sparse import _direct as sparse_direct
 from atomr_accel.libraries.sparse import _part as sparse
+from atomr_accel.libraries.sparselt import _facade as sparselt
 from atomr_accel.libraries.tensor import _operations as tensor
 
 from ..harness import program
@@ -154,6 +156,8 @@ def test_every_lane_can_have_a_priority() -> None:
         rng.LANE,
         sparse.LANE,
         sparse.WAITING,
+        sparse_direct.DIRECT,
+        sparselt.LANE,
         tensor.LANE,
         COLLECTIVES,
         ABORTS,

@@ -11,6 +11,7 @@ from atomr_accel.libraries.dnn.attention._options import AttentionOptions
 from atomr_accel.libraries.dnn.attention._paged import Caches
 from atomr_accel.libraries.dnn.rnn._facade import Recurrent
 from atomr_accel.libraries.dnn.routines._facade import Routines
+from atomr_accel.libraries.dnn.routines._pooling import Pooling
 
 from ..harness import ROOT
 
@@ -21,7 +22,7 @@ def named() -> set[str]:
     return set(re.findall(r"`(\w+)", PAGE.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("part", [FlashAttention, Caches, Recurrent, Routines])
+@pytest.mark.parametrize("part", [FlashAttention, Caches, Recurrent, Pooling, Routines])
 def test_it_names_every_call(part: type) -> None:
     calls = {name for name in vars(part) if not name.startswith("_")}
     assert calls

@@ -10,6 +10,8 @@ from atomr_accel.libraries.dnn.graph._user_graph import Graphs
 from atomr_accel.libraries.dnn.ops._conv import Convolutions
 from atomr_accel.libraries.dnn.ops._norm import Normalizations
 from atomr_accel.libraries.dnn.ops._pointwise import Activations
+from atomr_accel.libraries.dnn.ops._resample import Resampling
+from atomr_accel.libraries.dnn.routines._losses import Losses
 from atomr_accel.libraries.dnn.wire._node_type import REQUIRED
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 
@@ -41,7 +43,9 @@ def test_its_table_is_that_of_the_operations() -> None:
     assert table == operations()
 
 
-@pytest.mark.parametrize("part", [Activations, Convolutions, Graphs, Normalizations])
+@pytest.mark.parametrize(
+    "part", [Activations, Convolutions, Graphs, Losses, Normalizations, Resampling]
+)
 def test_it_names_every_call(part: type) -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
     calls = {name for name in vars(part) if not name.startswith("_")}

@@ -16,6 +16,7 @@ from atomr_accel.libraries.nvrtc._facade import Nvrtc
 from atomr_accel.libraries.rng._facade import Rng
 from atomr_accel.libraries.rng._generator import Generator
 from atomr_accel.libraries.sparse._facade import Sparse
+from atomr_accel.libraries.sparselt._facade import SparseLt
 from atomr_accel.libraries.tensor._facade import Tensor
 
 from ..harness import ROOT
@@ -24,7 +25,7 @@ PAGE = ROOT / "docs" / "reference" / "libraries.md"
 
 
 @pytest.mark.parametrize(
-    "facade", [Blas, BlasLt, Cub, Fft, Linalg, Rng, Generator, Nvrtc, Sparse, Tensor]
+    "facade", [Blas, BlasLt, Cub, Fft, Linalg, Rng, Generator, Nvrtc, Sparse, SparseLt, Tensor]
 )
 def test_it_names_every_method(facade: type) -> None:
     named = set(re.findall(r"`[\w.]*?(\w+)[`(]|\.(\w+)\(", PAGE.read_text(encoding="utf-8")))

@@ -62,7 +62,9 @@ def vector(pointer: int, n: int, inc: int, dtype: np.dtype[Any]) -> Array:
 
 
 def number(argument: Any, dtype: np.dtype[Any]) -> Any:
-    """What a pointer to a host scalar points to."""
+    """What a pointer to a scalar points to: a number on the device, or else in the host."""
+    if isinstance(argument, int):
+        return vector(argument, 1, 1, dtype)[0]
     buffer = bytes(argument._obj)
     assert len(buffer) == dtype.itemsize, (len(buffer), dtype)
     return np.frombuffer(buffer, dtype)[0]
@@ -89,6 +91,18 @@ SCALAR_WORDS = {"a": "alpha", "c": "cosine", "s": "sine"}
 """What arguments are called that are scalars of a row."""
 
 
+def each_of(values: dict[str, Any], dtype: np.dtype[Any]) -> Iterable[dict[str, Any]]:
+    """The arguments of each of a batch: by strides, or by tables of pointers."""
+    for i in range(values.get("batch", 1)):
+        each = dict(values)
+        for word in ("a", "x", "y") if "batch" in values else ():
+            if f"stride_{word}" in values:
+                each[word] += i * values[f"stride_{word}"] * dtype.itemsize
+            else:
+                each[word] = int(vector(values[word], i + 1, 1, DTYPES["uint64"])[i])
+        yield each
+
+
 def run_row(row: Row, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
     """What the vendor's function of a row does, given arguments by their words."""
     case: dict[str, Any] = {size: values[size] for size in row.sizes}
@@ -107,6 +121,8 @@ def run_row(row: Row, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
         kind = DTYPES[operand.dtype_of(dtype.name)]
         if operand.steps:
             array = vector(values[word], shape[0], values[f"inc{word}"], kind)
+        elif len(shape) == 1:
+            array = vector(values[word], shape[0], 1, kind)
         elif shape:
             rows, columns = shape
             array = matrix(values[word], rows, columns, values[f"ld{word}"], kind)
@@ -176,11 +192,13 @@ class FakeLibrary:
     """What ``VendorLibrary`` is for ``Handle``."""
 
     def __init__(self) -> None:
+        self.version = 130_100
         self.device_mode = False
         self.handles = 0
         self.functions: dict[str, Callable[..., int]] = {
             "cublasCreate_v2": lambda handle: self.create(handle),
             "cublasDestroy_v2": lambda _handle: 0,
+            "cublasGetVersion_v2": self.get_version,
             "cublasSetStream_v2": lambda _handle, _stream: 0,
             "cublasSetWorkspace_v2": lambda _handle, pointer, _size: 0 if pointer else 7,
             "cublasSetPointerMode_v2": self.set_mode,
@@ -197,8 +215,15 @@ class FakeLibrary:
                     self.add(symbol(letter, name, dtype), row, words, DTYPES[dtype])
             if row.half is not None:
                 self.add(prototypes.half_symbol(row.half[0]), row, row.half[1], None)
-        for half, name in prototypes.HALF_GEMV.items():
-            self.add(name, ROWS["gemv"], prototypes.HALF_GEMV_ARGUMENTS, DTYPES[half])
+        begun = {dtype: f"cublas{letters['t']}" for dtype, letters in LETTERS.items()}
+        strided = {dtype: f"{begin}gemvStridedBatched_64" for dtype, begin in begun.items()}
+        batched = {dtype: f"{begin}gemvBatched_64" for dtype, begin in begun.items()}
+        for names, words in (
+            (strided | prototypes.HALF_GEMV, prototypes.GEMV_STRIDED),
+            (batched | prototypes.HALF_GEMV_BATCHED, prototypes.GEMV_BATCHED),
+        ):
+            for dtype, name in names.items():
+                self.add(name, ROWS["gemv"], words, DTYPES[dtype])
         for dtype, letters in LETTERS.items():
             for routine, run in BATCHED.items():
                 self.functions[f"cublas{letters['t']}{routine}Batched"] = self.guarded(
@@ -210,9 +235,13 @@ class FakeLibrary:
 
         def run(*arguments: Any) -> None:
             values = dict(zip(words.split(), arguments, strict=True))
-            assert self.device_mode == ("result" in values)
+            scalars = [values[word] for word in ("alpha", "beta", "cosine") if word in values]
+            placed = [isinstance(each, int) for each in scalars]
+            assert self.device_mode == (bool({"result", "param"} & values.keys()) or any(placed))
+            assert all(placed) or not any(placed), "numbers in two places"
             kind = dtype or DTYPE_OF[values["type"]]
-            run_row(row, kind, values)
+            for each in each_of(values, kind):
+                run_row(row, kind, each)
 
         self.functions[name] = self.guarded(run)
 
@@ -233,6 +262,10 @@ class FakeLibrary:
     def create(self, handle: Any) -> int:
         self.handles += 1
         handle._obj.value = self.handles
+        return 0
+
+    def get_version(self, _handle: Any, version: Any) -> int:
+        version._obj.value = self.version
         return 0
 
     def set_mode(self, _handle: Any, mode: int) -> int:

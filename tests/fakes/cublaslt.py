@@ -12,6 +12,7 @@ import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
@@ -73,6 +74,7 @@ class FakeLt:
             "cublasLtMatmulPreferenceDestroy": self.destroy,
             "cublasLtMatmulPreferenceSetAttribute": lambda *_: 0,
             "cublasLtMatmulAlgoGetHeuristic": self.heuristic,
+            "cublasLtMatmulAlgoConfigGetAttribute": self.number_of,
             "cublasLtMatmul": self.matmul,
         }
 
@@ -138,6 +140,13 @@ class FakeLt:
         assert c["rows"] == d["rows"]
         return 0
 
+    @staticmethod
+    def number_of(algorithm: bytes, name: int, value: Any, size: int, written: Any) -> int:
+        assert (name, size) == (0, 4)
+        value._obj.value = 60 + int(algorithm[10:11])
+        written._obj.value = size
+        return 0
+
     def matmul(self, _handle: int, *arguments: Any) -> int:
         handle, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout = arguments[:11]
         algorithm, workspace, nbytes, _stream = arguments[11:]
@@ -159,7 +168,9 @@ class FakeLt:
                 places.append((pointer + i * thing["step"] * size if pointer else 0, thing))
             self.one(
                 description,
-                number(alpha, scale),
+                vector(alpha, self.things[d_layout]["rows"], 1, scale)[:, None]
+                if description.get("POINTER_MODE") == 4
+                else number(alpha, scale),
                 number(beta, scale),
                 places,
                 i,
@@ -187,10 +198,12 @@ class FakeLt:
         b = op(read(places[1]).astype(wide), t["TRANSB"])
         d = read(places[3])
         m, n = d.shape
-        blocks = t.get("A_SCALE_MODE") == 1
+        blocks: Any = {1: ("float8_e4m3fn", 16), 2: ("float8_e8m0fnu", 32)}.get(
+            t.get("A_SCALE_MODE", 0)
+        )
         if blocks:
-            a = a * block_scales(t["A_SCALE_POINTER"], *a.shape)
-            b = b * block_scales(t["B_SCALE_POINTER"], *b.shape[::-1]).T
+            a = a * block_scales(t["A_SCALE_POINTER"], *a.shape, *blocks)
+            b = b * block_scales(t["B_SCALE_POINTER"], *b.shape[::-1], *blocks).T
         value = alpha * (a @ b)
         rows = t.get("A_SCALE_MODE") == 3
         for side, size, shape in (("A", m, (-1, 1)), ("B", n, (1, -1))):
@@ -245,16 +258,18 @@ class FakeLt:
         return gelu(value) if name.startswith("GELU") else value
 
 
-def block_scales(pointer: int, rows: int, k: int) -> Array:
-    """Scales of blocks of 16 along k, from tiles of 128 rows and four columns."""
-    down, across = -(-rows // 128), -(-(k // 16) // 4)
-    tiles = memory(pointer, down * across * 512).view(DTYPES["float8_e4m3fn"])
+def block_scales(pointer: int, rows: int, k: int, dtype: str, block: int) -> Array:
+    """Scales of blocks along k, from tiles of 128 rows and four columns."""
+    down, across = -(-rows // 128), -(-(k // block) // 4)
+    tiles = memory(pointer, down * across * 512)
     # By row of tiles, column of tiles, row % 32, row // 32, column.
     parts = tiles.reshape(down, across, 32, 4, 4).transpose(0, 3, 2, 1, 4)
-    whole = parts.reshape(down * 128, across * 4).astype(np.float32)
+    whole = parts.reshape(down * 128, across * 4)
     assert not whole[rows:].any()
-    assert not whole[:, k // 16 :].any()
-    return whole[:rows, : k // 16].repeat(16, -1)
+    assert not whole[:, k // block :].any()
+    scales = np.ascontiguousarray(whole[:rows, : k // block]).view(getattr(ml_dtypes, dtype))
+    widened: Array = scales.astype(np.float32).repeat(block, -1)
+    return widened
 
 
 class FakeEvents:

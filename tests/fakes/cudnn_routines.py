@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atomr_accel import LibraryError
+from atomr_accel.libraries.dnn.host._cpu_losses import classified
 from atomr_accel.libraries.dnn.host._cpu_rnn import CpuRnn
 from atomr_accel.libraries.dnn.host._cpu_routines import CpuRoutines
 from atomr_accel.libraries.dnn.host._routine_prototypes import (
@@ -64,6 +65,7 @@ class FakeRoutines:
         self.made: dict[int, dict[str, Any]] = {}
         self.seeds: dict[int, int] = {}
         self.ref_error: dict[str, int] = {}
+        self.classified = 0
         self._next = 1
         context: Any = SimpleNamespace(check=lambda: None, array=reach, bytes_at=memory)
         self._execute: dict[type, Callable[[Any], Any]] = {
@@ -101,6 +103,45 @@ class FakeRoutines:
             return 0
 
         return function
+
+    # --- connectionist temporal classification --------------------------------------------
+
+    def SetCTCLossDescriptor_v9(self, made: int, *numbers: int) -> None:  # noqa: N802
+        dtype, normalized, gradients, most = numbers
+        assert DTYPES[dtype] == "float32"
+        assert normalized == ENUMS["CUDNN_LOSS_NORMALIZATION_SOFTMAX"]
+        assert gradients == ENUMS["CUDNN_CTC_ZERO_OOB_GRADIENTS"]
+        self.made[made]["most"] = most
+
+    def GetCTCLossWorkspaceSize_v8(self, *given: Any) -> None:  # noqa: N802
+        _handle, _algorithm, _loss, _probabilities, _gradients, size = given
+        size._obj.value = 1000
+
+    def CTCLoss_v8(self, *given: Any) -> None:  # noqa: N802
+        _handle, _algorithm, loss, tensor, logs, labels, counts, steps, *rest = given
+        costs, tensor_of_gradients, gradients, nbytes, workspace = rest
+        assert nbytes == 1000
+        memory(workspace, nbytes)[...] = 0x7F
+        shape = self.made[tensor]["tensor"].shape
+        assert bool(gradients) == bool(tensor_of_gradients)
+        lengths, widths = (reach(each, shape[1:2], np.int32) for each in (steps, counts))
+        assert widths.min() > 0
+        assert widths.max() <= self.made[loss]["most"]
+        assert lengths.max() <= shape[0]
+        given_labels = reach(labels, (int(widths.sum()),), np.int32)
+        x = reach(logs, shape, np.float32).astype(np.float64)
+        found = reach(costs, shape[1:2], np.float32)
+        slopes = np.zeros(shape)
+        for n, each in enumerate(np.split(given_labels, np.cumsum(widths)[:-1])):
+            states = np.zeros(2 * len(each) + 1, np.int64)
+            states[1::2] = each
+            end = lengths[n]
+            # What is out of bounds has a finite loss, and no gradient that is of any use.
+            cost, slope = classified(x[:end, n], states, gradient=True)
+            found[n], slopes[:end, n] = cost if np.isfinite(cost) else 0.0, np.nan_to_num(slope)
+            self.classified += 1
+        if gradients:
+            reach(gradients, shape, np.float32)[...] = slopes
 
     # --- descriptors ----------------------------------------------------------------------
 

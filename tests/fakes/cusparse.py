@@ -59,6 +59,8 @@ def wide(array: Array) -> Array:
 
 
 def op(array: Array, trans: int) -> Array:
+    if trans == 2 and array.dtype.kind != "c":
+        raise Refusal(INVALID_VALUE)
     return array if trans == 0 else array.T if trans == 1 else array.conj().T
 
 
@@ -75,6 +77,8 @@ class Sparse(SimpleNamespace):
         """As a dense one, with sums of what is there more than once."""
         form, (rows, columns) = self.form, self.shape
         made = np.zeros((rows, columns), wide(np.zeros(0, self.dtype)).dtype)
+        if form in ("blocked-ell", "sliced-ell"):
+            return self.filled(made)
         majors, minors = self.places()
         data = wide(self.data())
         if form == "bsr":
@@ -83,6 +87,28 @@ class Sparse(SimpleNamespace):
                 made[i * r : (i + 1) * r, j * c : (j + 1) * c] += block
             return made
         np.add.at(made, (minors, majors) if form == "csc" else (majors, minors), data)
+        return made
+
+    def filled(self, made: Array) -> Array:
+        """The elements of a matrix whose rows are padded, one after the other."""
+        rows, size = self.shape[0], self.block[0]
+        if self.form == "blocked-ell":
+            indices = vector(self.parts[0], rows // size * (self.width // size), self.index)
+            data = wide(vector(self.parts[1], rows * self.width, self.dtype))
+            for (i, place), j in np.ndenumerate(indices.reshape(rows // size, -1)):
+                if j != -1:
+                    down, across = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
+                    part = slice(place * size, (place + 1) * size)
+                    made[down, across] += data.reshape(rows, self.width)[down, part]
+            return made
+        offsets = vector(self.parts[0], -(-rows // size) + 1, self.index)
+        indices = vector(self.parts[1], self.width, self.index)
+        data = wide(vector(self.parts[2], self.width, self.dtype))
+        for row in range(rows):
+            begin, end = offsets[row // size : row // size + 2]
+            for at in range(begin + row % size, end, size):
+                if indices[at] != -1:
+                    made[row, indices[at]] += data[at]
         return made
 
     def places(self) -> tuple[Array, Array]:
@@ -178,6 +204,8 @@ class FakeSparseLibrary:
         rows, columns, nnz, *parts, index, other, base, dtype = args
         assert index == other
         assert base == 0
+        if form != "bsr" and nnz > rows * columns:
+            raise Refusal(INVALID_VALUE)
         made = Sparse(form=form, shape=(rows, columns), nnz=nnz, parts=parts, block=(1, 1))
         made.index, made.dtype, made.marks = INDEX[index], DTYPE_OF[dtype], {}
         self._new(cell, made)
@@ -195,8 +223,28 @@ class FakeSparseLibrary:
     def CreateBsr(self, cell: Any, *args: Any) -> None:  # noqa: N802
         rows, columns, nnz, r, c, *rest, order = args
         assert order == ENUMS["CUSPARSE_ORDER_ROW"]
+        if r != c:
+            raise Refusal(INVALID_VALUE)
         self._compressed("bsr", cell, rows * r, columns * c, nnz, *rest)
         self.things[cell._obj.value].block = (r, c)
+
+    def CreateBlockedEll(self, cell: Any, rows: int, columns: int, *args: Any) -> None:  # noqa: N802
+        size, width, *parts, index, base, dtype = args
+        if rows % size or columns % size or width % size or not width:
+            raise Refusal(INVALID_VALUE)
+        self._compressed(
+            "blocked-ell", cell, rows, columns, rows * width, *parts, index, index, base, dtype
+        )
+        made = self.things[cell._obj.value]
+        made.block, made.width = (size, size), width
+
+    def CreateSlicedEll(self, cell: Any, rows: int, columns: int, *args: Any) -> None:  # noqa: N802
+        nnz, padded, size, *rest = args
+        if padded < nnz or not size:
+            raise Refusal(INVALID_VALUE)
+        self._compressed("sliced-ell", cell, rows, columns, nnz, *rest)
+        made = self.things[cell._obj.value]
+        made.block, made.width = (size, 1), padded
 
     def CreateSpVec(self, cell: Any, n: int, nnz: int, *rest: Any) -> None:  # noqa: N802
         indices, data, index, base, dtype = rest
@@ -253,7 +301,7 @@ class FakeSparseLibrary:
     def SpMV(self, _handle: int, trans: int, alpha: Any, a: int, x: int, *rest: Any) -> None:  # noqa: N802
         beta, y, compute, _, scratch = rest
         use(scratch)
-        if self.things[a].form == "bsr":
+        if self.things[a].form in ("bsr", "blocked-ell"):
             raise Refusal(NOT_SUPPORTED)
         taken = op(self.things[a].array(), trans)
         self._product(taken @ wide(self._dense(x)), self._dense(y), alpha, beta, compute)
@@ -261,7 +309,9 @@ class FakeSparseLibrary:
     def SpMM(self, _handle: int, trans: int, op_b: int, alpha: Any, a: int, *rest: Any) -> None:  # noqa: N802
         b, beta, c, compute, _, scratch = rest
         use(scratch)
-        if self.things[a].form == "bsr" and trans:
+        if self.things[a].form == "sliced-ell":
+            raise Refusal(NOT_SUPPORTED)
+        if self.things[a].form in ("bsr", "blocked-ell") and trans:
             raise Refusal(NOT_SUPPORTED)
         value = op(self.things[a].array(), trans) @ op(wide(self._dense(b)), op_b)
         self._product(value, self._dense(c), alpha, beta, compute)

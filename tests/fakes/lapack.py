@@ -120,12 +120,20 @@ def trsm(
     ldb: int,
     batch: int,
 ) -> None:
-    assert np.frombuffer(bytes(alpha._obj), dtype)[0] == 1
+    factor = np.frombuffer(bytes(alpha._obj), dtype)[0]
     sides, order = stack(b, batch, m, n, ldb, dtype), n if side else m
     for i, matrix in enumerate(stack(a, batch, order, order, lda, dtype)):
         sides[i][...] = get_blas_funcs("trsm", dtype=dtype)(
-            1.0, matrix, sides[i], side=side, lower=1 - uplo, trans_a=trans, diag=diag
+            factor, matrix, sides[i], side=side, lower=1 - uplo, trans_a=trans, diag=diag
         )
+
+
+def matinv(dtype: Any, n: int, a: int, lda: int, to: int, ld: int, infos: int, batch: int) -> None:
+    assert n <= 32
+    found, inverses = integers(infos, batch), stack(to, batch, n, n, ld, dtype)
+    for i, matrix in enumerate(stack(a, batch, n, n, lda, dtype)):
+        lu, swaps, found[i] = routine("getrf", dtype)(matrix)
+        inverses[i][...] = routine("getri", dtype)(lu, swaps)[0]
 
 
 BATCHED: dict[str, Callable[..., None]] = {
@@ -135,4 +143,5 @@ BATCHED: dict[str, Callable[..., None]] = {
     "geqrf": geqrf,
     "gels": gels,
     "trsm": trsm,
+    "matinv": matinv,
 }

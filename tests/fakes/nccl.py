@@ -18,7 +18,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.libraries.nccl.host import _prototypes as prototypes
 
-IN_PROGRESS, INVALID_ARGUMENT = 7, 4
+IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE = 7, 4, 5
 REDUCTIONS: Final[dict[int, Any]] = {
     0: np.add.reduce,
     1: np.multiply.reduce,
@@ -49,7 +49,8 @@ class Comm:
     def __init__(self, clique: Clique, rank: int) -> None:
         self.clique, self.rank = clique, rank
         self.begun = 0
-        self.aborted = False
+        self.aborted = self.revoked = False
+        self.child: tuple[int, Any] | None = None  # what becomes of it when it is shrunk
 
 
 class Clique:
@@ -135,11 +136,41 @@ class FakeNccl:
     def ncclCommGetAsyncError(self, handle: int, cell: Any) -> None:  # noqa: N802
         comm = self.comms[handle]
         clique = comm.clique
+        if comm.child is not None:  # it is there only after a while
+            made, child = comm.child
+            child._obj.value = made
+            comm.child = None
+            cell._obj.value = IN_PROGRESS
+            return
         waits = len(clique.ranks) < clique.size or comm.begun > clique.done
         cell._obj.value = IN_PROGRESS if waits else 0
 
     def ncclCommAbort(self, handle: int) -> None:  # noqa: N802
         self.comms.pop(handle).aborted = True
+
+    def ncclCommRevoke(self, handle: int, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        comm = self.comms[handle]
+        comm.revoked, comm.begun = True, 0  # what waits for others waits no more
+        return IN_PROGRESS
+
+    def ncclCommShrink(  # noqa: N802
+        self, handle: int, excluded: Any, count: int, cell: Any, config: Any, flags: int
+    ) -> int:
+        comm = self.comms[handle]
+        assert comm.revoked
+        assert flags == 0, "it was revoked already"
+        assert config.raw[16:20] == bytes(4), "it must not block"
+        gone = set(excluded[:count])
+        left = [rank for rank in range(comm.clique.size) if rank not in gone]
+        content = b"left" + bytes(left) + str(id(comm.clique)).encode()
+        clique = self._cliques.setdefault(content, Clique(len(left)))
+        rank = left.index(comm.rank)
+        clique.ranks.add(rank)
+        made = next(self._handles)
+        self.comms[made] = Comm(clique, rank)
+        comm.child = made, cell
+        return IN_PROGRESS
 
     def ncclGroupStart(self) -> None:  # noqa: N802
         self._local.group = []
@@ -150,6 +181,8 @@ class FakeNccl:
             return 0
         # The communicator comes right before the stream.
         comm = self.comms[calls[0][1][-2]]
+        if comm.revoked:
+            return INVALID_USAGE
         comm.begun += 1
         group = comm.clique.groups[comm.begun]
         group[comm.rank] = calls

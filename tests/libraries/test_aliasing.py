@@ -29,6 +29,7 @@ _NOTHING_ELSE: Final = {
         f"rng.{name}"
         for name in ("integers", "lognormal", "normal", "poisson", "random", "sobol", "uniform")
     ),
+    *(f"rng.{name}" for name in ("geometric", "hypergeometric", "negative_binomial")),
 }
 """Functions that write one buffer and get no other."""
 

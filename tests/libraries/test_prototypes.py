@@ -11,6 +11,7 @@ import ctypes
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,11 +115,23 @@ def header_folders(table: Table) -> list[Path]:
     finder = pytest.importorskip("cuda.pathfinder")
     folders = []
     for name in (table.library, *table.beside, "cudart"):
-        folder = finder.find_nvidia_header_directory(name.replace("cublasLt", "cublas"))
+        if name == "cudss":  # whose headers the finder does not know; they are beside the library
+            folder = library_folder(name).parent / "include"
+        else:
+            folder = finder.find_nvidia_header_directory(name.replace("cublasLt", "cublas"))
         if folder is None:
             pytest.skip(f"the headers of {name} are not installed")
         folders.append(Path(folder))
     return folders
+
+
+def library_folder(name: str) -> Path:
+    """Where a library is."""
+    finder = pytest.importorskip("cuda.pathfinder")
+    try:
+        return Path(finder.load_nvidia_dynamic_lib(name).abs_path).parent
+    except finder.DynamicLibNotFoundError:
+        pytest.skip(f"{name} is not installed")
 
 
 def ask_compiler(table: Table, folder: Path) -> dict[str, Any]:
@@ -142,7 +155,9 @@ def ask_compiler(table: Table, folder: Path) -> dict[str, Any]:
         for name, expression in numbers.items()
     ]
     known = [
-        line for line in lines if set(re.findall(r"cu\w+|CU\w+|nccl[A-Z]\w+", line)) <= declared
+        line
+        for line in lines
+        if set(re.findall(r"(?:__)?cu\w+|CU\w+|nccl[A-Z]\w+", line)) <= declared
     ]
     body = "\n".join(known)
     source.write_text(
@@ -198,6 +213,16 @@ def test_values_are_those_of_the_headers(asked: tuple[Table, dict[str, Any]]) ->
     assert enums == {name: answers.get(name) for name in enums}
     for expression, value in table.numbers.items():
         assert eval(value, vars(table.tables)) == answers[expression], expression
+
+
+@pytest.mark.headers
+@needs_compiler
+def test_values_that_only_later_releases_have(tmp_path: Path) -> None:
+    """Where the headers that are installed know them, they are those of the headers."""
+    table = TABLES["cublas"]
+    later = {f"CUBLAS_COMPUTE_{name}": value for name, value in table.tables.EMULATED.items()}
+    answers = ask_compiler(replace(table, numbers=dict.fromkeys(later, "")), tmp_path)
+    assert {name: answers.get(name, value) for name, value in later.items()} == later
 
 
 @pytest.mark.headers

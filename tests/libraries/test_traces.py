@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from ..harness import cpu_only, on_shared, opened, program, used_by
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import Device, GpuRef, SparseRef
 
 SIDE = 4
 
@@ -45,6 +46,50 @@ async def test_the_second_call_of_a_kind_is_traced(device: Device) -> None:
     for count in (0, 1, 1):
         np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, b)), exact)
         assert len(traces(device.blas)) - before == count
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@on_shared
+async def test_values_that_hold_buffers_are_taken_apart(device: Device, batch: bool) -> None:
+    dense = [np.diag([1.0, 2, 3]), np.diag([4.0, 5, 6])]
+    matrices = [await device.sparse.put(scipy.sparse.csr_array(each)) for each in dense]
+    x = await device.put(np.arange(3.0))
+
+    async def multiply(a: SparseRef, x: GpuRef, **options: Any) -> Any:
+        if not batch:
+            return await device.get(await device.sparse.matmul(a, x, **options))
+        async with device.batch() as collected:
+            made = collected.sparse.matmul(a, x, **options)
+        return await device.get(made)
+
+    before = len(traces(device.sparse))
+    for at in (0, 0, 1, 0, 1):
+        np.testing.assert_array_equal(await multiply(matrices[at], x), dense[at] @ np.arange(3.0))
+    assert len(traces(device.sparse)) == before + 1
+    assert (await multiply(matrices[0].T, x)).tolist() == [0, 2, 6]
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"shares memory with a\.data"):
+            await multiply(matrices[0], x, out=matrices[0].data)
+    squared = await multiply(matrices[1], matrices[1].data)
+    assert squared.tolist() == [16, 25, 36]
+    sealed = await device.sparse.put(scipy.sparse.csr_array(dense[0]), sealed=True)
+    assert (await multiply(sealed, x)).tolist() == [0, 2, 6]
+    await device.free(matrices[0].indices)
+    with pytest.raises(GpuRefStale):
+        await multiply(matrices[0], x)
+
+
+@on_shared
+async def test_results_may_be_views(device: Device) -> None:
+    whole = await device.put(np.ones((32, 32), np.float16))
+    a = await device.sparselt.compress(await device.sparselt.prune(whole))
+    columns = await device.put(np.tile(np.arange(16, dtype=np.float16), (32, 1)))
+    before = len(traces(device.sparselt))
+    for count in (0, 1, 1):
+        made = await device.sparselt.matmul(a, columns, order="F")
+        assert made.T.contiguous
+        assert (await device.get(made) == 16 * np.arange(16)).all()
+        assert len(traces(device.sparselt)) - before == count
 
 
 values = st.one_of(

@@ -57,6 +57,18 @@ TABLES: Final = {
         Table("cufft", "fft.host._prototypes", ("cufft.h", "cufftXt.h")),
         Table("cusolver", "linalg.host._prototypes", ("cusolverDn.h",), beside=("cublas",)),
         Table("cusparse", "sparse.host._prototypes", ("cusparse.h",)),
+        Table("cudss", "sparse.host._prototypes_dss", ("cudss.h",)),
+        Table(
+            "cusparseLt",
+            "sparselt.host._prototypes",
+            ("cusparseLt.h",),
+            {
+                f"{what}(cusparseLt{name}_t)": f"STRUCT_{number}"
+                for name in ("Handle", "MatDescriptor", "MatmulAlgSelection", "MatmulPlan")
+                for what, number in (("sizeof", "BYTES"), ("alignof", "ALIGNMENT"))
+            },
+            beside=("cusparse",),
+        ),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
         Table("cutensor", "tensor.host._prototypes", ("cutensor.h",)),
         Table(

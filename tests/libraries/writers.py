@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from atomr_accel.libraries.blas.wire._rows import COMPLEX
+from atomr_accel.libraries.blas.wire._rows import COMPLEX, packed
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
 from atomr_accel.libraries.blas.wire._rows import Row as BlasRow
 
@@ -108,8 +108,16 @@ INT: Final = "int32"
 HALF: Final = "float16"
 _GRADS: Final = tuple(f"grads (d{name})" for name in "QKV")
 _SCALES: Final = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+_LABELS: Final = {
+    "targets": ((2, 2), INT),
+    "input_lengths": ((2,), INT),
+    "target_lengths": ((2,), INT),
+}
 _BY_IMAGE: Final = {"x": I, "out": I}
 _BY_GRAD: Final = {"grad": I, "x": I, "out": I}
+
+
+ROTATIONS: Final = ("rotg", "rotm", "rotmg")
 
 
 def of_blas(routine: BlasRow) -> Row:
@@ -118,11 +126,15 @@ def of_blas(routine: BlasRow) -> Row:
     buffers: dict[str, Any] = {}
     for operand in routine.operands:
         shape = (16,) * len(operand.shape)
-        shape = (3, 16) if operand.structure == "band" else shape
+        if operand.form:
+            shape = (3, 16) if operand.form == "band" else (packed(16),)
         buffers[operand.name] = (shape, operand.dtype_of(dtype))
     options: dict[str, Any] = {name: 0.6 for name, _ in routine.numbers if name in ("c", "s")}
     if "kl" in routine.counts:
         options |= {"m": 16, "n": 16, "kl": 1, "ku": 1}
+    if routine.name in ROTATIONS:
+        shapes = {"x": V, "y": V, "param": (5,)}
+        buffers = {name: (shapes.get(name, ()), dtype) for name, (_, dtype) in buffers.items()}
     written = tuple(routine.operands[at].name for at in routine.written)
     return row(
         f"blas.{routine.name}",
@@ -151,6 +163,9 @@ ROWS: Final = [
     row("blas.geqrf_batched", "a", a=(2, 8, 8), out=(2, 8, 8)),
     row("blas.getrs_batched", "b", lu=(2, 8, 8), piv=((2, 8), INT), b=(2, 8, 8), out=(2, 8, 8)),
     row("blas.getri_batched", lu=(2, 8, 8), piv=((2, 8), INT), out=(2, 8, 8)),
+    row("blas.matinv_batched", a=(2, 8, 8), out=(2, 8, 8)),
+    row("blas.gemv_batched", a=(2, 8, 8), x=(2, 8), out=(2, 8)),
+    row("blas.trsm_batched", "b", a=(2, 8, 8), b=(2, 8, 8), out=(2, 8, 8)),
     row("blas.gels_batched", a=(2, 8, 8), b=(2, 8), out=(2, 8)),
     row("blaslt.matmul", "c", a=M, b=M, c=M, out=M, options={"beta": 1.0}),
     row(
@@ -254,6 +269,18 @@ ROWS: Final = [
         out=I,
         options={"shape": I, "window": 2},
     ),
+    *(
+        row(f"dnn.adaptive_{name}_pool", x=I, out=(2, 8, 3, 3), options={"output_size": 3})
+        for name in ("avg", "max")
+    ),
+    row("dnn.adaptive_avg_pool_grad", grad=(2, 8, 3, 3), out=I, options={"shape": I}),
+    row("dnn.adaptive_max_pool_grad", grad=(2, 8, 3, 3), x=I, out=I),
+    row("dnn.interpolate", x=I, out=(2, 8, 3, 3), options={"size": 3}),
+    row("dnn.interpolate_grad", grad=(2, 8, 3, 3), out=I, options={"shape": I}),
+    row("dnn.cross_entropy", x=M, target=((16,), INT), weight=V, out=()),
+    row("dnn.cross_entropy_grad", grad=(), x=M, target=((16,), INT), weight=V, out=M),
+    row("dnn.ctc_loss", log_probs=(5, 2, 3), **_LABELS, out=()),
+    row("dnn.ctc_loss_grad", grad=(), log_probs=(5, 2, 3), **_LABELS, out=(5, 2, 3)),
     *(row(f"dnn.{name}softmax", "x", x=M, out=M) for name in ("", "log_")),
     *(row(f"dnn.{name}softmax_grad", "grad", "y", grad=M, y=M, out=M) for name in ("", "log_")),
     row("dnn.dropout", "x", x=M, out=M, options={"p": 0.5, "seed": 1}),

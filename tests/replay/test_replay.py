@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import trio
 import trio.testing
 from hypothesis import given
@@ -60,6 +61,26 @@ async def test_random_programs_are_replayed_bit_for_bit(tmp_path: Path) -> None:
             assert report.complete
             assert report.compared >= 10
             path.unlink()
+
+
+@program
+async def test_what_the_host_keeps_of_sparse_matrices_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.journal"
+    matrix = scipy.sparse.csr_array(np.array([[4.0, 1, 0], [1, 3, 0], [0, 0, 2]]))
+    async with (
+        opened(isolation="thread") as device,
+        open_journal(device, path, contents=True, results=True),
+    ):
+        a, b = await device.sparse.put(matrix), await device.put(np.ones(3))
+        lu = await device.sparse.splu(a)
+        await lu.refactorize(a.with_data(await device.evaluate(a.data * 2)))
+        await lu.solve(b)
+        await device.sparse.matmul(await device.sparse.put_sliced_ell(matrix), b)
+        pruned = await device.sparselt.prune(await device.put(np.ones((8, 8), np.float32)))
+        compressed = await device.sparselt.compress(pruned)
+        await device.sparselt.matmul(compressed, await device.put(np.ones((8, 4), np.float32)))
+    report = await again(path)
+    assert report.same, str(report)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -207,6 +208,33 @@ async def test_lanes_run_side_by_side(gate: Gate, isolation: Isolation) -> None:
         assert (pid == os.getpid()) == (isolation == "thread")
         assert "run.quick" in thread
         assert not done
+        gate.open()
+
+
+@program
+async def test_an_answer_does_not_wait_for_the_next_call(gate: Gate, isolation: Isolation) -> None:
+    path = str(gate.path)
+
+    def wait(_number: int) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        os.read(fd, 1)
+        os.close(fd)
+
+    def work(number: int) -> int:
+        time.sleep(2e-3)
+        return number
+
+    async with opened(isolation=isolation) as device, trio.open_nursery() as nursery:
+
+        async def call(function: Callable[[int], Any]) -> None:
+            await device.run(function, 7, lane="one")
+            if function is work:
+                gate.open()  # for the last one
+
+        # While the first waits the host gets the others, which it then takes at once.
+        for function in (wait, work, wait):
+            nursery.start_soon(call, function)
+            await trio.testing.wait_all_tasks_blocked()
         gate.open()
 
 

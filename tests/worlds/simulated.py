@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, LibraryError
+from atomr_accel import ContextPoisoned, DeviceLost, LibraryError, Unsupported
 from atomr_accel.libraries.nccl.wire._messages import Step
 from atomr_accel.worlds._engine import Engine, Part
 
@@ -66,10 +66,15 @@ class Network:
     """What ranks come together in.
 
     Attributes:
+        shrinking: what comes of shrinking communicators: ``"never"``, ``"fails"``, ``"hangs"``,
+            ``"unknown"`` (they cannot be revoked) or ``"works"``.
+        shrunk: how often a rank was asked to.
         results: what each op has given each rank, by the op's number.
     """
 
-    def __init__(self, nursery: trio.Nursery, seed: int) -> None:
+    def __init__(self, nursery: trio.Nursery, seed: int, shrinking: str) -> None:
+        self.shrinking = shrinking
+        self.shrunk = 0
         self.nursery = nursery
         self.random = random.Random(seed)
         self.rounds: dict[tuple[int, int], Round] = {}
@@ -105,6 +110,7 @@ class Rank:
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
         """Tell of rebuilds."""
+        self.changed = trio.Event()  # what was before is nobody's concern
         while True:
             if self.lost_for_good:
                 raise DeviceLost(f"{self.name} is lost")
@@ -156,6 +162,39 @@ class Rank:
         assert self.network.sizes.setdefault(number, size) == size
         self.joined.add(number)
         self._start(number, 0, size, rank, 0, lambda _values: None, answered)
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether it may be asked to."""
+        return self.network.shrinking != "never"
+
+    def revoke(self, number: int, answered: Answered) -> None:
+        """Whoever is in the midst of something there is told."""
+        if self.network.shrinking == "unknown":
+            answered(Unsupported("there is no ncclCommRevoke"))
+        elif self.alive:
+            for told in self._stop(lambda each: each == number):
+                told(_aborted())
+            answered(None)
+
+    def shrink(
+        self,
+        number: int,
+        parent: int,
+        excluded: tuple[int, ...],
+        rank: int,
+        size: int,
+        answered: Answered,
+    ) -> None:
+        """Come to the communicator's first round, unless that was not to be."""
+        self.network.shrunk += 1
+        assert self.network.sizes[parent] == size + len(excluded)
+        if not self.alive:
+            answered(poisoned(self.number))
+        elif parent not in self.joined or self.network.shrinking == "fails":
+            answered(Unsupported("there is no ncclCommShrink"))
+        elif self.network.shrinking == "works":
+            self.join(number, rank, size, (b"", rank), answered)
 
     def collect(self, number: int, name: str, part: Part, answered: Answered) -> None:
         """Add up what all ranks bring."""
@@ -256,13 +295,14 @@ def start(engine: Engine[Rank], term: Term, op: int, values: dict[int, int]) -> 
 class Simulation:
     """A world of simulated ranks: ``async with Simulation(...) as simulation:``."""
 
-    def __init__(self, size: int, seed: int = 0, **options: Any) -> None:
+    def __init__(self, size: int, seed: int = 0, shrinking: str = "never", **options: Any) -> None:
         self._size, self._seed, self._options = size, seed, options
+        self._shrinking = shrinking
 
     async def __aenter__(self) -> Simulation:
         self._outer = trio.open_nursery()
         self.nursery = await self._outer.__aenter__()
-        self.network = Network(self.nursery, self._seed)
+        self.network = Network(self.nursery, self._seed, self._shrinking)
         self.ranks = [Rank(self.network, number) for number in range(self._size)]
         self.engine = Engine(self.ranks, self.network.meet, **self._options)
         await self.nursery.start(self.engine.run)

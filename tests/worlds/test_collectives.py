@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel import GpuRefSealed, GpuRefStale, WorldBroken
 from atomr_accel.worlds import World, open_world
 
 from ..harness import cpu_only, opened, program
@@ -292,3 +292,48 @@ async def test_what_is_no_world() -> None:
             (y,) = await world.all_reduce([x])
             assert y.shape == (0,)
             assert "World of 1" in repr(world)
+
+
+@program
+async def test_a_world_grows_and_shrinks_when_it_is_told_to() -> None:
+    async with world_of(3) as world:
+        one, two, three = devices = world.devices
+        kept = await three.put(np.arange(3))
+        letters: list[str] = []
+
+        async def write() -> None:
+            with pytest.raises(WorldBroken, match="was not received: the world was resized"):
+                await world.send(x[0], to=2)
+            letters.append("sent")
+
+        async def read() -> None:
+            with pytest.raises(WorldBroken, match="called for 3 ranks"):
+                await world.recv(source=1, to=0)
+            letters.append("received")
+
+        x = await put(world, [np.ones(4)] * 3)
+        async with world.watch() as epochs, trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            await world.resize([two, one])
+            assert await anext(epochs) == 2
+        assert sorted(letters) == ["received", "sent"]
+        assert (world.size, world.devices) == (2, (two, one))
+        total = await world.all_reduce([x[1], x[0]])
+        assert (await one.get(total[1])).tolist() == [2.0] * 4
+        with pytest.raises(ValueError, match="no device of"):
+            world.rank_of(three)
+        assert (await three.get(kept)).tolist() == [0, 1, 2]
+
+        async with opened(0, isolation="thread") as fourth:
+            await world.resize([*devices, fourth])  # one of them was in it before
+            y = [await device.full(4, 1.0) for device in world.devices]
+            assert (await fourth.get((await world.all_reduce(y))[3])).tolist() == [4.0] * 4
+            await world.resize(devices)
+        assert (await world.all_reduce(x))[0].device == one.name
+        said = world.statistics()
+        assert (said.epoch, said.breaks, said.phase) == (4, 0, "whole")
+        for wrong in ([], [one, one]):
+            with pytest.raises(ValueError, match=r"at least|twice"):
+                await world.resize(wrong)

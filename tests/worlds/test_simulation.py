@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -17,7 +17,9 @@ from ..harness import sized
 from .simulated import Simulation, start
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from atomr_accel.worlds._engine import Term
 
 LONG = 300
 
@@ -32,12 +34,34 @@ def run(function: Callable[[], Awaitable[None]]) -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **options: bool) -> None:
-    """Ops go on, one after the other and side by side, while ranks die."""
+async def busy(
+    size: int,
+    seed: int,
+    deaths: list[tuple[float, int, str]],
+    sizes: Sequence[tuple[float, int, int]] = (),
+    **options: Any,
+) -> None:
+    """Ops go on, one after the other and side by side, while ranks die, leave and join.
+
+    Args:
+        size: how many ranks there are.
+        seed: of chance.
+        deaths: when, who, and how.
+        sizes: when the world is resized: to the ranks from one on, and how many of them.
+        **options: of the world.
+    """
     async with Simulation(size, seed, deadline=5.0, **options) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
         answers: dict[int, str] = {}
         told: list[WorldBroken] = []
+
+        def numbers(term: Term) -> list[int]:
+            return [engine._members[member].number for member in term.members]
+
+        async def resize(after: float, first: int, count: int) -> None:
+            await trio.sleep(after)
+            first %= size
+            await engine.resize(ranks[first : first + count])
 
         async def caller(first: int) -> None:
             for op in range(first, 20, 4):
@@ -55,7 +79,7 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
                     answers[op] = "done"
                     expected = sum(values.values())
                     got = simulation.network.results[op]
-                    assert got == dict.fromkeys(term.members, expected)
+                    assert got == dict.fromkeys(numbers(term), expected)
 
         async def kill(after: float, rank: int, how: str) -> None:
             await trio.sleep(after)
@@ -78,6 +102,8 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
                     inner.start_soon(caller, first)
                 for death in deaths:
                     inner.start_soon(kill, *death)
+                for each in sizes:
+                    inner.start_soon(resize, *each)
             nursery.cancel_scope.cancel()
         assert sorted(answers) == list(range(20))
         assert epochs == sorted(set(epochs))
@@ -93,7 +119,7 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
             except WorldBroken:
                 continue
             got = simulation.network.results[99]
-            assert got == dict.fromkeys(term.members, len(term.members))
+            assert got == dict.fromkeys(numbers(term), len(term.members))
             return
 
 
@@ -108,14 +134,22 @@ async def busy(size: int, seed: int, deaths: list[tuple[float, int, str]], **opt
         ),
         max_size=6,
     ),
+    sizes=st.lists(st.tuples(st.floats(0, 0.3), st.integers(0, 5), st.integers(1, 6)), max_size=4),
     shrink=st.booleans(),
+    shrinking=st.sampled_from(("never", "works", "fails", "hangs", "unknown")),
 )
-def test_every_op_is_answered_once_and_right_whoever_dies(
-    size: int, seed: int, deaths: list[tuple[float, int, str]], shrink: bool
+def test_every_op_is_answered_once_and_right_whoever_dies_leaves_and_joins(
+    size: int,
+    seed: int,
+    deaths: list[tuple[float, int, str]],
+    sizes: list[tuple[float, int, int]],
+    shrink: bool,
+    shrinking: str,
 ) -> None:
-    if shrink:
+    if shrink:  # so that somebody is left: the first rank, which is always in it
         deaths = [death for death in deaths if death[1] % size][: size - 1]
-    run(functools.partial(busy, size, seed, deaths, shrink=shrink))
+        sizes = [(after, 0, count) for after, _, count in sizes]
+    run(functools.partial(busy, size, seed, deaths, sizes, shrink=shrink, shrinking=shrinking))
 
 
 @pytest.mark.slow
@@ -151,6 +185,39 @@ def test_a_world_goes_on_without_the_rank_that_died() -> None:
             assert (term.epoch, term.members) == (2, (1, 2))
             await start(engine, term, 1, {1: 10, 2: 20}).wait()
             assert simulation.network.results[1] == {1: 30, 2: 30}
+
+    run(program)
+
+
+@pytest.mark.parametrize("shrinking", ["works", "fails", "hangs", "unknown"])
+def test_what_is_left_of_a_communicator_is_the_next_one_where_that_works(shrinking: str) -> None:
+    works = shrinking == "works"
+
+    async def program() -> None:
+        async with Simulation(4, shrinking=shrinking, shrink=True) as simulation:
+            engine, network = simulation.engine, simulation.network
+            term = await engine.whole()
+            call = start(engine, term, 1, dict.fromkeys(range(4), 1))
+            simulation.ranks[2].die()
+            with pytest.raises(WorldBroken, match="rank 2 of 4"):
+                await call.wait()
+            term = await engine.whole()
+            # Where it fails, those ranks have met anew in another epoch.
+            failed = shrinking in ("fails", "hangs")
+            assert (term.epoch, term.members) == (3 if failed else 2, (0, 1, 3))
+            await start(engine, term, 2, dict.fromkeys(term.members, 1)).wait()
+            await trio.sleep(1)
+            for member in term.members:  # and nobody is in any other
+                assert simulation.ranks[member].joined == {term.number}
+            asked = network.shrunk
+            assert asked <= 3
+            simulation.ranks[0].die()
+            await trio.sleep(1)
+            term = await engine.whole()
+            assert term.members == (1, 3)
+            assert network.shrunk == asked + 2 * works  # no second attempt at what has failed
+            await start(engine, term, 3, dict.fromkeys(term.members, 1)).wait()
+            assert network.results[3] == {1: 2, 3: 2}
 
     run(program)
 
@@ -204,6 +271,54 @@ def test_who_takes_no_part_is_not_blamed() -> None:
             assert caught.value.rank == 1
             assert (await engine.whole()).epoch == 2
             assert [rank.deaths for rank in simulation.ranks] == [0, 1, 0]
+
+    run(program)
+
+
+def test_a_world_is_resized_when_no_op_is_in_flight() -> None:
+    async def program() -> None:
+        async with Simulation(4) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            call = start(engine, term, 1, dict.fromkeys(range(4), 1))
+            done: list[str] = []
+
+            async def later() -> None:
+                term = await engine.whole()
+                done.append(f"epoch {term.epoch}")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.resize, ranks[2:])
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(later)
+                await call.wait()
+                assert call.broken is None
+                assert done == []
+            assert done == ["epoch 2"]
+            term = await engine.whole()
+            assert (term.epoch, term.members) == (2, (2, 3))
+            assert engine.membership.breaks == 0
+            ranks[0].die()  # which is nothing to it any more
+            await engine.resize([ranks[3], *ranks[:2]])
+            term = await engine.whole()
+            assert (term.epoch, term.members) == (3, (3, 4, 5))
+            assert set(engine._followers) == {3, 4, 5}
+            await start(engine, term, 2, {3: 1, 4: 2, 5: 4}).wait()
+            assert simulation.network.results[2] == {3: 7, 0: 7, 1: 7}
+
+    run(program)
+
+
+def test_who_is_cancelled_before_ops_are_done_has_resized_nothing() -> None:
+    async def program() -> None:
+        async with Simulation(2) as simulation:
+            engine = simulation.engine
+            term = await engine.whole()
+            simulation.ranks[1].stuck = True
+            start(engine, term, 1, dict.fromkeys(range(2), 1))
+            with trio.move_on_after(1):
+                await engine.resize(simulation.ranks[:1])
+            assert (await engine.whole()) is term
 
     run(program)
 

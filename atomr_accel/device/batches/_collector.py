@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...libraries.nvrtc._launching import Dim
     from ...libraries.nvrtc._module import Module
     from ...libraries.rng._generator import Generator
+    from ...libraries.sparse._direct import SparseLU
     from ...memory import Block, GpuRef
     from ...wire import Message
     from .._device import Device
@@ -94,6 +95,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def using(self, made: Plan[Any, R]) -> Plan[Collected, R]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
+    @overload
+    def using(self, made: SparseLU[Any]) -> SparseLU[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:
         """Something that a library has made, such as a random generator, for this program.
 

@@ -18,6 +18,7 @@ from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
 from ._arrays import Arrays, check_like, check_pair, copying
 from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
+from ._snapshot import Snapshot, check_outs, in_memory_of, restore_directly, take
 from ._transfer import (
     SMALL,
     Rebuilt,
@@ -31,12 +32,13 @@ from ._transfer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from numpy.typing import DTypeLike
 
     from .._core import DeviceCore, Shape
+    from .._device import Device
     from ..interop._exports import Export
     from ._pinned import Pinned
 
@@ -376,6 +378,95 @@ class MemoryMethods(Arrays[Awaited]):
             Unsupported: the platform cannot export device memory.
         """
         return await salvage(self._core, ref)
+
+    # --- checkpoints ------------------------------------------------------------------------
+
+    async def snapshot(
+        self,
+        refs: Iterable[GpuRef],
+        *,
+        to: Device | None = None,
+        out: Snapshot | None = None,
+    ) -> Snapshot:
+        """Keep what buffers hold now, so that it survives a fault: see ``restore``.
+
+        It returns when the copies have their place in the program's order, all of them at one
+        point; they go on at the speed of the bus. What is called later and writes the buffers
+        comes after them. ``await snapshot.wait()`` tells that all has arrived: before that, a
+        fault of the device takes the snapshot with it.
+
+        Args:
+            refs: the buffers, or contiguous views of some.
+            to: where to: another device, which keeps the copies sealed; by default page-locked
+                memory of the program, which does not count to ``pinned_limit``.
+            out: a snapshot in host memory that this device has taken of buffers of the same shapes
+                and dtypes. Its memory is used again, since page-locking takes longer than copying.
+                What it held is gone at once, so alternate between two.
+
+        Returns:
+            The snapshot; ``out``, if it was given.
+
+        Raises:
+            GpuRefStale: a buffer is of an older generation, or freed.
+            ValueError: a ref of another device, or of a view that is not contiguous; ``to`` is this
+                device; ``out`` does not fit, was closed, or is being taken or restored.
+            TypeError: no refs, or another ``to`` or ``out``.
+            OutOfMemory: no room.
+            Unsupported: this device cannot write to the memory of ``to``.
+        """
+        if out is not None and not isinstance(out, Snapshot):
+            raise TypeError(f"out must be a Snapshot, not {said_of(out)}")
+        if to is not None and not isinstance(to, MemoryMethods):
+            raise TypeError(f"to must be an open device, not {said_of(to)}")
+        peer = None if to is None else to._core
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return await take(self._core, tuple(refs), peer, out)
+
+    async def restore(
+        self, snapshot: Snapshot, *, out: Sequence[GpuRef] | None = None
+    ) -> list[GpuRef]:
+        """Make buffers of what a snapshot holds, after waiting until it is complete.
+
+        From host memory of this device it comes back at the speed of the bus; from a peer by
+        copies between devices. A snapshot that another device has taken, or that was
+        loaded from a file, goes through staging memory.
+
+        Args:
+            snapshot: the snapshot, of this device or of another one.
+            out: buffers to write to, or views of some, of the snapshot's shapes and dtypes. What
+                they hold if this fails or is cancelled is undefined. By default, new ones.
+
+        Returns:
+            ``out``, or new refs, in the order in which the snapshot was given them.
+
+        Raises:
+            ContextPoisoned: a device had failed before the snapshot was complete, or has failed
+                meanwhile.
+            GpuRefStale, GpuRefSealed: a buffer of ``out`` cannot be written; or the peer that had
+                the snapshot is lost.
+            TypeError: no snapshot, or ``out`` of other dtypes.
+            ValueError: ``out`` of other shapes, or of another device; or the snapshot was closed.
+            OutOfMemory: no room.
+        """
+        if not isinstance(snapshot, Snapshot):
+            raise TypeError(f"snapshot must be a Snapshot, not {said_of(snapshot)}")
+        core = self._core
+        if out is not None:
+            check_outs(core, snapshot, out)
+        await snapshot.wait()
+        if snapshot._refs:
+            outs = [None] * len(snapshot) if out is None else out
+            return [
+                await self.copy(ref, into) for ref, into in zip(snapshot._refs, outs, strict=True)
+            ]
+        # A journal notes what comes to the device by what puts it there.
+        plain = out is None or all(ref.contiguous for ref in out)
+        if plain and in_memory_of(core, snapshot) and core.witness is None:
+            return await restore_directly(core, snapshot, out)
+        arrays = await snapshot.arrays()
+        if out is None:
+            return [await self.put(array) for array in arrays]
+        return [await self.put(array, out=ref) for array, ref in zip(arrays, out, strict=True)]
 
     # --- lifetime ---------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
 import trio
@@ -34,10 +35,15 @@ class Pinned:
 
     ``put`` from such an array, and ``get`` into it, move at the speed of the bus. It lives
     in the program, so its content survives every fault.
+
+    Attributes:
+        dropped: pieces that ``take`` has given and nobody holds any more, noted by whichever
+            thread dropped them.
     """
 
     def __init__(self, core: DeviceCore, limit: int) -> None:
         self._core = core
+        self.dropped: Final[deque[Piece]] = deque()
         self._pool = PinnedPool(limit, core.memory.new_slab_id)
         self._pieces: SortedDict[int, Piece] = SortedDict()
 
@@ -86,6 +92,7 @@ class Pinned:
     async def _array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, over_limit: bool
     ) -> AsyncIterator[np.ndarray[Any, Any]]:
+        self._collect()
         with self._core.growth.room_for(nbytes):
             if over_limit:
                 piece = self._pool.acquire_dedicated(nbytes)
@@ -103,12 +110,35 @@ class Pinned:
 
     async def trim(self) -> None:
         """Give the memory that no array uses back to the system."""
+        self._collect()
         self._pool.trim()
         await self._unmap()
 
     def statistics(self) -> PinnedStatistics:
         """A snapshot of the pool."""
+        self._collect()
         return self._pool.statistics()
+
+    # --- for snapshots --------------------------------------------------------------------
+
+    async def take(self, nbytes: int) -> Piece:
+        """Memory that does not count to the limit, until ``drop``."""
+        self._collect()
+        if self._pool.unmapped:
+            await self._unmap()
+        with self._core.growth.room_for(nbytes):
+            piece = self._pool.acquire_dedicated(nbytes)
+        self._pieces[piece.address] = piece
+        return piece
+
+    def drop(self, piece: Piece) -> None:
+        """Give back what ``take`` has given."""
+        del self._pieces[piece.address]
+        piece.release()
+
+    def _collect(self) -> None:
+        while self.dropped:
+            self.drop(self.dropped.popleft())
 
     # --- for transfers -------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import trio
 
 from ..._errors import DeviceLost, said_of
 from ._candidate import CandidateState, Hints
+from ._everywhere import sealed_everywhere
 from ._policies import policy_of
 from ._topology import Topology
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .._device import Device
     from .._open import System
     from ._candidate import Candidate, PlacementPolicy
+    from ._everywhere import SealedCopies
     from ._placement import Placement
     from ._policies import PlacementPolicyName
     from ._topology import Link
@@ -112,6 +114,34 @@ class Devices(Sequence["Device"]):
     def topology(self) -> Topology:
         """How the devices reach each other, as their hosts have told when they were opened."""
         return Topology(self._devices, self._links)
+
+    async def seal_everywhere(self, x: object) -> SealedCopies:
+        """Have a sealed copy of a buffer on every device: ``weights[device]``.
+
+        It is put once. From there it goes from device to device, directly where they reach each
+        other, and each that has it passes it on: of n devices none copies more than log2(n) times,
+        rounded up.
+
+        Args:
+            x: an array, as ``Device.put`` takes it; or a buffer, which is sealed itself where it
+                lies on one of these devices.
+
+        Returns:
+            The copies, one for each device that is not lost.
+
+        Raises:
+            DeviceLost: all devices are lost.
+            GpuRefStale: ``x`` is stale, or has become so.
+            ContextPoisoned: a device has failed before ``x`` was sealed anywhere.
+            OutOfMemory: a device has no room for it; nothing is left on the others.
+            TypeError: a dtype that device memory cannot hold.
+            Unsupported: a device cannot seal, since its platform cannot export memory.
+            ValueError: there are no devices in this slice.
+            ExceptionGroup: several devices refuse it.
+        """
+        if not self._devices:
+            raise ValueError("there are no devices in this slice to seal anything on")
+        return await sealed_everywhere(self._devices, self.topology(), x)
 
     def statistics(self) -> DevicesStatistics:
         """A snapshot of the devices, as policies see them."""

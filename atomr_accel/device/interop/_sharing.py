@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 import trio
 
 from ..._dtypes import DTYPES
-from ..._errors import GpuRefStale, LibraryError, Unsupported
+from ..._errors import DeviceLost, GpuRefStale, LibraryError, Unsupported
 from ...libraries._arguments import require_readable
 from ...libraries._request import perform
 from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error, span
@@ -30,6 +31,7 @@ from ._mapping import mapped, unmap
 if TYPE_CHECKING:
     from ...lanes import Op
     from .._core import DeviceCore
+    from ._windows import Window
 
 _DIRECT: Final = 1 << 20
 """For less than this no slab is mapped: to go by way of the host is sooner done."""
@@ -48,21 +50,27 @@ def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
 # --- between devices ---------------------------------------------------------------------
 
 
-async def copy_here(core: DeviceCore, src: GpuRef) -> GpuRef:
-    """A new buffer with the content of one of another device."""
+async def copy_here(core: DeviceCore, src: GpuRef, *, sealed: bool = False) -> GpuRef:
+    """A new buffer, perhaps a sealed one, with the content of one of another device."""
     there = cast("DeviceCore", src._block.memory.owner)
     require_readable(src, there.memory, "src", strided=True)
     if not src.contiguous:
         src = await perform(there, copying(there, src, None))
     while True:
-        ref = core.try_empty(src.shape, src.dtype, src.nbytes) if src.nbytes else None
+        ref = None
+        if src.nbytes and not sealed:
+            ref = core.try_empty(src.shape, src.dtype, src.nbytes)
         if ref is None:
-            ref = await core.empty(src.shape, src.dtype)
+            ref = await core.empty(src.shape, src.dtype, sealed=sealed)
         try:
-            if not await _directly(there, src, core, ref):
-                await _by_way_of_the_host(there, src, core, ref)
+            async with filling(core, ref._block):
+                if not await _directly(there, src, core, ref):
+                    await _by_way_of_the_host(there, src, core, ref)
         except Rebuilt:
             continue
+        if sealed and there.memory.unmapped:
+            with suppress(DeviceLost):
+                await there.growth.unmap()
         if not ref.is_stale:
             return ref
 
@@ -76,6 +84,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     if slab.fd < 0:
         return False
     hold = Hold(block)
+    window: Window | None = None
     op: Op | None = None
     try:
         window = there.windows.find(core, slab)
@@ -103,6 +112,8 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     finally:
         if op is None:
             hold.release()
+        if window is not None and slab.sealed:
+            window.close()
     return True
 
 

@@ -3,6 +3,9 @@
 A slab is mapped when the first long copy goes there, and stays so: mapping is a round trip to the
 host and several calls of the driver, which many a copy takes less than. The mapping keeps the
 memory, so the device that owns a slab has others let go of it when it gives it up.
+
+Nobody keeps a window on a sealed slab: what is read-only must not be within others' reach for
+longer than it takes to fill it.
 """
 
 from __future__ import annotations
@@ -82,7 +85,10 @@ class Windows:
         return window if window is not None and window.context is serving else None
 
     async def open(self, owner: DeviceCore, slab: Slab) -> Window | None:
-        """Open a window on a slab of which the caller holds a block; None if that cannot be."""
+        """Open a window on a slab of which the caller holds a block; None if that cannot be.
+
+        One on a sealed slab is the caller's, to be closed.
+        """
         async with self._opening:
             window = self.find(owner, slab)  # somebody else has meanwhile
             if window is not None or owner.memory in self._refused:
@@ -102,6 +108,8 @@ class Windows:
             if not owner.memory.has_slab(slab.id):  # a fault there, and the caller's ref is stale
                 window.close()
                 return None
+            if slab.sealed:
+                return window
             owner.windows._guests.add(self._core)
             self._open.setdefault(owner.memory, {})[slab.id] = window
             return window

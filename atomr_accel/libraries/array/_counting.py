@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from ..._dtypes import as_dtype
+from ..._dtypes import NAMES, as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, where
@@ -20,11 +20,13 @@ from ._choosing import INT64, choose, read_number
 from ._keys import Chosen, taken
 from ._sorting import search
 from ._steps import ArrayPart, Steps
+from .wire._indexing import CountNumbers
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
 
 _FLOAT64: Final = as_dtype(np.float64)
+_INT32: Final = as_dtype(np.int32)
 
 
 class Counting(ArrayPart[D]):
@@ -84,27 +86,30 @@ class Counting(ArrayPart[D]):
     def _counted(self, steps: Steps, x: GpuRef, weights: Operand | None, size: int) -> GpuRef:
         dtype = INT64 if weights is None else _FLOAT64
         made = steps.evaluate(broadcast_constant((size,), dtype))
-        if weights is None:
-            one = steps.evaluate(constant(1, INT64))
-        else:
-            one = steps.cast(steps.ref(weights, "weights"), dtype)
         if x.dtype.kind == "b":
             x = steps.cast(x, INT64)
-        if size:
-            chosen = Chosen(made, [(x, 0)], x.shape, 0)
-            loops = chosen.loops(one.broadcast_to(x.shape))
-            ordered = self._device.deterministic and weights is not None
-            choose(
-                steps,
-                "add",
-                one.broadcast_to(x.shape),
-                made,
-                chosen.indices,
-                loops,
-                (),
-                outside="drop",
-                ordered=ordered,
+        if not size:
+            return made
+        if weights is None:
+            given = steps.contiguous(x)
+            message = CountNumbers(
+                given._place.address, given.size, NAMES[given.dtype], made._place.address, size
             )
+            steps.submit("array.count", message, [given._place], [made._place])
+            return made
+        each = steps.cast(steps.ref(weights, "weights"), dtype)
+        chosen = Chosen(made, [(x, 0)], x.shape, 0)
+        choose(
+            steps,
+            "add",
+            each,
+            made,
+            chosen.indices,
+            chosen.loops(each),
+            (),
+            outside="drop",
+            ordered=self._device.deterministic,
+        )
         return made
 
     @op
@@ -222,11 +227,12 @@ def _places(
     where_ = (cast(wide, _FLOAT64) - low) * (float(count) / (high - low))
     inside = (wide >= low) & (wide <= high)
     safe = where(inside, where_, 0.0)
-    numbers = cast(safe, INT64)
-    numbers = where(numbers == count, constant(count - 1, INT64), numbers)
+    whole = _INT32 if count < 2**31 else INT64
+    numbers = cast(safe, whole)
+    numbers = where(numbers == count, constant(count - 1, whole), numbers)
     numbers = steps.evaluate(numbers)
     begins, nexts = taken(steps, ends, numbers), taken(steps, ends[1:], numbers)
-    less = cast(wide < begins, INT64)
-    more = cast((wide >= nexts) & (numbers != count - 1), INT64)
-    fixed = where(inside, numbers - less + more, constant(-1, INT64))
+    less = cast(wide < begins, whole)
+    more = cast((wide >= nexts) & (numbers != count - 1), whole)
+    fixed = where(inside, numbers - less + more, constant(-1, whole))
     return steps.evaluate(fixed), ends

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
+from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._arguments import require_rank
+from .._arguments import require_rank, require_readable
 from .._library import LaneSpec
 from .._op import D, Facade
 from .._request import Request
 from ..wire._options import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ...memory import Block
     from .._library import Home
     from .._request import Driver, Submission
     from .wire._messages import Scalar
@@ -88,6 +90,13 @@ def on_the_right(side: Side) -> bool:
         raise ValueError(f"side must be 0 ('L') or 1 ('R'), not {side!r}") from None
 
 
+def diagonal(value: Any, name: str) -> int:
+    """Whether the diagonal is taken as ones."""
+    if value not in (0, 1):
+        raise ValueError(f"{name} must be 0 (as it is) or 1 (ones), not {value!r}")
+    return int(value)
+
+
 def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
     """A number as messages carry it: two parts for complex dtypes.
 
@@ -96,8 +105,7 @@ def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
         ValueError: an integer that is too large for a float.
     """
     if not isinstance(value, numbers.Number):
-        hint = "; get it from the device first" if isinstance(value, GpuRef) else ""
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}{hint}")
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     number: Any = value
     try:
         if dtype.kind == "c":
@@ -108,6 +116,51 @@ def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
         return float(number)
     except OverflowError:
         raise ValueError(f"{name} is an integer that is too large for a float") from None
+
+
+SCALAR_BYTES: Final = 16
+"""Room for a number of any dtype."""
+
+
+def place_scalars(
+    driver: Driver, given: Sequence[tuple[str, Any, np.dtype[Any]]]
+) -> tuple[tuple[int, ...], list[Block], list[Block]]:
+    """Where scalars are on the device, of which at least one is there already.
+
+    Args:
+        driver: who prepares.
+        given: names, numbers or buffers, and dtypes on the device.
+
+    Returns:
+        An address for each, and one of room for one more; the blocks of the buffers; the block
+        of the room for numbers.
+
+    Raises:
+        TypeError: a buffer of another dtype.
+        ValueError: a buffer of another shape than ().
+    """
+    room = driver.output((SCALAR_BYTES * (len(given) + 1),), UINT8)._block
+    places: list[int] = []
+    read: list[Block] = []
+    for name, value, dtype in given:
+        place = room.address + SCALAR_BYTES * len(places)
+        if isinstance(value, GpuRef):
+            block = require_readable(value, driver.memory, name)
+            require_numbers(value, (), name)
+            if value.dtype is not dtype:
+                raise TypeError(
+                    f"{name} has dtype {value.dtype.name}, but as a buffer it must be {dtype.name}"
+                )
+            read.append(block)
+            place = block.address
+        places.append(place)
+    return (*places, room.address + SCALAR_BYTES * len(places)), read, [room]
+
+
+def require_numbers(ref: GpuRef, shape: tuple[int, ...], name: str) -> None:
+    """A buffer of one number, or as many as always go together."""
+    if ref.shape != shape:
+        raise ValueError(f"{name} has shape {ref.shape}, but it must be {shape}")
 
 
 def require_kind(ref: GpuRef, dtypes: tuple[str, ...], routine: str) -> str:
@@ -156,10 +209,20 @@ def given_count(n: Any) -> int:
     return int(n)
 
 
-def scales_nothing(beta: Scalar, out: GpuRef | None) -> bool:
-    """Whether beta is 0, so that the output is not read; it needs one to be anything else."""
+def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:
+    """Whether beta is 0, so that the output is not read; it needs one to be anything else.
+
+    One on the device, for which None stands, may be anything.
+    """
     if beta in (0.0, (0.0, 0.0)):
         return True
     if out is None:
-        raise ValueError(f"beta={beta} scales what out holds before, but there is no out")
+        shown = "beta on the device" if beta is None else f"beta={beta}"
+        raise ValueError(f"{shown} scales what out holds before, but there is no out")
     return False
+
+
+def require_terms(*operands: GpuRef) -> None:
+    """A sum is not one of nothing: cuBLAS would leave what is there, and beta is not known."""
+    if not all(operand.size for operand in operands):
+        raise Unsupported("a sum of no terms, where alpha or beta is on the device")

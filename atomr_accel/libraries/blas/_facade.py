@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from .._op import D
+from ._banded import Banded
 from ._checks import LANE
 from ._factor import Factorizations
 from ._gemm import Products
@@ -12,12 +13,22 @@ from ._grouped import GroupedProducts
 from ._level1 import Level1
 from ._level2 import Level2
 from ._level3 import Level3
+from ._stacked import StackedRoutines
 
 __all__ = ["LANE", "Blas"]
 
 
 @final
-class Blas(Products[D], GroupedProducts[D], Level1[D], Level2[D], Level3[D], Factorizations[D]):
+class Blas(
+    Products[D],
+    GroupedProducts[D],
+    Level1[D],
+    Level2[D],
+    Banded[D],
+    Level3[D],
+    StackedRoutines[D],
+    Factorizations[D],
+):
     """Basic linear algebra: cuBLAS on CUDA, NumPy and SciPy on the CPU.
 
     Matrix products are called as in NumPy (``matmul``) or with the options of BLAS
@@ -37,12 +48,14 @@ class Blas(Products[D], GroupedProducts[D], Level1[D], Level2[D], Level3[D], Fac
     | bfloat16 | bfloat16, float32 | 32F, 32F_PEDANTIC |
     | float32, complex64 | the same | 32F, 32F_PEDANTIC, 32F_FAST_TF32, 32F_FAST_16F, |
     | | | 32F_FAST_16BF; 32F_EMULATED_16BFX9 for float32 |
-    | float64, complex128 | the same | 64F, 64F_PEDANTIC |
+    | float64, complex128 | the same | 64F, 64F_PEDANTIC, 64F_EMULATED_FIXEDPOINT |
     | int8 | int32 | 32I, 32I_PEDANTIC |
     | int8 | float32 | 32F, 32F_PEDANTIC |
 
     Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default,
-    so float32 is float32, not TF32. The CPU backend computes in the type itself, 16-bit
+    so float32 is float32, not TF32. ``64F_EMULATED_FIXEDPOINT`` (cuBLAS 13.1) lets the vendor
+    multiply integers in the place of float64 where its own rules find that faster; before, it is
+    ``Unsupported``. The CPU backend computes in the type itself, 16-bit
     ones in float32, whatever faster type is asked for. int8 needs rows of a multiple of
     four elements, and ``alpha`` and ``beta`` are 0 or 1 where the result is int32.
 
@@ -53,9 +66,18 @@ class Blas(Products[D], GroupedProducts[D], Level1[D], Level2[D], Level3[D], Fac
     float32. Of these cuBLAS documents ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot``
     only. The others are called too; a release that refuses raises ``Unsupported``.
 
+    **Scalars** of these routines and of ``gemm`` may be buffers of shape () on the device, such as
+    the result of ``dot`` or of an expression, so that no transfer comes between. Their dtype is
+    that of the operands, the real one where the scalar is real; with 16-bit operands it is
+    float32, but for ``rot``; for ``gemm`` it is that in which the product is computed. What
+    ``beta`` scales is read whatever it is, and a sum of no terms raises ``Unsupported``.
+
     **Matrices with structure**, at levels 2 and 3, are float32, float64, complex64 or
     complex128; ``gemv`` takes float16 and bfloat16 too. Only the part that holds the data
-    is read or written: the upper triangle, or with ``lower`` the lower one.
+    is read or written: the upper triangle, or with ``lower`` the lower one. Bands and packed
+    triangles (level 2) are stored as in ``scipy.linalg``: a row for each diagonal, or one column
+    of the triangle after the other. Of these, the symmetric ones are real and the Hermitian ones
+    complex.
 
     **Batched factorizations** take many small matrices at once: shape (..., m, n), of
     which the leading dimensions count the matrices. Dtypes are float32, float64, complex64

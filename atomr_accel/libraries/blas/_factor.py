@@ -41,6 +41,10 @@ _POINTERS = 3 * 8
 """Bytes of pointers for each matrix."""
 
 
+_MOST_INVERTED = 32
+"""The rows that ``cublas<t>matinvBatched`` takes at most."""
+
+
 class _Stack(NamedTuple):
     """Matrices over leading dimensions."""
 
@@ -53,9 +57,9 @@ class _Stack(NamedTuple):
 class Factorizations(Routines[D]):
     """The part of ``Blas`` for batched LU and QR.
 
-    The vendor's functions are column-major and overwrite their input. ``cublas<t>geam_64``
-    brings the whole batch into that order and back, through scratch memory of the size of
-    the arguments.
+    The vendor's functions are column-major, and but for ``matinv_batched`` overwrite their input.
+    ``cublas<t>geam_64`` brings the whole batch into that order and back, through scratch memory
+    of the size of the arguments.
     """
 
     @op
@@ -199,6 +203,48 @@ class Factorizations(Routines[D]):
             return _submission(driver, factor, reads, writes, scratch, (result, info))
 
         return self._request("getri_batched", prepare)
+
+    @op
+    def matinv_batched(
+        self, a: GpuRef, *, out: GpuRef | None = None
+    ) -> Request[tuple[GpuRef, GpuRef]]:
+        """Inverses of matrices of up to 32 rows, in one step.
+
+        Vendor function: ``cublas<t>matinvBatched``. For larger ones there are ``getrf_batched``
+        and ``getri_batched``.
+
+        Args:
+            a: shape (..., n, n), n <= 32.
+            out: where to put the inverses: shape (..., n, n), not ``a``. Made if absent.
+
+        Returns:
+            ``(inverse, info)``; ``info`` as that of ``getrf_batched``. The inverse of a
+            singular matrix is undefined.
+
+        Raises:
+            ValueError: matrices that are not square, aliasing.
+            TypeError: an unsupported dtype.
+            Unsupported: more than 32 rows.
+        """
+
+        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
+            block = require_readable(a, self._device.memory, "a")
+            dtype = require_kind(a, SINGLE_OR_DOUBLE, "matinv_batched")
+            stack = _square_stack(a, "a")
+            if stack.n > _MOST_INVERTED:
+                raise Unsupported(
+                    f"matinv_batched inverts matrices of up to {_MOST_INVERTED} rows; a has shape "
+                    f"{a.shape}. For larger ones there are getrf_batched and getri_batched"
+                )
+            result, block_c = self._output(out, a.shape, a.dtype, driver)
+            require_no_alias("matinv_batched", [("out", result)], [("a", a)])
+            info = driver.output(stack.lead, INT32)
+            factor = Factor("matinv", dtype, stack.batch, stack.n, stack.n)
+            writes = {"c": block_c, "info": info._block}
+            scratch = (_POINTERS * stack.batch,)
+            return _submission(driver, factor, {"a": block}, writes, scratch, (result, info))
+
+        return self._request("matinv_batched", prepare)
 
     @op
     def geqrf_batched(

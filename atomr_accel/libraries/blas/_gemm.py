@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
+from ..._errors import Unsupported
+from ...memory import GpuRef
 from .._arguments import (
     not_contiguous,
     require_alignment,
@@ -24,7 +27,17 @@ from .._op import D, op
 from .._request import Submission
 from ..wire._broadcast import broadcast
 from ..wire._recent import Recent
-from ._checks import UINT8, Number, Routines, Trans, operation, scalar, scales_nothing
+from ._checks import (
+    UINT8,
+    Number,
+    Routines,
+    Trans,
+    operation,
+    place_scalars,
+    require_terms,
+    scalar,
+    scales_nothing,
+)
 from ._layout import laid_out
 from .wire._messages import Gemm, GemmEx, GemmList, ProductOptions, Scalar
 
@@ -34,13 +47,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from ...memory import Block, GpuRef
+    from ...memory import Block
     from ...wire import Message
     from .._library import Home
     from .._request import Driver, Request
 
 _F32: Final = ("32F", "32F_PEDANTIC")
 _FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+_F64: Final = ("64F", "64F_PEDANTIC", "64F_EMULATED_FIXEDPOINT")
 
 COMPUTE: Final = {
     ("float16", "float16"): (*_F32, "16F", "16F_PEDANTIC"),
@@ -48,9 +62,9 @@ COMPUTE: Final = {
     ("bfloat16", "bfloat16"): _F32,
     ("bfloat16", "float32"): _F32,
     ("float32", "float32"): (*_FAST, "32F_EMULATED_16BFX9"),
-    ("float64", "float64"): ("64F", "64F_PEDANTIC"),
+    ("float64", "float64"): _F64,
     ("complex64", "complex64"): _FAST,
-    ("complex128", "complex128"): ("64F", "64F_PEDANTIC"),
+    ("complex128", "complex128"): _F64,
     ("int8", "int32"): ("32I", "32I_PEDANTIC"),
     ("int8", "float32"): _F32,
 }
@@ -87,8 +101,8 @@ class _Operands(NamedTuple):
     shape_a: tuple[int, ...]
     shape_b: tuple[int, ...]
     out: GpuRef | None
-    alpha: Number
-    beta: Number
+    alpha: Number | GpuRef
+    beta: Number | GpuRef
     op_a: int
     op_b: int
 
@@ -141,8 +155,8 @@ class Products(Routines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans_a: Trans = False,
         trans_b: Trans = False,
         dtype: DTypeLike | None = None,
@@ -163,7 +177,7 @@ class Products(Routines[D]):
             out: where to put the result: shape (..., m, n), not sealed, no memory in
                 common with ``a`` or ``b``. Made if absent. To a view whose rows have no gaps,
                 of one matrix or a batch of them, it goes at once; to others by a copy.
-            alpha: scales the product.
+            alpha: scales the product; a number, or a buffer as the class tells.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans_a: use the transpose of ``a``; 2 (``"C"``) for its conjugate.
             trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
@@ -321,8 +335,8 @@ class Products(Routines[D]):
         a: GpuRef,
         b: GpuRef,
         out: GpuRef | None,
-        alpha: Number,
-        beta: Number,
+        alpha: Number | GpuRef,
+        beta: Number | GpuRef,
         trans_a: Trans,
         trans_b: Trans,
         dtype: DTypeLike | None,
@@ -332,6 +346,10 @@ class Products(Routines[D]):
             memory = driver.memory
             block_a = require_readable(a, memory, "a", strided=True)
             block_b = require_readable(b, memory, "b", strided=True)
+            if type(alpha) is GpuRef or type(beta) is GpuRef:
+                op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
+                wide = _Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+                return self._prepare_wide(driver, wide, dtype, compute_type)
             factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
             scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
             op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
@@ -399,8 +417,25 @@ class Products(Routines[D]):
                 plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
             self._wide_plans.keep(key, plan)
         _require_starts(a, b)
-        factor, scale = factors(a, alpha, beta, plan.options.compute)
-        fresh = scales_nothing(scale, out)
+        factor: Scalar | None
+        scale: Scalar | None
+        at: tuple[int, ...] = ()
+        scalars: list[Block] = []
+        rooms: list[Block] = []
+        pointer_bytes = plan.pointer_bytes
+        placed = [(n, v) for n, v in (("alpha", alpha), ("beta", beta)) if isinstance(v, GpuRef)]
+        if not placed:
+            factor, scale = factors(a, alpha, beta, plan.options.compute)
+            fresh = scales_nothing(scale, out)
+        else:
+            if a.dtype is _INT8:
+                raise Unsupported("int8 products with alpha or beta on the device")
+            factor, scale = _unless_placed(a, alpha, "alpha"), _unless_placed(a, beta, "beta")
+            fresh = scales_nothing(scale, out)
+            kind = DTYPES[plan.options.scalars]
+            each = [("alpha", alpha, kind), ("beta", beta, kind)]
+            at, scalars, rooms = place_scalars(driver, each)
+            pointer_bytes = pointer_bytes or 3 * POINTER_BYTES * math.prod(plan.batch)
         result = driver.output(plan.shape, plan.dtype_c) if out is None else out
         block = require_writable(result, memory, "out", strided=True)
         require_shape(result, plan.shape, "out")
@@ -409,12 +444,16 @@ class Products(Routines[D]):
                 f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
             )
         require_no_alias(name, [("out", result)], [("a", a), ("b", b)])
-        writes: tuple[Block, ...] = (block,)
+        if placed:
+            require_no_alias(name, [("out", result)], placed)
+            if result.size:
+                require_terms(a, b)
+        writes: tuple[Block, ...] = (block, *rooms)
         pointers = 0
-        if plan.pointer_bytes:
-            scratch = driver.output((plan.pointer_bytes,), UINT8)._block
+        if pointer_bytes:
+            scratch = driver.output((pointer_bytes,), UINT8)._block
             pointers = scratch.address
-            writes = (block, scratch)
+            writes = (*writes, scratch)
         message = GemmEx(
             block_a.address,
             block_b.address,
@@ -429,8 +468,9 @@ class Products(Routines[D]):
             pointers,
             plan.rows,
             plan.strides_c,
+            at,
         )
-        reads = (block_a, block_b) if fresh else (block_a, block_b, block)
+        reads = (block_a, block_b, *scalars, *(() if fresh else (block,)))
         return Submission(message, reads, writes, result)
 
     def _list(
@@ -526,7 +566,7 @@ class Products(Routines[D]):
         return self._request(name, prepare)
 
 
-def _real(value: Number, like: GpuRef, name: str) -> Any:
+def _real(value: Number | GpuRef, like: GpuRef, name: str) -> Any:
     """A scalar as a float, where the dtype is real; as it is otherwise."""
     if like.dtype.kind == "c":
         return value
@@ -649,6 +689,11 @@ def factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar, 
     if compute.startswith("32I") and not {*scalars} <= {0.0, 1.0}:
         raise ValueError(f"with an int32 result alpha and beta are 0 or 1, not {alpha} and {beta}")
     return scalars
+
+
+def _unless_placed(like: GpuRef, value: Any, name: str) -> Scalar | None:
+    """A scalar as messages carry it; None for one on the device."""
+    return None if isinstance(value, GpuRef) else scalar(value, like.dtype, name)
 
 
 def _require_rows(a: GpuRef, b: GpuRef, op_a: int, op_b: int, sizes: tuple[int, int, int]) -> None:

@@ -22,7 +22,7 @@ class Level1(RowRoutines[D]):
         x: GpuRef,
         y: GpuRef,
         *,
-        a: Number = 1.0,
+        a: Number | GpuRef = 1.0,
         n: int | None = None,
         offx: int = 0,
         incx: int = 1,
@@ -127,8 +127,8 @@ class Level1(RowRoutines[D]):
         self,
         x: GpuRef,
         y: GpuRef,
-        c: Number,
-        s: Number,
+        c: Number | GpuRef,
+        s: Number | GpuRef,
         *,
         n: int | None = None,
         offx: int = 0,
@@ -161,8 +161,106 @@ class Level1(RowRoutines[D]):
         return self._routine("rot", locals())
 
     @op
+    def rotg(
+        self, a: GpuRef, b: GpuRef, *, c: GpuRef | None = None, s: GpuRef | None = None
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
+        """The rotation that makes a point ``(r, 0)`` of ``(a, b)``.
+
+        Vendor function: ``cublas<t>rotg_v2``. With ``c`` and ``s`` as they come, ``rot`` then
+        rotates vectors, and nothing leaves the device.
+
+        Args:
+            a: shape (), not sealed; becomes r.
+            b: the same, of the same dtype. Of real numbers it becomes z, from which both ``c`` and
+                ``s`` can be told: s where that is smaller than c, else 1 / c, and 1 where c is 0.
+                Of complex ones it is undefined afterwards.
+            c: where to put the cosine: shape (), the real dtype. Made if absent.
+            s: where to put the sine: shape (), the dtype of ``a``. Made if absent.
+
+        Returns:
+            ``(a, b, c, s)``. ``c * a + s * b`` is r and ``c * b - conj(s) * a`` is 0, with what
+            ``a`` and ``b`` were.
+
+        Raises:
+            ValueError: shapes that are not (), arguments that share memory.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("rotg", locals())
+
+    @op
+    def rotm(
+        self,
+        x: GpuRef,
+        y: GpuRef,
+        param: GpuRef,
+        *,
+        n: int | None = None,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[tuple[GpuRef, GpuRef]]:
+        """Apply a modified rotation to the points (x, y), in place.
+
+        Vendor function: ``cublas<t>rotm_64``.
+
+        Args:
+            x: shape (>= n,), not sealed, two different buffers; float32 or float64.
+            y: the same, of the same dtype.
+            param: what ``rotmg`` gives: shape (5,), same dtype. ``x, y = h11*x + h12*y,
+                h21*x + h22*y``, where ``param[1:]`` is ``[h11, h21, h12, h22]`` if ``param[0]`` is
+                -1; 0 means ones for h11 and h22, 1 means 1 for h12 and -1 for h21, and -2 leaves
+                the points as they are.
+            n: how many elements; by default all.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+            offy: where ``y`` begins.
+            incy: steps in ``y``.
+
+        Returns:
+            ``(x, y)``.
+
+        Raises:
+            ValueError: shapes that do not fit, arguments that share memory.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("rotm", locals())
+
+    @op
+    def rotmg(
+        self,
+        d1: GpuRef,
+        d2: GpuRef,
+        x1: GpuRef,
+        y1: GpuRef,
+        *,
+        param: GpuRef | None = None,
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
+        """The modified rotation that makes the second part of a point 0.
+
+        The point is ``(sqrt(d1) * x1, sqrt(d2) * y1)``. Vendor function:
+        ``cublas<t>rotmg_v2``.
+
+        Args:
+            d1: shape (), not sealed, float32 or float64; becomes that of the rotated point.
+            d2: the same, of the same dtype.
+            x1: the same, of the same dtype.
+            y1: shape (), same dtype.
+            param: where to put the rotation, as ``rotm`` takes it: shape (5,). Made if absent.
+                What ``param[0]`` leaves open in it is undefined.
+
+        Returns:
+            ``(d1, d2, x1, param)``.
+
+        Raises:
+            ValueError: shapes that are not (), arguments that share memory.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("rotmg", locals())
+
+    @op
     def scal(
-        self, a: Number, x: GpuRef, *, n: int | None = None, offx: int = 0, incx: int = 1
+        self, a: Number | GpuRef, x: GpuRef, *, n: int | None = None, offx: int = 0, incx: int = 1
     ) -> Request[GpuRef]:
         """Multiply a vector by a number, in place: ``x *= a``.
 

@@ -1,4 +1,4 @@
-"""Level 2: a matrix and vectors."""
+"""Level 2: a matrix and vectors. Bands and packed triangles are in ``_banded``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Level2(RowRoutines[D]):
         x: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
         offx: int = 0,
         incx: int = 1,
@@ -61,64 +61,14 @@ class Level2(RowRoutines[D]):
         return self._routine("gemv", locals())
 
     @op
-    def gbmv(
-        self,
-        m: int,
-        n: int,
-        kl: int,
-        ku: int,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
-        trans: Trans = 0,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
-        """Band matrix times vector: ``alpha * op(a) @ x + beta * out``.
-
-        Vendor function: ``cublas<t>gbmv_64``, after ``cublas<t>geam_64``, which brings the
-        band into the vendor's order.
-
-        Args:
-            m: rows of the matrix.
-            n: columns of the matrix.
-            kl: how many diagonals there are below the main one.
-            ku: how many there are above it.
-            a: the band as SciPy stores it (``scipy.linalg.solve_banded``): shape
-                (kl + ku + 1, n), with element (i, j) at ``a[ku + i - j, j]``.
-            x: n elements, or m with ``trans``; same dtype.
-            out: as in ``gemv``.
-            alpha: as in ``gemv``.
-            beta: as in ``gemv``.
-            trans: as in ``gemv``.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``out`` begins.
-            incy: steps in ``out``.
-
-        Returns:
-            ``out``.
-
-        Raises:
-            ValueError: sizes or shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("gbmv", locals())
-
-    @op
     def symv(
         self,
         a: GpuRef,
         x: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         lower: bool = False,
         offx: int = 0,
         incx: int = 1,
@@ -157,8 +107,8 @@ class Level2(RowRoutines[D]):
         x: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         lower: bool = False,
         offx: int = 0,
         incx: int = 1,
@@ -180,7 +130,7 @@ class Level2(RowRoutines[D]):
         y: GpuRef,
         *,
         a: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         offx: int = 0,
         incx: int = 1,
         offy: int = 0,
@@ -217,7 +167,7 @@ class Level2(RowRoutines[D]):
         y: GpuRef,
         *,
         a: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         offx: int = 0,
         incx: int = 1,
         offy: int = 0,
@@ -237,7 +187,7 @@ class Level2(RowRoutines[D]):
         x: GpuRef,
         *,
         a: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         lower: bool = False,
         offx: int = 0,
         incx: int = 1,
@@ -271,7 +221,7 @@ class Level2(RowRoutines[D]):
         y: GpuRef,
         *,
         a: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         lower: bool = False,
         offx: int = 0,
         incx: int = 1,
@@ -284,6 +234,46 @@ class Level2(RowRoutines[D]):
         ``cublas<t>syr2_64``.
         """
         return self._routine("syr2", locals())
+
+    @op
+    def her(
+        self,
+        x: GpuRef,
+        *,
+        a: GpuRef | None = None,
+        alpha: float | GpuRef = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Add a vector's Hermitian square, in place: ``a += alpha * outer(x, conj(x))``.
+
+        As ``syr``, for complex64 and complex128, with a real ``alpha`` and positive steps; the
+        imaginary part of the diagonal becomes 0. Vendor function: ``cublas<t>herk_64`` with one
+        row, because in row-major order it is the other vector that ``her`` would conjugate.
+        """
+        return self._routine("her", locals())
+
+    @op
+    def her2(
+        self,
+        x: GpuRef,
+        y: GpuRef,
+        *,
+        a: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a matrix, in place.
+
+        As ``her`` with a second vector ``y`` of n elements and any ``alpha``. Vendor function:
+        ``cublas<t>her2k_64`` with one row.
+        """
+        return self._routine("her2", locals())
 
     @op
     def trmv(

@@ -23,8 +23,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         side: Side = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -60,8 +60,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         side: Side = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -78,8 +78,8 @@ class Level3(RowRoutines[D]):
         a: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -113,8 +113,8 @@ class Level3(RowRoutines[D]):
         a: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        alpha: float | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -133,8 +133,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -152,8 +152,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: float = 0.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
@@ -167,13 +167,88 @@ class Level3(RowRoutines[D]):
         return self._routine("her2k", locals())
 
     @op
+    def syrkx(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        trans: Trans = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
+        """A product that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
+
+        As ``syrk`` with a second matrix ``b`` of the shape of ``a``, such as ``a`` times a
+        symmetric matrix. Only one triangle is computed. Vendor function: ``cublas<t>syrkx_64``.
+        """
+        return self._routine("syrkx", locals())
+
+    @op
+    def herkx(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
+        trans: Trans = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
+        """A product that is known to be Hermitian: ``alpha * a @ b.conj().T + beta * out``.
+
+        As ``herk`` with a second matrix ``b`` of the shape of ``a`` and any ``alpha``. Only one
+        triangle is computed. Vendor function: ``cublas<t>herkx_64``.
+        """
+        return self._routine("herkx", locals())
+
+    @op
+    def gemm3m(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        trans_a: Trans = 0,
+        trans_b: Trans = 0,
+    ) -> Request[GpuRef]:
+        """Complex product by three real ones, not four: ``alpha * op(a) @ op(b) + beta * out``.
+
+        Up to a quarter less arithmetic than ``gemm``, and somewhat less precise: an error in
+        one of the parts of a number is relative to the larger part. For complex64 and
+        complex128. Vendor function: ``cublas<t>gemm3m_64``.
+
+        Args:
+            a: shape (m, k), or (k, m) with ``trans_a``.
+            b: shape (k, n), or (n, k) with ``trans_b``; same dtype.
+            out: shape (m, n), same dtype, not sealed, no memory in common with the inputs.
+                Made if absent.
+            alpha: scales the product.
+            beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
+            trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
+            trans_b: the same for ``b``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("gemm3m", locals())
+
+    @op
     def trmm(
         self,
         a: GpuRef,
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         side: Side = 0,
         lower: bool = False,
         trans_a: Trans = 0,
@@ -209,7 +284,7 @@ class Level3(RowRoutines[D]):
         b: GpuRef,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         side: Side = 0,
         lower: bool = False,
         trans_a: Trans = 0,
@@ -230,8 +305,8 @@ class Level3(RowRoutines[D]):
         b: GpuRef | None = None,
         *,
         out: GpuRef | None = None,
-        alpha: Number = 1.0,
-        beta: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 1.0,
         trans_a: Trans = 0,
         trans_b: Trans = 0,
     ) -> Request[GpuRef]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
+from ...memory import GpuRef
 from .._arguments import (
     require_dtype,
     require_no_alias,
@@ -23,24 +25,28 @@ from ._checks import (
     UINT8,
     Routines,
     count_elements,
+    diagonal,
     given_count,
     is_number,
     on_the_right,
     operation,
+    place_scalars,
     require_kind,
     require_matrix,
+    require_numbers,
+    require_terms,
     scalar,
     scales_nothing,
 )
 from .wire._messages import Routine, Scalar
-from .wire._rows import REAL_OF, ROWS, Operand, Row
+from .wire._rows import REAL_OF, ROWS, Operand, Row, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import numpy as np
 
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import Block, MemoryMap
     from .._library import Home
     from .._request import Driver
 
@@ -57,7 +63,8 @@ class _Plan(NamedTuple):
         dtype, sizes, steps: of the message.
         starts: for each operand, how many bytes of its buffer come before its first element.
         absent: positions, shapes and dtypes of what is to be made.
-        numbers: names of scalars, their dtypes, and whether those are real.
+        numbers: names of scalars, their dtypes, whether those are real, and their dtypes on the
+            device.
         clear: whether what is made begins with zeros.
         scratch: bytes.
     """
@@ -67,7 +74,7 @@ class _Plan(NamedTuple):
     steps: tuple[int, ...]
     starts: tuple[int, ...]
     absent: tuple[tuple[int, tuple[int, ...], np.dtype[Any]], ...]
-    numbers: tuple[tuple[str, np.dtype[Any], bool], ...]
+    numbers: tuple[tuple[str, np.dtype[Any], bool, np.dtype[Any]], ...]
     clear: bool
     scratch: int
 
@@ -124,11 +131,17 @@ class RowRoutines(Routines[D]):
                 if plain:
                     self._checked.keep(key, plan)
             name_of_dtype, sizes, steps, starts, absent, scalars, clear, scratch_bytes = plan
-            numbers: list[Scalar] = []
-            for number, dtype, is_real in scalars:
+            numbers: list[Scalar | None] = []
+            on_device = False
+            for number, dtype, is_real, _ in scalars:
                 value = given[number]
-                usual = type(value) is float and is_real
-                numbers.append(value if usual else scalar(value, dtype, number))
+                if type(value) is float and is_real:
+                    numbers.append(value)
+                elif type(value) is GpuRef:
+                    numbers.append(None)
+                    on_device = True
+                else:
+                    numbers.append(scalar(value, dtype, number))
             for at, shape, kind in absent:
                 if at == rescaled:
                     scales_nothing(numbers[-1], None)
@@ -147,6 +160,17 @@ class RowRoutines(Routines[D]):
                 written.append(blocks[at])
                 if bases.count(bases[at]) > 1:
                     _require_apart(row, given, options, places, steps)
+            places_of_scalars: tuple[int, ...] = ()
+            if on_device:
+                kinds = [(number, given[number], kind) for number, _, _, kind in scalars]
+                places_of_scalars, of_scalars, room = place_scalars(driver, kinds)
+                outputs = [(row.operands[at].name, refs[at]) for at in writes]
+                inputs = [(number, ref) for number, ref, _ in kinds if type(ref) is GpuRef]
+                require_no_alias(name, outputs, inputs)
+                if rescaled is not None and refs[rescaled].size:
+                    require_terms(*refs)
+                read += of_scalars
+                written += room
             scratch = 0
             if scratch_bytes:
                 block = driver.output((scratch_bytes,), UINT8)._block
@@ -162,6 +186,7 @@ class RowRoutines(Routines[D]):
                 options,
                 clear,
                 scratch,
+                places_of_scalars,
             )
             result = refs[writes[0]] if len(writes) == 1 else tuple([refs[at] for at in writes])
             return Submission(message, read, written, result)
@@ -178,7 +203,12 @@ def _turned(row: Row, given: Given, options: list[int]) -> Given:
     for operand in row.operands:
         ref = given[operand.name]
         alone = sum(each.trans == operand.trans for each in row.operands) == 1
-        if not (operand.trans and alone and strided(ref)) or operand.structure or operand.written:
+        if (
+            not (operand.trans and alone and strided(ref))
+            or operand.structure
+            or operand.form
+            or operand.written
+        ):
             continue
         if ref.ndim == 2 and ref.T.contiguous and ref.dtype.kind != "c":
             at = row.options.index(operand.trans)
@@ -187,17 +217,10 @@ def _turned(row: Row, given: Given, options: list[int]) -> Given:
     return turned
 
 
-def _diagonal(value: Any, name: str) -> int:
-    """Whether the diagonal is taken as ones."""
-    if value not in (0, 1):
-        raise ValueError(f"{name} must be 0 (as it is) or 1 (ones), not {value!r}")
-    return int(value)
-
-
 _OPTIONS: Final[dict[str, Callable[[Any, str], int]]] = {
     "lower": lambda value, name: int(flag(value, name)),
     "side": lambda value, _: int(on_the_right(value)),
-    "diag": _diagonal,
+    "diag": diagonal,
     **dict.fromkeys(("trans", "trans_a", "trans_b"), operation),
 }
 """How options are read."""
@@ -294,13 +317,17 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
     for operand, ref in operands:
         if ref is None:
             continue
-        if not operand.shape:
+        if not operand.shape and operand.made:
             _require_result(operand, ref, DTYPES[operand.dtype_of(dtype)])
             continue
         if ref is not lead:
             require_dtype(ref, lead.dtype, operand.name, like)
         if operand.steps:
             sizes.vector(operand, ref)
+        elif not operand.sizes:
+            require_numbers(ref, (5,) if operand.shape else (), operand.name)
+        elif operand.form == "packed":
+            sizes.packed(operand, ref)
         else:
             sizes.matrix(operand, ref)
     if row.filled and not sizes.found["n"]:
@@ -329,11 +356,15 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
             if ref is None
         ),
         tuple(
-            (name, *((real, True) if is_real else (lead.dtype, lead.dtype.kind != "c")))
+            (
+                name,
+                *((real, True) if is_real else (lead.dtype, lead.dtype.kind != "c")),
+                DTYPES[row.scalar_dtype(name, dtype)],
+            )
             for name, is_real in row.numbers
         ),
         any(operand.made == "zeros" and ref is None for operand, ref in operands),
-        lead.nbytes if row.operands[0].structure == "band" else 0,
+        lead.nbytes if row.operands[0].form == "band" else 0,
     )
 
 
@@ -356,7 +387,7 @@ def _require_options(
 
 
 def _require_result(operand: Operand, ref: GpuRef, dtype: np.dtype[Any]) -> None:
-    """A buffer for a scalar result."""
+    """A buffer for a number that comes out."""
     name = operand.name
     if ref.dtype is not dtype:
         raise TypeError(f"{name} has dtype {ref.dtype.name}, but the result has {dtype.name}")
@@ -429,10 +460,16 @@ class _Sizes:
         require_rank(ref, 2, name)
         names = self._names(operand)
         rows, columns = ref.shape
+        if operand.form and operand.structure:
+            if not rows:
+                raise ValueError(f"{name} has shape {ref.shape}, but a band has a diagonal")
+            self.found |= {"k": rows - 1, "n": columns}
+            self._says["n"] = (name, f"the number of columns of {name} (shape {ref.shape}) is")
+            return
         if names[0] == names[1] and rows != columns and not operand.written:
             raise ValueError(f"{name} must be square, not of shape {ref.shape}")
         turned = bool(self._options.get(operand.trans))
-        if operand.structure == "band":
+        if operand.form == "band":
             kl, ku, n = (self.found[size] for size in ("kl", "ku", "m" if turned else "n"))
             why = f"there are {kl}+{ku}+1 diagonals of {n}"
             require_matrix(ref, (kl + ku + 1, n), name, why)
@@ -463,6 +500,20 @@ class _Sizes:
                     trans = self._given[operand.trans]
                     of = f"op({name}) ({name} has shape {ref.shape}, {operand.trans}={trans!r})"
                 self._says[size] = (name, f"the number of {side} of {of} is")
+
+    def packed(self, operand: Operand, ref: GpuRef) -> None:
+        """A triangle, column by column: of so many columns as are known, or now they are."""
+        name = operand.name
+        require_rank(ref, 1, name)
+        there = ref.shape[0]
+        n = self.found.setdefault("n", (math.isqrt(8 * there + 1) - 1) // 2)
+        if packed(n) != there:
+            if "n" in self._says:
+                why = f"{self._says['n'][0]} has {n} elements, whose triangle has {packed(n)}"
+            else:
+                why = f"a triangle of {n} columns has {packed(n)}, of {n + 1} {packed(n + 1)}"
+            raise ValueError(f"{name} has {there} elements, but {why}")
+        self._says.setdefault("n", (name, f"the number of columns of {name} is"))
 
     def _names(self, operand: Operand) -> tuple[str, ...]:
         return tuple(self._on_side if size == "s" else size for size in operand.shape)

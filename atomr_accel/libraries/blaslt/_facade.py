@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Unpack, final
 
 from ..._dtypes import as_dtype
+from ..._errors import Unsupported
+from ...memory import GpuRef
 from .._arguments import require_no_race
 from .._library import LaneSpec
-from .._op import Collected, D, Facade
+from .._op import Collected, D, Facade, op
 from .._request import Request, Submission
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
-from ..wire._options import flag
+from ..wire._options import flag, whole
 from ..wire._recent import Recent
 from ._overloads import matmul_op
 from ._product import Operands, Options, check
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef, MemoryMap
+    from ...memory import MemoryMap
     from .._library import Home
     from .._request import Driver
-    from ._overloads import Results
+    from ._overloads import Anything, Results
     from ._product import Product
     from .wire._layout import Layout
     from .wire._plan import Plan, PlanKey
@@ -48,8 +50,13 @@ WORKSPACE: Final = 32 << 20
 _CANDIDATES: Final = 8
 _MOST_PLANS: Final = 4096
 
-_Choice = tuple[bytes, int]
-"""An algorithm, and the bytes of workspace that it gets."""
+_MOST_OFFERED: Final = 128
+
+_Choice = tuple[bytes, int, int]
+"""An algorithm, the bytes of workspace that it gets, and its number."""
+
+_Wanted = tuple[bytes, bool, int | None]
+"""A product, whether its candidates are tried, and which is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,8 @@ class BlasLt(Facade[D]):
     | float4_e2m1fn | bfloat16, float16, float32 | as for fp8 |
 
     fp8 needs compute capability 8.9 and, before 10.0, matrices laid out as
-    ``trans_a=False, trans_b=True`` has them; fp4 needs compute capability 10.0. The CPU
+    ``trans_a=False, trans_b=True`` has them; fp4, and block scales of fp8 (mxfp8), need compute
+    capability 10.0, and always matrices laid out so. The CPU
     backend takes all of it on any machine. Results beyond the range of fp8 or int8 become
     its largest number of that sign; NaN stays NaN in fp8.
     """
@@ -100,7 +108,7 @@ class BlasLt(Facade[D]):
     def __init__(self, device: Home) -> None:
         self._device = device
         self._plans: Recent[PlanKey, Plan] = Recent(_MOST_PLANS)
-        self._choices: Recent[tuple[bytes, bool], _Choice] = Recent(_MOST_PLANS)
+        self._choices: Recent[_Wanted, _Choice] = Recent(_MOST_PLANS)
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
 
     @matmul_op
@@ -111,7 +119,7 @@ class BlasLt(Facade[D]):
         *,
         out: GpuRef | None = None,
         c: GpuRef | None = None,
-        alpha: Number = 1.0,
+        alpha: Number | GpuRef = 1.0,
         beta: Number = 0.0,
         trans_a: Trans = False,
         trans_b: Trans = False,
@@ -129,6 +137,7 @@ class BlasLt(Facade[D]):
         layout_b: Layout | None = None,
         layout_out: Layout | None = None,
         autotune: bool = False,
+        algorithm: int | None = None,
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
         """Matrix product with an epilogue: ``epilogue(alpha * op(a) @ op(b) + beta * c)``.
 
@@ -161,7 +170,8 @@ class BlasLt(Facade[D]):
                 common with other arguments but ``c``. Made if absent.
             c: what to add: shape (..., m, n); by default ``out``. For fp8 results it is
                 bfloat16 or float16.
-            alpha: scales the product.
+            alpha: scales the product; or a buffer of shape (n,) with a factor for each column, of
+                the type of scalars (float32 for all narrower types).
             beta: scales ``c``; 0 ignores it, NaNs included.
             trans_a: use the transpose of ``a``; 2 (``"C"``) for its conjugate.
             trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
@@ -173,10 +183,12 @@ class BlasLt(Facade[D]):
             bias: shape (n,), or (..., n) with one for each product of a batch.
             aux: what the epilogue of the forward pass returned; or a buffer for it.
             scale_a: float32, for fp8: one number that ``a`` is multiplied by, or with
-                ``scale_b`` one for each row of op(a). For fp4 float8_e4m3fn of shape
-                (m, k/16): one for each 16 elements along k.
-            scale_b: the same for ``b``: one number, one for each column of op(b), or for
-                fp4 shape (n, k/16).
+                ``scale_b`` one for each row of op(a). Or in blocks: for fp4 (nvfp4)
+                float8_e4m3fn of shape (m, k/16), one for each 16 elements along k; for fp8
+                (mxfp8) uint8 of shape (m, k/32), exponents e that stand for ``2**(e - 127)``,
+                which are the bytes of ``ml_dtypes.float8_e8m0fnu``.
+            scale_b: the same for ``b``: one number, one for each column of op(b), or in blocks
+                shape (n, k/16) or (n, k/32).
             scale_out: float32, one number: an fp8 result is multiplied by it at the end.
             amax: also return the largest magnitude of an fp8 result before ``scale_out``,
                 a float32 of shape ().
@@ -186,6 +198,8 @@ class BlasLt(Facade[D]):
             layout_out: where in ``out`` the result goes.
             autotune: the first time, run the best candidates on these operands and keep
                 the fastest; by default the vendor's own guess is taken.
+            algorithm: take the best one of this number, as ``algorithms`` tells them. In a
+                batch, one that a call outside of it has found before.
 
         Returns:
             ``out``, or a new buffer. Epilogues with more results return a tuple:
@@ -201,39 +215,84 @@ class BlasLt(Facade[D]):
             GpuRefSealed: a sealed ref to be written.
             OutOfMemory: no room for the result.
         """
-        operands = Operands(a, b, c, bias, scale_a, scale_b, scale_out, out, aux)
-        options = Options(
-            layout_a,
-            layout_b,
-            layout_out,
-            0 if trans_a is False else operation(trans_a, "trans_a"),
-            0 if trans_b is False else operation(trans_b, "trans_b"),
-            None if dtype is None else as_dtype(dtype),
-            compute_type,
-            epilogue if epilogue is not None else "bias" if bias is not None else "",
-            flag(fast_accum, "fast_accum"),
-            flag(amax, "amax"),
+        operands, options = _read(
+            a,
+            b,
+            out=out,
+            c=c,
+            alpha=alpha,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            dtype=dtype,
+            compute_type=compute_type,
+            epilogue=epilogue,
+            bias=bias,
+            aux=aux,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            scale_out=scale_out,
+            amax=amax,
+            fast_accum=fast_accum,
+            layout_a=layout_a,
+            layout_b=layout_b,
+            layout_out=layout_out,
         )
         autotune = flag(autotune, "autotune")
         require_no_race(self._device, autotune=autotune)
+        if algorithm is not None:
+            algorithm = whole(algorithm, "algorithm")
+            if autotune:
+                raise ValueError("autotune looks for an algorithm, but there is one already")
+
+        factor = 1.0 if isinstance(alpha, GpuRef) else alpha
 
         def checked(memory: MemoryMap) -> Product:
-            return check(operands, options, alpha, beta, memory, self._plans)
+            return check(operands, options, factor, beta, memory, self._plans)
 
         def prepare(driver: Driver) -> Submission[Results]:
             product = checked(driver.memory)
-            key = (product.plan.encoded, autotune)
+            key = (product.plan.encoded, autotune, algorithm)
             choice = self._choices.get(key)
-            algorithm, nbytes = choice or self._choose(driver, checked, *key)
+            chosen, nbytes, _ = choice or self._choose(driver, checked, key)
             choices = self._choices  # not self, which would keep the batch that it is part of
             driver.depends(lambda: choices.get(key) is choice)
-            return product.submission(driver, algorithm, nbytes, self._workspaces)
+            return product.submission(driver, chosen, nbytes, self._workspaces)
 
         return Request(LANE, "blaslt.matmul", prepare)
 
+    @op
+    def algorithms(self, a: GpuRef, b: GpuRef, **options: Unpack[Anything]) -> Request[list[int]]:
+        """The numbers of the algorithms that the library has for a product, its best guess first.
+
+        They are those of the release and the device. An algorithm has settings beside, of which
+        ``matmul`` takes the best that the library knows. Vendor functions:
+        ``cublasLtMatmulAlgoGetHeuristic``, ``cublasLtMatmulAlgoConfigGetAttribute``.
+
+        Args:
+            a: as for ``matmul``.
+            b: as for ``matmul``.
+            options: as for ``matmul``.
+
+        Returns:
+            Numbers for ``matmul(algorithm=)``, each once.
+
+        Raises:
+            ValueError, TypeError, Unsupported: as for ``matmul``.
+        """
+        operands, chosen = _read(a, b, **options)
+        alpha, beta = options.get("alpha", 1.0), options.get("beta", 0.0)
+        factor = 1.0 if isinstance(alpha, GpuRef) else alpha
+
+        def prepare(driver: Driver) -> Submission[list[int]]:
+            product = check(operands, chosen, factor, beta, driver.memory, self._plans)
+            message = Heuristic(product.plan.encoded, WORKSPACE, _MOST_OFFERED)
+            return Submission(message, (), (), finish=_numbers)
+
+        return Request(LANE, "blaslt.algorithms", prepare)
+
     def statistics(self) -> BlasLtStatistics:
         """A snapshot of what is kept."""
-        tuned = sum(autotune for _, autotune in self._choices)
+        tuned = sum(autotune for _, autotune, _ in self._choices)
         return BlasLtStatistics(
             plans=len(self._plans),
             algorithms=len(self._choices),
@@ -241,26 +300,39 @@ class BlasLt(Facade[D]):
             workspace=self._workspaces.nbytes(self._device),
         )
 
-    def _choose(self, driver: Driver, checked: _Checked, spec: bytes, autotune: bool) -> _Choice:
+    def _choose(self, driver: Driver, checked: _Checked, wanted: _Wanted) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
+        spec, autotune, number = wanted
         if driver.home.driver is Collected:  # no answer comes: the lane has to choose by itself
-            return b"", WORKSPACE if self._device.capabilities.needs_scratch else 0
-        message = Heuristic(spec, WORKSPACE, _CANDIDATES if autotune else 1)
+            if number is not None:
+                raise Unsupported(
+                    f"algorithm {number} in a batch: call it once before, so that it is known"
+                )
+            return b"", WORKSPACE if self._device.capabilities.needs_scratch else 0, -1
+        most = _CANDIDATES if autotune else 1 if number is None else _MOST_OFFERED
+        message = Heuristic(spec, WORKSPACE, most)
         heuristic: Request[list[_Choice]] = Request(
             LANE, "blaslt.heuristic", lambda _driver: Submission(message, (), ())
         )
         candidates = driver.perform(heuristic)
         assert candidates is not None
         fastest = 0
+        if number is not None:
+            numbers = _numbers(candidates)
+            if number not in numbers:
+                raise Unsupported(
+                    f"cuBLASLt has no algorithm {number} for this product, but {numbers}"
+                )
+            candidates = [each for each in candidates if each[2] == number]
         if autotune and len(candidates) > 1:
             tuned = driver.perform(self._tuning(checked, candidates))
             assert tuned is not None
             fastest = tuned
-        return self._choices.keep((spec, autotune), candidates[fastest])
+        return self._choices.keep(wanted, candidates[fastest])
 
     def _tuning(self, checked: _Checked, candidates: list[_Choice]) -> Request[int]:
         """Time the candidates; answered by the position of the fastest."""
-        most = max(nbytes for _, nbytes in candidates)
+        most = max(nbytes for _, nbytes, _ in candidates)
 
         def prepare(driver: Driver) -> Submission[int]:
             trial = checked(driver.memory).submission(
@@ -270,3 +342,50 @@ class BlasLt(Facade[D]):
             return Submission(message, trial.reads, trial.writes)
 
         return Request(LANE, "blaslt.tune", prepare)
+
+
+def _numbers(candidates: list[_Choice]) -> list[int]:
+    """The numbers of algorithms, each once."""
+    return list(dict.fromkeys(number for _, _, number in candidates))
+
+
+def _read(
+    a: GpuRef,
+    b: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    c: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    trans_a: Trans = False,
+    trans_b: Trans = False,
+    dtype: DTypeLike | None = None,
+    compute_type: str | None = None,
+    epilogue: str | None = None,
+    bias: GpuRef | None = None,
+    aux: GpuRef | None = None,
+    scale_a: GpuRef | None = None,
+    scale_b: GpuRef | None = None,
+    scale_out: GpuRef | None = None,
+    amax: bool = False,
+    fast_accum: bool = False,
+    layout_a: Layout | None = None,
+    layout_b: Layout | None = None,
+    layout_out: Layout | None = None,
+    **_others: object,
+) -> tuple[Operands, Options]:
+    """The arguments of ``matmul`` by what part they take."""
+    factors = alpha if isinstance(alpha, GpuRef) else None
+    operands = Operands(a, b, c, bias, scale_a, scale_b, scale_out, out, aux, factors)
+    options = Options(
+        layout_a,
+        layout_b,
+        layout_out,
+        0 if trans_a is False else operation(trans_a, "trans_a"),
+        0 if trans_b is False else operation(trans_b, "trans_b"),
+        None if dtype is None else as_dtype(dtype),
+        compute_type,
+        epilogue if epilogue is not None else "bias" if bias is not None else "",
+        flag(fast_accum, "fast_accum"),
+        flag(amax, "amax"),
+    )
+    return operands, options

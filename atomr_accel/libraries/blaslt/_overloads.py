@@ -47,7 +47,7 @@ class Others(TypedDict, total=False):
 
     out: GpuRef | None
     c: GpuRef | None
-    alpha: Number
+    alpha: Number | GpuRef
     beta: Number
     trans_a: Trans
     trans_b: Trans
@@ -63,6 +63,14 @@ class Others(TypedDict, total=False):
     layout_b: Layout | None
     layout_out: Layout | None
     autotune: bool
+    algorithm: int | None
+
+
+class Anything(Others, total=False):
+    """All options."""
+
+    epilogue: str | None
+    amax: bool
 
 
 class MatmulCall(Protocol[One_co, Two_co, Three_co, Some_co]):

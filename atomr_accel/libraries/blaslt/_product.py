@@ -55,6 +55,7 @@ class Operands(NamedTuple):
     scale_out: GpuRef | None
     out: GpuRef | None
     aux: GpuRef | None
+    alpha: GpuRef | None = None
 
 
 _NEEDED: Final = Operands._fields[:2]
@@ -115,7 +116,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
             workspaces: where it has that from.
             scratch: write to buffers that nobody sees, whatever the arguments.
         """
-        a, b, _, side, scale_a, scale_b, scale_out, out, aux = self.operands
+        a, b, _, side, scale_a, scale_b, scale_out, out, aux, factors = self.operands
         plan, added = self.plan, self.added
         epilogue, result = plan.epilogue, out
         if result is None or scratch:
@@ -169,6 +170,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
             plan.zeros,
             self.alpha,
             self.beta,
+            0 if factors is None else factors._block.address,
         )
         return Submission(message, self.reads, writes, results)
 
@@ -186,7 +188,7 @@ def check(
     Args:
         operands: the buffers.
         options: what else there is.
-        alpha: scales the product.
+        alpha: scales the product; 1 where there is one for each column among the operands.
         beta: scales what is added.
         memory: where the buffers have to be.
         plans: those of products that were checked before.

@@ -13,8 +13,11 @@ from .graph._user_graph import Graphs
 from .ops._conv import Convolutions
 from .ops._norm import Normalizations
 from .ops._pointwise import Activations
+from .ops._resample import Resampling
 from .rnn._facade import Recurrent
 from .routines._facade import Routines
+from .routines._losses import Losses
+from .routines._pooling import Pooling
 
 
 @final
@@ -25,7 +28,10 @@ class Dnn(
     Graphs[D],
     Caches[D],
     Recurrent[D],
+    Pooling[D],
+    Resampling[D],
     Routines[D],
+    Losses[D],
 ):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 

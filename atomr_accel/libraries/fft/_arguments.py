@@ -11,7 +11,8 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ..wire._options import LARGEST, whole
-from .wire._messages import Spec, encode
+from ._callbacks import require_one_piece
+from .wire._messages import Hook, Spec, encode
 from .wire._plan import HALF, plan, result_shape, result_type
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def resolve(
     *,
     half: bool,
     aligned: tuple[bool, bool] = (True, True),
+    hooks: tuple[Hook | None, Hook | None] = (None, None),
 ) -> Call:
     """The transform that a call asks for.
 
@@ -99,11 +101,13 @@ def resolve(
         norm: as in NumPy.
         half: whether to compute in the input's half precision.
         aligned: whether input and output begin where any complex number could.
+        hooks: what is called for each element that is loaded, and stored.
 
     Raises:
         ValueError: a size below one, an unknown norm.
         TypeError: a dtype that cannot be transformed.
-        Unsupported: half precision with a size that is no power of two.
+        Unsupported: half precision with a size that is no power of two, or hooks that nothing
+            could call.
     """
     kind, inverse, conjugate = FAMILIES[family]
     source, precision = _types(name, kind, dtype, half=half)
@@ -130,7 +134,11 @@ def resolve(
         conjugate=conjugate,
         source_aligned=aligned[0],
         target_aligned=aligned[1],
+        load=hooks[0],
+        store=hooks[1],
     )
+    if hooks != (None, None):
+        require_one_piece(spec)
     element, pair, _ = result_type(spec).partition("x2")
     return Call(
         spec=spec,

@@ -48,10 +48,10 @@ class Convolutions(FftPart[D]):
         Args:
             in1: any shape.
             in2: as many dimensions. Axes that are not convolved broadcast.
-            mode: ``"full"`` for all of it, ``"same"`` for its middle, of ``in1``'s size, or
-                ``"valid"`` for what does not depend on zeros around the arrays; one of them must
-                be at least as large as the other then, along every axis but those of a single
-                element.
+            mode: ``"full"`` for all of it, ``"same"`` for its middle, of ``in1``'s size along the
+                axes, or ``"valid"`` for what does not depend on zeros around the arrays; one of
+                them must be at least as large as the other then, along every axis but those of a
+                single element.
             axes: which axes; by default all.
             out: where to put the result; it shares no memory with the others.
 

@@ -9,6 +9,7 @@ from ..array._steps import Describing
 from ..wire._options import whole
 from ..wire._recent import Recent
 from ._cache import FftStatistics, PlanCache
+from ._callbacks import FftCallback, make_callback
 from ._convolution import Convolutions
 from ._steps import Known
 from ._transforms import Transforms
@@ -17,6 +18,7 @@ from ._trigonometric import Trigonometric
 if TYPE_CHECKING:
     from .._library import Home
     from ..cub._facade import Cub
+    from ._callbacks import Twin
 
 _MOST_CALLS: Final = 1024
 
@@ -76,6 +78,43 @@ class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
     @plan_limit.setter
     def plan_limit(self, limit: int) -> None:
         self._plans.limit = whole(limit, "plan_limit", 1)
+
+    @staticmethod
+    def callback(source: str, name: str, *, cpu: Twin | None = None) -> FftCallback:
+        """A function of your own that cuFFT calls for each element it loads, or stores.
+
+        Vendor function: ``cufftXtSetJITCallback`` (cuFFT 11.4). It is compiled with NVRTC and
+        linked into the transform's kernels when a plan is made with it, so no pass over memory
+        is added. Transforms with callbacks are those that cuFFT does in one piece: of float32,
+        float64, complex64 or complex128 as they are, not padded, and with a norm that does not
+        scale, which is ``"forward"`` for inverse ones. Complex-to-real ones load a copy, in which
+        imaginary parts that cannot be any are 0; they are not cropped either.
+
+        Args:
+            source: CUDA C++ with one of these functions, T being ``cufftComplex``,
+                ``cufftDoubleComplex``, ``cufftReal`` or ``cufftDoubleReal``, as the transform
+                reads or writes. ``offset`` counts elements from the first one of the array::
+
+                    __device__ T name(void* data, unsigned long long offset,
+                                      void* unused, void* shared)
+                    __device__ void name(void* data, unsigned long long offset, T element,
+                                         void* unused, void* shared)
+
+                A load callback returns what the transform takes for ``((T*)data)[offset]``; a
+                store callback writes what it likes there.
+            name: the function's name. It is declared as ``extern "C"`` before the source begins.
+            cpu: what to call on the CPU backend, with an array of the elements and one of their
+                offsets; it returns what becomes of them. It must be picklable by cloudpickle.
+
+        Returns:
+            A value for ``load=`` and ``store=``. What does not compile raises ``CompileError``
+            where it is first used.
+
+        Raises:
+            TypeError: source or name is no str, ``cpu`` is not callable.
+            ValueError: the source does not name the function.
+        """
+        return make_callback(source, name, cpu)
 
     def clear(self) -> None:
         """Drop all plans and give the work area back, after the transforms in flight."""

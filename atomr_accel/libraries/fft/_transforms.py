@@ -25,6 +25,7 @@ from ._arguments import (
     stages,
 )
 from ._cache import LANE
+from ._callbacks import hook
 from .wire._messages import Frequencies, Roll, Transform
 from .wire._plan import HALF, MOST_DIMS
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from .._request import Driver
     from ..wire._recent import Recent
     from ._cache import PlanCache
+    from ._callbacks import FftCallback
+    from .wire._messages import Hook
 
 _FLOAT64: Final = DTYPES["float64"]
 _LAST_TWO: Final = (-2, -1)
@@ -60,6 +63,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """Transform along one axis; as ``numpy.fft.fft``.
 
@@ -72,11 +77,15 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result, or ``a`` itself.
             half: compute float16 or bfloat16 as such.
+            load: what cuFFT calls for each element that it reads, see ``callback``.
+            store: what it calls for each that it writes.
 
         Returns:
             Complex, of ``a``'s shape with ``n`` in place of the axis.
         """
-        return self._transform("fft", "fft", a, n, axis, norm, out, half=half)
+        return self._transform(
+            "fft", "fft", a, n, axis, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def ifft(
@@ -88,6 +97,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """The inverse of ``fft``; as ``numpy.fft.ifft``.
 
@@ -95,7 +106,9 @@ class Transforms(Facade[D]):
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """
-        return self._transform("ifft", "ifft", a, n, axis, norm, out, half=half)
+        return self._transform(
+            "ifft", "ifft", a, n, axis, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def rfft(
@@ -107,6 +120,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """Transform a real array along one axis; as ``numpy.fft.rfft``.
 
@@ -119,12 +134,16 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
+            load: what cuFFT calls for each element that it reads, see ``callback``.
+            store: what it calls for each that it writes.
 
         Returns:
             Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are
             not negative.
         """
-        return self._transform("rfft", "rfft", a, n, axis, norm, out, half=half)
+        return self._transform(
+            "rfft", "rfft", a, n, axis, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def irfft(
@@ -136,6 +155,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
 
@@ -151,11 +172,15 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
+            load: what cuFFT calls for each element that it reads, see ``callback``.
+            store: what it calls for each that it writes.
 
         Returns:
             Real, with ``n`` elements along the axis.
         """
-        return self._transform("irfft", "irfft", a, n, axis, norm, out, half=half)
+        return self._transform(
+            "irfft", "irfft", a, n, axis, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def hfft(
@@ -259,6 +284,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """Transform along several axes; as ``numpy.fft.fftn``.
 
@@ -272,11 +299,15 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result, or ``a`` itself.
             half: compute float16 or bfloat16 as such.
+            load: what cuFFT calls for each element that it reads, see ``callback``.
+            store: what it calls for each that it writes.
 
         Returns:
             Complex, of ``a``'s shape with ``s`` in place of the axes.
         """
-        return self._transform("fftn", "fft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "fftn", "fft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def ifftn(
@@ -288,6 +319,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
 
@@ -295,7 +328,9 @@ class Transforms(Facade[D]):
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """
-        return self._transform("ifftn", "ifft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "ifftn", "ifft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def rfftn(
@@ -307,6 +342,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
 
@@ -320,11 +357,15 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
+            load: what cuFFT calls for each element that it reads, see ``callback``.
+            store: what it calls for each that it writes.
 
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
         """
-        return self._transform("rfftn", "rfft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "rfftn", "rfft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def irfftn(
@@ -336,6 +377,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
 
@@ -349,11 +392,15 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
+            load: what cuFFT calls for each element that it reads, see ``callback``.
+            store: what it calls for each that it writes.
 
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.
         """
-        return self._transform("irfftn", "irfft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "irfftn", "irfft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def hfft2(
@@ -473,6 +520,8 @@ class Transforms(Facade[D]):
         out: GpuRef | None,
         *,
         half: bool,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """A transform along one axis, if it has the name of its family, or along several."""
 
@@ -499,6 +548,7 @@ class Transforms(Facade[D]):
                 norm_of(norm),
                 flag(half, "half"),
                 aligned,
+                (hook(load, "load", self._device), hook(store, "store", self._device)),
             )
             calls = self._calls.get(key)
             if calls is None:
@@ -576,6 +626,7 @@ def _resolve(
     norm: str,
     half: bool,
     aligned: tuple[bool, bool],
+    hooks: tuple[Hook | None, Hook | None],
 ) -> tuple[Call, ...]:
     """The transforms that a call asks for, one after the other: one, unless an axis repeats."""
     data = _data_shape(name, family, shape, dtype, half=half)
@@ -583,12 +634,16 @@ def _resolve(
         todo = [(family, *one_axis(family, data, points, along))]
     else:
         todo = stages(family, *several_axes(family, data, points, along))
+    if len(todo) > 1 and hooks != (None, None):
+        raise Unsupported(f"{name} along an axis more than once calls no callbacks")
     calls: list[Call] = []
     for number, (stage, axes, sizes) in enumerate(todo, 1):
         # What is made in between begins where whatever could.
         begins = aligned[0] or bool(calls), aligned[1] or number < len(todo)
         data = _data_shape(name, stage, shape, dtype, half=half)
-        call = resolve(name, stage, data, dtype, axes, sizes, norm, half=half, aligned=begins)
+        call = resolve(
+            name, stage, data, dtype, axes, sizes, norm, half=half, aligned=begins, hooks=hooks
+        )
         calls.append(call)
         shape, dtype = call.shape, call.dtype
     return tuple(calls)

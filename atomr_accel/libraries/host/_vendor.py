@@ -73,7 +73,7 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
 }
 """Least and largest of each; ctypes would cut off what is beyond without a word."""
 
-_EXTRAS: Final = frozenset(("cutensor",))
+_EXTRAS: Final = frozenset(("cudss", "cusparselt", "cutensor"))
 """The libraries that extras of their own bring."""
 
 Prototypes = dict[str, str]
@@ -237,7 +237,7 @@ def _load(name: str) -> ctypes.CDLL:
 
         return ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
     except (ImportError, RuntimeError, OSError) as error:
-        extra = name if name in _EXTRAS else "cuda"
+        extra = name.lower() if name.lower() in _EXTRAS else "cuda"
         raise LibraryMissing(
             f"the vendor library {name} is not installed; "
             f"pip install 'atomr-accel[{extra}12]' (or [{extra}13]) brings it: {error}",

@@ -108,10 +108,12 @@ class Factors(LinalgPart[D]):
 
         Returns:
             ``(lu, d, perm)``: the outer factor, whose rows ``perm`` makes triangular; the blocks
-            of one or two rows on the diagonal; and the order of rows, int64.
+            of one or two rows on the diagonal; and the order of rows, int64. NaN, and any order,
+            for matrices that hold NaN or infinity.
 
         Raises:
-            LinAlgError: matrices that are not square.
+            LinAlgError: a matrix holds NaN or infinity, once that is known; matrices that are not
+                square.
             TypeError: a dtype that is not solved in.
             Unsupported: on CUDA.
         """
@@ -122,8 +124,11 @@ class Factors(LinalgPart[D]):
             d = steps.output(factor.shape, stack.dtype)
             order = steps.output(factor.shape[:-1], INT64)
             options = (int(lower), int(hermitian))
-            steps.solve("ldl", stack, (stack.n,), (factor, d, order), *options)
-            return steps.fresh(factor.mT), steps.fresh(d.mT), order
+            info = steps.solve(
+                *("ldl", stack, (stack.n,), (factor, d, order), *options),
+                failure="There are no such factors",
+            )
+            return steps.result_of(info, factor.mT), steps.result_of(info, d.mT), order
 
         return self._calls("ldl", build)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
@@ -13,6 +15,7 @@ from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import ufunc, where
 from .._op import D, op
 from ..array._choosing import read_number
+from ..wire._options import whole
 from ._factors import Factors
 from ._spectra import Spectra
 from ._steps import FLOAT64, INT64, LinalgSteps, Stack
@@ -58,7 +61,14 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
         def build(steps: LinalgSteps) -> GpuRef:
             diagonal, sign = self._pivoted(steps, a)
-            return steps.evaluate(diagonal.prod(-1) * sign)
+            signs, logs = _split(diagonal)
+            # How far products of some of the factors may get, whatever the order.
+            nothing, limits = constant(0, logs.dtype), np.finfo(logs.dtype)
+            up = ufunc("maximum", logs, nothing).sum(-1)
+            down = ufunc("minimum", logs, nothing).sum(-1)
+            within = (up < math.log(limits.max) - 1) & (down > math.log(limits.tiny) + 1)
+            far = signs.prod(-1) * ufunc("exp", logs.sum(-1))
+            return steps.evaluate(where(within, diagonal.prod(-1), far) * sign)
 
         return self._calls("det", build)
 
@@ -79,12 +89,8 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
         def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef]:
             diagonal, sign = self._pivoted(steps, a)
-            size = abs(diagonal)
-            signs = where(size == 0, constant(0, diagonal.dtype), diagonal / size)
-            return (
-                steps.evaluate(signs.prod(-1) * sign),
-                steps.evaluate(ufunc("log", size).sum(-1)),
-            )
+            signs, logs = _split(diagonal)
+            return steps.evaluate(signs.prod(-1) * sign), steps.evaluate(logs.sum(-1))
 
         return self._calls("slogdet", build)
 
@@ -137,6 +143,8 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         keepdims: bool = False,
     ) -> GpuRef:
         x = cast(x, FLOAT64) if x.dtype.kind in "biu" else x
+        if not isinstance(axis, (tuple, NoneType)):
+            axis = whole(axis, "axis")
         given = range(len(x.shape)) if axis is None else axis
         axes = normalize_axis_tuple(given, len(x.shape), allow_duplicate=True)
         if isinstance(order, str) and len(axes) == 1:
@@ -154,7 +162,9 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
                 steps.ref(x).moveaxis(axes[0], -1).moveaxis(axes[1] - (axes[1] > axes[0]), -1)
             )
             s = self._values(steps, steps.stack(matrices))
-            made: Any = s.sum(-1) if order == "nuc" else s.max(-1) if order == 2 else s.min(-1)
+            made: Any = (
+                s.sum(-1) if order == "nuc" else s.max(-1, initial=0) if order == 2 else s.min(-1)
+            )
             if keepdims:
                 for at in sorted(axes):
                     made = np.expand_dims(made, at)
@@ -166,7 +176,8 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
             raise ValueError(f"Invalid norm order {order!r} for matrices.")
         summed, other = (axes[0], axes[1]) if abs(order) == 1 else (axes[1], axes[0])
         sums = size.sum(summed, keepdims=True)
-        made = sums.max(other, keepdims=True) if order > 0 else sums.min(other, keepdims=True)
+        extreme = partial(sums.max, initial=0) if order > 0 else sums.min
+        made = extreme(other, keepdims=True)
         return steps.evaluate(made if keepdims else made.squeeze(axes))
 
     @op
@@ -304,3 +315,11 @@ def _squarings(a: Operand) -> Any:
     wanted = ufunc("maximum", ufunc("ceil", ufunc("log2", norms / _THETA)), 0)
     # What is not finite stays so however often it is squared.
     return where(norms < math.inf, wanted, constant(0, norms.dtype))
+
+
+def _split(x: Any) -> tuple[Any, Any]:
+    """Numbers as their signs, 0 of zeros, and the logarithms of how large they are."""
+    size = abs(x)
+    if x.dtype.kind != "c":
+        return ufunc("sign", x), ufunc("log", size)
+    return where(size == 0, constant(0, x.dtype), x / size), ufunc("log", size)

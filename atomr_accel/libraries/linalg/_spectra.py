@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from ..._dtypes import DTYPES
 from ...expressions import Operand, cast, constant
 from ...expressions._expression import ufunc, where
 from .._op import D, op
+from ..wire._options import real
 from ._steps import COMPLEX_OF, INT64, LinalgPart, LinalgSteps, Stack, real_of
 from ._systems import precision_of
 from .wire._messages import BATCHED
@@ -206,7 +208,11 @@ class Spectra(LinalgPart[D]):
         matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
         s = steps.output((*stack.lead, sizes[1]), real_of(stack.dtype))
         name = _driver_of(stack, driver, None)
-        info = steps.solve(name, stack, sizes, (matrices, s), 0, 0, failure=_NO_SVD)
+        buffers: tuple[GpuRef, ...] = matrices, s
+        vectors = name == "gesvdj" and stack.batch > 1 and sizes[0] <= BATCHED[name]
+        if vectors:  # which the call for all of them writes in any case
+            buffers += tuple(steps.output((*stack.lead, n, n), stack.dtype) for n in sizes)
+        info = steps.solve(name, stack, sizes, buffers, int(vectors), 0, failure=_NO_SVD)
         return steps.result_of(info, s)
 
     # --- eigenvalues ------------------------------------------------------------------------
@@ -217,7 +223,7 @@ class Spectra(LinalgPart[D]):
         a: Operand,
         b: Operand | None = None,
         *,
-        UPLO: Literal["L", "U"] = "L",  # noqa: N803 - NumPy's name
+        UPLO: Literal["L", "U", "l", "u"] = "L",  # noqa: N803 - NumPy's name
         type: Literal[1, 2, 3] = 1,  # noqa: A002 - SciPy's name
         subset_by_index: tuple[int, int] | None = None,
         driver: EighDriver | None = None,
@@ -234,9 +240,10 @@ class Spectra(LinalgPart[D]):
             UPLO: which triangle.
             type: what is solved with ``b``: 1 that, 2 ``a @ b @ v = w * v``, or
                 3 ``b @ a @ v = w * v``.
-            subset_by_index: the first and the last eigenvalue that are wanted, counted from 0.
+            subset_by_index: the first and the last eigenvalue that are wanted, counted from 0; not
+                with ``b``.
             driver: how to compute. By default "evj" for stacks of matrices up to 32 by 32, "evx"
-                for a subset, else "evd".
+                for a subset, else "evd"; not with ``b``.
 
         Returns:
             ``(eigenvalues, eigenvectors)``, ascending. NaN where it did not converge.
@@ -261,7 +268,7 @@ class Spectra(LinalgPart[D]):
         a: Operand,
         b: Operand | None = None,
         *,
-        UPLO: Literal["L", "U"] = "L",  # noqa: N803
+        UPLO: Literal["L", "U", "l", "u"] = "L",  # noqa: N803
         type: Literal[1, 2, 3] = 1,  # noqa: A002
         subset_by_index: tuple[int, int] | None = None,
         driver: EighDriver | None = None,
@@ -290,7 +297,7 @@ class Spectra(LinalgPart[D]):
         vectors: bool,
     ) -> tuple[GpuRef, ...]:
         """The solver sees the transposes, which are conjugates: so are the vectors."""
-        if uplo not in ("L", "U"):
+        if uplo not in ("L", "U", "l", "u"):
             raise ValueError(f"UPLO argument must be 'L' or 'U', not {uplo!r}")
         given = self._operand(a, "a")
         other: Operand | None = None
@@ -298,7 +305,7 @@ class Spectra(LinalgPart[D]):
             given, other = steps.joint(given, self._operand(b, "b"))
         stack = steps.stack(given, square=True)
         n = stack.n
-        options: tuple[int, ...] = (int(vectors), int(uplo == "U"))
+        options: tuple[int, ...] = (int(vectors), int(uplo in ("U", "u")))
         matrices = steps.fresh(stack.ref)
         buffers = [matrices]
         w = steps.output((*stack.lead, n), real_of(stack.dtype))
@@ -373,8 +380,9 @@ class Spectra(LinalgPart[D]):
 
         Args:
             a: shape (..., m, n).
-            rcond: singular values up to that, times the largest one, count as zero; by default
-                ``max(m, n)`` times the dtype's eps, and half of that eps if it is negative.
+            rcond: one number: singular values up to that, times the largest one, count as zero;
+                by default ``max(m, n)`` times the dtype's eps, and half of that eps if it is
+                negative.
             hermitian: the matrices are.
 
         Returns:
@@ -491,9 +499,9 @@ class Spectra(LinalgPart[D]):
         """How many singular values are not zero; as ``numpy.linalg.matrix_rank``.
 
         Args:
-            A: shape (..., m, n).
-            tol: those up to this count as zero; by default the largest one times ``max(m, n)``
-                times the dtype's eps.
+            A: shape (..., m, n). A vector is of rank 1, or 0 if there are only zeros in it.
+            tol: one number: those up to this count as zero; by default the largest one times
+                ``max(m, n)`` times the dtype's eps.
             hermitian: the matrices are, so that ``eigvalsh`` will do for ``svdvals``.
 
         Returns:
@@ -503,15 +511,20 @@ class Spectra(LinalgPart[D]):
             LinAlgError: it did not converge, once that is known.
             TypeError: a dtype that is not solved in.
         """
+        small = None if tol is None else real(tol, "tol", finite=False)
 
         def build(steps: LinalgSteps) -> GpuRef:
-            stack = steps.stack(self._operand(A, "A"), square=hermitian)
+            given = self._operand(A, "A")
+            if len(given.shape) < 2:
+                nonzero: Any = cast(given, DTYPES["bool"])
+                return steps.evaluate(cast(nonzero.any(), INT64))
+            stack = steps.stack(given, square=hermitian)
             if hermitian:
                 s: Operand = abs(self._eigh(steps, A, None, "L", 1, None, None, vectors=False)[0])
             else:
                 s = self._values(steps, stack)
-            if tol is not None:
-                return steps.evaluate(cast(s > tol, INT64).sum(-1))
+            if small is not None:
+                return steps.evaluate(cast(s > small, INT64).sum(-1))
             return self._rank(steps, s, s, rcond_of(stack, None))
 
         return self._calls("matrix_rank", build)
@@ -592,11 +605,16 @@ def _eigh_driver(
 
 
 def rcond_of(stack: Stack, rcond: float | None) -> float:
-    """The ratio to the largest singular value up to which one counts as zero."""
-    if rcond is not None and rcond >= 0:
-        return float(rcond)
+    """The ratio to the largest singular value up to which one counts as zero.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    given = None if rcond is None else real(rcond, "rcond", finite=False)
+    if given is not None and given >= 0:
+        return given
     eps = float(np.finfo(real_of(stack.dtype)).eps)
-    return eps / 2 if rcond is not None else max(stack.m, stack.n) * eps
+    return eps / 2 if given is not None else max(stack.m, stack.n) * eps
 
 
 def _inverted(s: GpuRef, small: float) -> Operand:

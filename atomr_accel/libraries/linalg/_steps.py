@@ -24,7 +24,7 @@ from .._workspaces import Workspaces
 from ..array._copy import LANE as ARRAY
 from ..array._copy import copying
 from ..array._steps import ArrayPart, Describing, Steps
-from .wire._messages import Compute, Plan, Problem
+from .wire._messages import Compute, Plan, Problem, Require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,6 +193,18 @@ class LinalgSteps(Steps):
         )
         self._add(Request(LANE, f"linalg.{routine}", lambda _driver: made), made)
         return info
+
+    def require(self, info: Operand, problem: Problem, failure: str) -> GpuRef:
+        """Raise where ``info`` is not 0, once that is known.
+
+        Returns:
+            ``info``, as ``solve`` gives it.
+        """
+        made = self.evaluate(cast(info, INT32))
+        message = Require(problem, made._block.address, failure)
+        sent: Submission[None] = Submission(message, (made._block,), ())
+        self._add(Request(LANE, f"linalg.{problem.routine}", lambda _driver: sent), sent)
+        return made
 
     def _work(self, problem: Problem) -> int:
         """Bytes of workspace that a problem takes; 0 where that is not known yet, as in a batch."""

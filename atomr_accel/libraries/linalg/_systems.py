@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from ...expressions import Operand, cast
+from ...expressions import Operand, cast, index
+from ...expressions._expression import where
 from .._op import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, solved_in
 from .wire._messages import Problem
@@ -22,6 +23,7 @@ Refine = Literal["float32", "tfloat32", "bfloat16", "float16"]
 _TRANS: Final[dict[object, int]] = {0: 0, 1: 1, 2: 2, "N": 0, "T": 1, "C": 2}
 _PRECISIONS: Final = ("float32", "tfloat32", "bfloat16", "float16")
 SINGULAR: Final = "Singular matrix"
+_NO_ROWS: Final = "Rows are exchanged with others that are not there"
 
 
 class Sides(NamedTuple):
@@ -200,15 +202,18 @@ class Systems(LinalgPart[D]):
 
         Raises:
             ValueError: shapes that do not fit.
-            TypeError: a dtype that is not solved in.
+            TypeError: a dtype that is not solved in; ``lower`` is neither true nor false.
         """
-        factor, lower = c_and_lower
+        factor, given = c_and_lower
+        if given not in (0, 1):
+            raise TypeError(f"lower must be True or False, not {given!r}")
+        lower = bool(given)
 
         def build(steps: LinalgSteps) -> GpuRef:
             sides = self._sides(steps, factor, b)
             x = steps.fresh(sides.b)
             for trans in (0, 2) if lower else (2, 0):
-                self._triangular(steps, sides.a, x, trans, lower=bool(lower))
+                self._triangular(steps, sides.a, x, trans, lower=lower)
             return sides.shaped(x)
 
         return self._calls("cho_solve", build)
@@ -224,14 +229,14 @@ class Systems(LinalgPart[D]):
 
         Args:
             lu_and_piv: the factors, of shape (..., n, n), and the exchanged rows, from 0 to n - 1.
-                On CUDA nobody checks these, and others are read wherever they point to.
             b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
             trans: 1 (``"T"``) for the transpose of a, 2 (``"C"``) for its conjugate.
 
         Returns:
-            Of b's shape, broadcast.
+            Of b's shape, broadcast. NaN for matrices whose ``piv`` has rows that are not there.
 
         Raises:
+            LinAlgError: there are such rows, once that is known; its ``info`` says how many.
             ValueError: shapes that do not fit, another ``trans``.
             TypeError: a dtype that is not solved in, pivots that are no integers.
         """
@@ -239,22 +244,38 @@ class Systems(LinalgPart[D]):
         turned = turned_by(trans)
 
         def build(steps: LinalgSteps) -> GpuRef:
+            given = steps.ref(self._operand(piv, "piv"), "piv")
+            if given.dtype.kind not in "iu":
+                raise TypeError(f"piv must be made of integers, not of {given.dtype.name}")
             sides = self._sides(steps, lu, b)
-            stack = sides.a
-            if piv.dtype.kind not in "iu" or piv.shape != self._operand(lu, "lu").shape[:-1]:
-                raise ValueError(
-                    f"piv has shape {piv.shape} and dtype {piv.dtype.name}, but lu has "
-                    f"{lu.shape}: not its pivots"
-                )
-            kind = self._pivots("getrs", stack)
+            stack, shape = sides.a, self._operand(lu, "lu").shape
+            if given.shape != shape[:-1]:
+                raise ValueError(f"piv has shape {given.shape}, but lu has {shape}: not its pivots")
             trans = turned if stack.dtype.kind == "c" else min(turned, 1)
-            counted = cast(piv.broadcast_to((*stack.lead, stack.n)) + 1, kind)
+            sizes = (stack.n, sides.nrhs)
+            info, pivots = self._counted(steps, stack, sizes, given)
             factors, right = steps.fresh(stack.ref.mT), self._columns(steps, sides.b)
-            sizes, buffers = (stack.n, sides.nrhs), (factors, steps.evaluate(counted), right)
-            steps.solve("getrs", stack, sizes, buffers, trans, reads=2)
-            return sides.shaped(steps.fresh(right.mT))
+            steps.solve("getrs", stack, sizes, (factors, pivots, right), trans, reads=2)
+            return sides.shaped(steps.result_of(info, right.mT))
 
         return self._calls("lu_solve", build)
+
+    def _counted(
+        self, steps: LinalgSteps, stack: Stack, sizes: tuple[int, ...], piv: GpuRef
+    ) -> tuple[GpuRef, GpuRef]:
+        """What is wrong with pivots, and those for the solver, which reads wherever they point to.
+
+        It counts from one. In the place of rows that are not there it gets such as are.
+        """
+        whole = (*stack.lead, stack.n)
+        rows = cast(piv.broadcast_to(whole), INT64)
+        own = index(whole, len(whole) - 1)
+        wrong = (rows < 0) | (rows >= stack.n)
+        counted: Any = cast(wrong, INT64)
+        problem = Problem("getrs", stack.dtype.name, stack.batch, sizes)
+        told = steps.require(counted.sum(-1), problem, _NO_ROWS)
+        pivots = cast(where(wrong, own, rows) + 1, self._pivots("getrs", stack))
+        return told, steps.evaluate(pivots)
 
     # --- what these have in common ----------------------------------------------------------
 

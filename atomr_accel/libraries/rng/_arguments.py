@@ -11,9 +11,10 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...memory import as_shape
+from ...expressions import Operand
+from ...memory import as_shape, ref_error
 from .._arguments import require_shape, require_writable
-from ..wire._options import real
+from ..wire._options import LARGEST, real, whole
 from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
@@ -141,26 +142,41 @@ def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[i
     return first, last - first + 1
 
 
-def probabilities(p: ArrayLike, items: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def item_count(thing: object, name: str, memory: MemoryMap) -> int:
+    """How many items there are, of a caller who has given no ref of them.
+
+    Raises:
+        TypeError: it is no whole number; an array of the program's has to be put first.
+        ValueError: int64 does not count so far.
+    """
+    array = isinstance(thing, np.ndarray) and thing.ndim
+    if array or isinstance(thing, (list, tuple, Operand)):
+        raise ref_error(thing, memory, name)
+    return whole(thing, name, most=LARGEST)
+
+
+def probabilities(
+    p: ArrayLike, items: int, name: str = "p"
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Probabilities of so many items.
 
     Raises:
-        TypeError: ``p`` is not made of numbers.
+        TypeError: they are not made of numbers.
         ValueError: another number of them, a negative one, NaN, or they do not sum to 1.
     """
     given = np.asarray(p)
     if given.dtype.kind not in "biuf" and (given.dtype not in NAMES or given.dtype.kind == "c"):
-        raise TypeError(f"p must be made of real numbers, not of {given.dtype}")
+        raise TypeError(f"{name} must be made of real numbers, not of {given.dtype}")
     chances = given.astype(np.float64)
     if chances.ndim != 1:
-        raise ValueError(f"p must be 1-dimensional, but has shape {chances.shape}")
+        raise ValueError(f"{name} must be 1-dimensional, but has shape {chances.shape}")
     if len(chances) != items:
         raise ValueError(f"a and p must have same size: a has {items} items, p has {len(chances)}")
     if np.isnan(chances).any():
         raise ValueError(f"probabilities contain NaN, at {int(np.isnan(chances).argmax())}")
     if (chances < 0).any():
         worst = int(chances.argmin())
-        raise ValueError(f"probabilities are not non-negative: p[{worst}] is {chances[worst]}")
+        raise ValueError(f"probabilities are not non-negative: {name}[{worst}] is {chances[worst]}")
     total = float(chances.sum())
     if abs(total - 1) > _SUM_TOLERANCE:
         raise ValueError(f"probabilities do not sum to 1, but to {total}")
@@ -227,16 +243,16 @@ def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.
         raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")
 
 
-def whole_trials(n: Any) -> int:
+def whole_trials(n: Any, name: str = "n") -> int:
     """How many trials there are.
 
     Raises:
         TypeError: it is no integer.
         ValueError: it is negative.
     """
-    count = operator.index(n)
+    count = whole(n, "n")
     if count < 0:
-        raise ValueError(f"n must not be negative, but is {count}")
+        raise ValueError(f"{name} must not be negative, but is {count}")
     return count
 
 
@@ -261,6 +277,10 @@ def trials(n: Any, p: Any, dtype: str) -> tuple[int, float]:
     return count, chance
 
 
+_MOST_ENTRIES: Final = 1 << 21
+"""Of tables that go along with a call: 16 MiB."""
+
+
 @lru_cache(8)
 def binomial_table(n: int, p: float) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
     """The least number of successes worth a mention, and the distribution function from there.
@@ -273,10 +293,99 @@ def binomial_table(n: int, p: float) -> tuple[int, np.ndarray[Any, np.dtype[np.f
     if p in (0, 1):
         return n * int(p), np.ones(1)
     k = np.arange(first, last, dtype=np.float64)
-    logs = np.cumsum(np.log((n - k) / (k + 1)) + (math.log(p) - math.log1p(-p)))
-    logs = np.concatenate(([0.0], logs))
+    return first, _summed(np.log((n - k) / (k + 1)) + (math.log(p) - math.log1p(-p)))
+
+
+@lru_cache(8)
+def failures_table(n: float, p: float) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """The distribution function of failures before the n-th success, and where it begins.
+
+    Its tail is that of a geometric distribution, so it takes more room than others.
+    """
+    if p == 1 or n == 0:
+        return 0, np.ones(1)
+    mean, deviation = n * (1 - p) / p, math.sqrt(n * (1 - p)) / p
+    first = max(0, math.floor(mean - 12 * deviation - 20))
+    last = math.ceil(mean + 12 * deviation + 40 / p + 20)
+    _require_room(last - first)
+    k = np.arange(first, last, dtype=np.float64)
+    return first, _summed(np.log((n + k) / (k + 1)) + math.log1p(-p))
+
+
+@lru_cache(8)
+def hypergeometric_table(
+    good: int, bad: int, sample: int
+) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """The distribution function of good ones in a sample, and where it begins."""
+    least, most = max(0, sample - bad), min(good, sample)
+    items = good + bad
+    mean = sample * good / items if items else 0.0
+    variance = mean * (bad / items) * ((items - sample) / max(1, items - 1)) if items else 0.0
+    spread = 12 * math.sqrt(variance) + 20
+    first, last = max(least, math.floor(mean - spread)), min(most, math.ceil(mean + spread))
+    _require_room(last - first)
+    k = np.arange(first, last, dtype=np.float64)
+    ratio = (good - k) / (k + 1) * ((sample - k) / (bad - sample + k + 1))
+    return first, _summed(np.log(ratio))
+
+
+def _summed(logs: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A distribution function, from logarithms of the ratios of neighbours."""
+    logs = np.concatenate(([0.0], np.cumsum(logs)))
     table = np.cumsum(np.exp(logs - logs.max()))
-    return first, np.asarray(table / table[-1], np.float64)
+    return np.asarray(table / table[-1], np.float64)
+
+
+def covariance_factor(
+    mean: ArrayLike, cov: ArrayLike, method: str
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A mean, and the matrix that rows of independent normal numbers are multiplied by.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown method, or no matrix of covariances.
+    """
+    centre, matrix = np.asarray(mean, np.float64), np.asarray(cov, np.float64)
+    if centre.ndim != 1 or matrix.shape != (len(centre), len(centre)):
+        raise ValueError(
+            f"mean and cov must have shapes (d,) and (d, d), not {centre.shape} and {matrix.shape}"
+        )
+    if method not in ("svd", "eigh", "cholesky"):
+        raise ValueError(f"method must be 'svd', 'eigh' or 'cholesky', not {method!r}")
+    near = max(1e-300, float(np.abs(matrix).max(initial=0))) * _SUM_TOLERANCE
+    if not np.isfinite(matrix).all() or (np.abs(matrix - matrix.T) > near).any():
+        raise ValueError("cov must be symmetric and finite")
+    if method == "cholesky":
+        try:
+            return centre, np.ascontiguousarray(np.linalg.cholesky(matrix).T)
+        except np.linalg.LinAlgError:
+            raise ValueError("cov must have eigenvalues above 0 for method='cholesky'") from None
+    values, vectors = np.linalg.eigh(matrix)
+    if (values < -near).any():
+        raise ValueError("cov must have no negative eigenvalues")
+    if method == "svd":  # of such matrices the same, in another order
+        values, vectors = values[::-1], vectors[:, ::-1]
+    roots = np.sqrt(np.maximum(values, 0))
+    return centre, np.ascontiguousarray((vectors * roots).T)
+
+
+def _require_room(entries: int) -> None:
+    if entries > _MOST_ENTRIES:
+        raise Unsupported(
+            f"these parameters take a table of {entries} entries; the most is {_MOST_ENTRIES}"
+        )
+
+
+def chance(p: Any, name: str = "p") -> float:
+    """A probability that is not 0.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not above 0, or is above 1.
+    """
+    value = real(p, name, finite=False)
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, but is {value}")
+    return value
 
 
 @lru_cache(8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import partial
-from typing import TYPE_CHECKING, Final, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -20,15 +20,24 @@ from .._request import Request, Submission
 from ..array._copy import LANE as ARRAY
 from ..array._steps import Steps
 from ..wire._options import flag
-from ._arguments import Size, check_out, probabilities, shape_of, whole_trials
-from ._distributions import integers, search
-from ._draws import LANE, Drawing, Entries
+from ._arguments import (
+    Size,
+    check_out,
+    covariance_factor,
+    dtype_of,
+    item_count,
+    probabilities,
+    shape_of,
+    whole_trials,
+)
+from ._distributions import continuous, integers, search
+from ._draws import LANE, Drawing, Entries, put_table
 from .wire._messages import Pick, Take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, DTypeLike
 
     from ...memory import Block
     from .._request import Driver
@@ -61,7 +70,8 @@ class Choosing(Drawing[D]):
         Computed by kernels of this package, from words as ``integers`` draws them.
 
         Args:
-            a: an array with at least one axis, or how many integers there are from 0 on.
+            a: an array with at least one axis, or how many integers there are from 0 on, up to
+                2**63 - 1.
             size: shape of the choice.
             replace: whether an item may be chosen again.
             p: probabilities of the items, on the host; by default all are equal.
@@ -72,8 +82,9 @@ class Choosing(Drawing[D]):
             ``size + a.shape[1:]`` and ``a``'s dtype.
 
         Raises:
-            ValueError: nothing to choose from, probabilities that are negative or do not
-                sum to 1, more items than there are.
+            TypeError: an array of the program's: put it on the device first.
+            ValueError: nothing to choose from, or more integers than that; probabilities that are
+                negative or do not sum to 1; more items than there are.
             Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
                 more than 131,072 items.
         """
@@ -90,7 +101,7 @@ class Choosing(Drawing[D]):
                     raise ValueError("a must have at least one axis, but has shape ()")
                 items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
             else:
-                items = operator.index(a)
+                items = item_count(a, "a", driver.memory)
             wanted = size
             if out is not None and size is None:
                 wanted = out.shape[: out.ndim - len(rest)]
@@ -128,12 +139,13 @@ class Choosing(Drawing[D]):
             A new buffer of ``x``'s shape and dtype, or int64.
 
         Raises:
+            TypeError: an array of the program's: put it on the device first.
             Unsupported: a quasi-random generator.
         """
 
         def build(steps: Steps) -> GpuRef:
             if not isinstance(x, GpuRef):
-                return self._order(steps, operator.index(x))
+                return self._order(steps, item_count(x, "x", steps.driver.memory))
             return self._shuffled(steps, steps.ref(x), axis)
 
         return self._several("permutation", build)
@@ -185,7 +197,7 @@ class Choosing(Drawing[D]):
         def build(steps: Steps) -> GpuRef:
             self._require_words("multinomial")
             trials, shape = whole_trials(n), shape_of(() if size is None else size, None, 1)
-            chances = probabilities(pvals, np.size(np.asarray(pvals)))
+            chances = probabilities(pvals, np.size(np.asarray(pvals)), "pvals")
             experiments, things = math.prod(shape), len(chances)
             if not things:
                 raise ValueError("pvals must have at least one element")
@@ -198,6 +210,62 @@ class Choosing(Drawing[D]):
             return counts.reshape(*shape, things)
 
         return self._several("multinomial", build)
+
+    @op
+    def multivariate_normal(
+        self,
+        mean: ArrayLike,
+        cov: ArrayLike,
+        size: Size = None,
+        *,
+        method: Literal["svd", "eigh", "cholesky"] = "svd",
+        dtype: DTypeLike | None = None,
+    ) -> Request[GpuRef]:
+        """Correlated normal numbers; as ``numpy.random.Generator.multivariate_normal``.
+
+        Independent ones, as ``normal`` draws them, times a factor of ``cov``, which the program
+        computes: ``mean + z @ factor.T``. Vendor function: that of ``device.blas.gemm``.
+
+        Args:
+            mean: shape (d,), on the host.
+            cov: covariances: shape (d, d), on the host, symmetric, without negative
+                eigenvalues.
+            size: shape of the sample.
+            method: how to factor ``cov``; ``"cholesky"`` is the fastest and wants eigenvalues
+                above 0.
+            dtype: float64 by default, or float32.
+
+        Returns:
+            Of shape ``size + (d,)``.
+
+        Raises:
+            ValueError: shapes that do not fit, ``cov`` that is no matrix of covariances.
+            TypeError: another dtype.
+        """
+
+        def build(steps: Steps) -> GpuRef:
+            kind = dtype_of(dtype, None, "float64")
+            if kind.name not in ("float32", "float64"):
+                raise TypeError(f"multivariate_normal gives float32 or float64, not {kind.name}")
+            centre, factor = covariance_factor(mean, cov, method)
+            d = len(centre)
+            shape = shape_of(() if size is None else size, None, 1)
+            law = continuous("normal", kind, 0.0, 1.0)
+            count = math.prod(shape)
+
+            def draw(driver: Driver) -> Submission[GpuRef]:
+                return self._draw(driver, "multivariate_normal", law, (count, d), None)
+
+            drawn = steps.do(Request(LANE, "rng.multivariate_normal", draw))
+            if not drawn.size:
+                return drawn.reshape(*shape, d)
+            table = np.concatenate((factor.ravel(), centre))
+            put = Request(LANE, "rng.table", partial(put_table, table.tobytes()))
+            known = steps.cast(steps.do(put), kind)
+            turned = steps.do(self._known.blas.gemm(drawn, known[: d * d].reshape(d, d)))
+            return steps.evaluate(turned + known[d * d :]).reshape(*shape, d)
+
+        return self._several("multivariate_normal", build)
 
     # --- helpers -----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .._op import Described
     from .._request import Driver
     from ..array._facade import ArrayFunctions
+    from ..blas._facade import Blas
     from ..cub._facade import Cub
     from ._state import State
 
@@ -51,10 +52,12 @@ class Known(NamedTuple):
     Attributes:
         array: makes requests for functions of arrays.
         cub: algorithms that steps may be.
+        blas: makes requests for products.
     """
 
     array: ArrayFunctions[Described]
     cub: Cub[Described]
+    blas: Blas[Described]
 
 
 class Drawing(Facade[D]):
@@ -152,12 +155,12 @@ class Drawing(Facade[D]):
 
     def _provide(self, driver: Driver, table: Entries) -> Block:
         """A table on the device; it is there before what is prepared with it."""
-        entries = driver.perform(Request(LANE, "rng.table", partial(_put, table.tobytes())))
+        entries = driver.perform(Request(LANE, "rng.table", partial(put_table, table.tobytes())))
         assert entries is not None  # buffers are given in batches, too
         return require_readable(entries, driver.memory, "table")
 
 
-def _put(data: bytes, driver: Driver) -> Submission[GpuRef]:
+def put_table(data: bytes, driver: Driver) -> Submission[GpuRef]:
     """A table, put on the device in pieces that delay nobody for long."""
     last = max(0, (len(data) - 1) // _PIECE * _PIECE)
     if not last:

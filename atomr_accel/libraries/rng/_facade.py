@@ -13,6 +13,7 @@ from ._state import new_state
 if TYPE_CHECKING:
     from .._library import Home
     from ..array._facade import ArrayFunctions
+    from ..blas._facade import Blas
     from ..cub._facade import Cub
     from ._state import Seed
 
@@ -27,9 +28,11 @@ class Rng(Generator[D]):
     ``default_rng`` returns: ``help(type(device.rng.default_rng()))``.
     """
 
-    def __init__(self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
+    def __init__(
+        self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any], blas: Blas[Any]
+    ) -> None:
         described = Describing(device)
-        known = Known(array._on(described), cub._on(described))
+        known = Known(array._on(described), cub._on(described), blas._on(described))
         super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1), known)
 
     def seed(self, seed: Seed = None) -> None:

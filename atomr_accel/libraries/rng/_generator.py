@@ -14,17 +14,22 @@ from ..wire._options import flag
 from ._arguments import (
     Size,
     binomial_table,
+    chance,
     dtype_of,
     event_rate,
+    failures_table,
+    hypergeometric_table,
     integer_range,
     poisson_table,
+    positive_shape,
     trials,
+    whole_trials,
 )
 from ._choosing import Choosing
 from ._distributions import continuous, integers, search
 from ._draws import LANE
 from ._state import GeneratorStatistics, State, new_state
-from .wire._distributions import MOST_DIMENSIONS
+from .wire._distributions import MOST_DIMENSIONS, bounds
 from .wire._messages import Distribution
 
 if TYPE_CHECKING:
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from .._request import Driver
+    from ._draws import Entries
 
 _RACE: Final = 1 << 16
 """Up to so many items, each one's place is counted; that takes time by their square."""
@@ -409,6 +415,126 @@ class Generator(Choosing[D]):
             return self._draw(driver, "binomial", search(kind, first), size, out, table)
 
         return Request(LANE, "rng.binomial", prepare)
+
+    @op
+    def geometric(
+        self,
+        p: float,
+        size: Size = None,
+        *,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The first trial that succeeds; as ``numpy.random.Generator.geometric``.
+
+        By a table as ``negative_binomial``.
+
+        Args:
+            p: how likely each trial is to succeed, above 0.
+            size: shape of the result.
+            dtype: int64 by default.
+            out: where to put the result.
+
+        Raises:
+            Unsupported: a ``p`` so small that the table would have more than 2**21 entries.
+        """
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            _, table = failures_table(1.0, chance(p))
+            return self._looked_up(driver, "geometric", 1, table, size, dtype, out)
+
+        return Request(LANE, "rng.geometric", prepare)
+
+    @op
+    def negative_binomial(
+        self,
+        n: float,
+        p: float,
+        size: Size = None,
+        *,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Failures before the n-th success; as ``numpy.random.Generator.negative_binomial``.
+
+        By the inverse distribution function, from a table that goes along with the call.
+        Computed by kernels of this package.
+
+        Args:
+            n: successes, above 0; it need not be whole.
+            p: how likely each trial is to succeed, above 0.
+            size: shape of the result.
+            dtype: int64 by default.
+            out: where to put the result.
+
+        Raises:
+            Unsupported: a table of more than 2**21 entries.
+        """
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            first, table = failures_table(positive_shape(n, "n", "float64"), chance(p))
+            return self._looked_up(driver, "negative_binomial", first, table, size, dtype, out)
+
+        return Request(LANE, "rng.negative_binomial", prepare)
+
+    @op
+    def hypergeometric(
+        self,
+        ngood: int,
+        nbad: int,
+        nsample: int,
+        size: Size = None,
+        *,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Good ones in a sample without replacement; as ``numpy.random.Generator.hypergeometric``.
+
+        By a table as ``negative_binomial``.
+
+        Args:
+            ngood: how many good ones there are, not negative.
+            nbad: how many others.
+            nsample: how many are taken, at most all of them.
+            size: shape of the result.
+            dtype: int64 by default.
+            out: where to put the result.
+
+        Raises:
+            Unsupported: a table of more than 2**21 entries.
+        """
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            counts = [
+                whole_trials(value, name)
+                for name, value in (("ngood", ngood), ("nbad", nbad), ("nsample", nsample))
+            ]
+            if counts[2] > counts[0] + counts[1]:
+                raise ValueError(
+                    f"nsample must be at most ngood + nbad, which is {counts[0] + counts[1]}, "
+                    f"but is {counts[2]}"
+                )
+            first, table = hypergeometric_table(*counts)
+            return self._looked_up(driver, "hypergeometric", first, table, size, dtype, out)
+
+        return Request(LANE, "rng.hypergeometric", prepare)
+
+    def _looked_up(
+        self,
+        driver: Driver,
+        name: str,
+        first: int,
+        table: Entries,
+        size: Size,
+        dtype: DTypeLike | None,
+        out: GpuRef | None,
+    ) -> Submission[GpuRef]:
+        """Whole numbers by a table of their distribution function, which begins at ``first``."""
+        kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
+        last = first + len(table) - 1
+        if last > bounds(kind)[1]:
+            raise ValueError(f"{name} gives numbers up to {last}, which {kind} does not hold")
+        return self._draw(driver, name, search(kind, first), size, out, table)
 
     @op
     def sobol(

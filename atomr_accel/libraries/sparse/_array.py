@@ -10,6 +10,8 @@ from ...memory import GpuRef
 from .wire._messages import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
 FORMATS: Final = ("csr", "csc", "coo", "bsr")
@@ -141,6 +143,13 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
             major, indices = indices, major
         rows, columns = self.shape
         return SparseRef(_TRANSPOSED[self.format], (columns, rows), self.data, major, indices)
+
+    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+        return (self.format, self.shape), self.parts
+
+    def _joined(self, parts: Sequence[GpuRef]) -> SparseRef:
+        major, indices, data = parts
+        return SparseRef(self.format, self.shape, data, major, indices)
 
     def with_data(self, data: GpuRef) -> SparseRef:
         """The same structure with other elements.

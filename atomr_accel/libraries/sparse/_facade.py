@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
+from ..._dtypes import as_dtype
 from ..._errors import Unsupported, said_of
 from .._op import D
+from ..wire._options import whole
 from ._array import FORMATS, SparseRef
+from ._direct import DirectSolves
+from ._ell import EllArrays, EllFormat, EllRef, blocked, sliced, unblocked, unsliced
 from ._part import FLOATS, require_sparse
 from ._products import Products
 from ._solves import Solves
@@ -15,11 +19,15 @@ from ._vectors import Vectors
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import DTypeLike
     from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
     from ...memory import GpuRef
 
     ScipyArray = bsr_array | coo_array | csc_array | csr_array
+
+
+Stored = TypeVar("Stored", SparseRef, EllRef)
 
 
 class Moving(Protocol):
@@ -39,18 +47,19 @@ class Moving(Protocol):
 
 
 @final
-class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
+class Sparse(Structure[D], Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
 
     A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or
-    ``bsr``, with int32 or int64 indices. What a matrix's refs hold is not looked at by calls: an
-    index out of bounds is an illegal address, which is a fault on either backend. ``check``, and
-    ``put(..., check=True)``, look at them. Products take elements in any order and as often as
-    they are there; ``coo`` ones should be sorted by rows.
+    ``bsr``, with int32 or int64 indices; or an ``EllRef``, for products alone. What a matrix's
+    refs hold is not looked at by calls: an index out of bounds is an illegal address, which is a
+    fault on either backend. ``check``, and ``put(..., check=True)``, look at them. Products take
+    elements in any order and as often as they are there; ``coo`` ones should be sorted by rows.
 
     Conversions and checks are made of steps of ``device.array``, and need CUB on CUDA.
     """
 
+    traced = True
     _moving: Moving | None = None
 
     async def put(self, array: object, *, sealed: bool = False, check: bool = False) -> SparseRef:
@@ -67,7 +76,8 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
 
         Raises:
             TypeError: another format or dtype.
-            ValueError: with ``check``, an index out of bounds or an indptr that is none.
+            ValueError: other than two dimensions; with ``check``, an index out of bounds or an
+                indptr that is none.
             Unsupported: in a batch or a recording.
         """
         given = _scipys(array)
@@ -80,15 +90,91 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
         refs = [await moving.put(each, sealed=sealed) for each in (given.data, major, indices)]
         return SparseRef(given.format, tuple(given.shape), *refs)
 
-    async def get(self, a: SparseRef) -> ScipyArray:
+    async def put_blocked_ell(
+        self,
+        array: object,
+        blocksize: int,
+        *,
+        dtype: DTypeLike | None = None,
+        sealed: bool = False,
+    ) -> EllRef:
+        """Copy a sparse array of SciPy's to the device, as dense blocks in rows of equal number.
+
+        ``matmul`` multiplies it with dense matrices, which is what tensor cores do; a matrix whose
+        rows of blocks differ much in length is mostly padding.
+
+        Args:
+            array: as for ``put``. Elements that are there more than once are added up.
+            blocksize: rows and columns of a block, which divide those of the array.
+            dtype: of its elements, such as float16, which SciPy has not; by default the array's.
+            sealed: make the buffers read-only for good.
+
+        Returns:
+            The matrix on the device, of format ``blocked-ell``.
+
+        Raises:
+            TypeError: as ``put``.
+            ValueError: blocks that do not fit, or an array without rows or columns.
+            Unsupported: in a batch or a recording.
+        """
+        size = whole(blocksize, "blocksize", least=1)
+        given = _scipys(array)
+        if any(extent % size for extent in given.shape):
+            raise ValueError(f"shape {given.shape} is no multiple of blocks of {size} x {size}")
+        return await self._put_ell("blocked-ell", given, size, dtype, sealed=sealed)
+
+    async def put_sliced_ell(
+        self,
+        array: object,
+        slice_size: int = 32,
+        *,
+        dtype: DTypeLike | None = None,
+        sealed: bool = False,
+    ) -> EllRef:
+        """Copy a sparse array of SciPy's to the device, in slices with rows of equal length.
+
+        ``matmul`` multiplies it with vectors.
+
+        Args:
+            array: as for ``put``.
+            slice_size: rows of a slice.
+            dtype: of its elements, such as float16, which SciPy has not; by default the array's.
+            sealed: make the buffers read-only for good.
+
+        Returns:
+            The matrix on the device, of format ``sliced-ell``.
+
+        Raises:
+            TypeError: as ``put``.
+            ValueError: an array without rows or columns.
+            Unsupported: in a batch or a recording.
+        """
+        size = whole(slice_size, "slice_size", least=1)
+        return await self._put_ell("sliced-ell", _scipys(array), size, dtype, sealed=sealed)
+
+    async def _put_ell(
+        self, form: EllFormat, given: Any, size: int, dtype: DTypeLike | None, *, sealed: bool
+    ) -> EllRef:
+        if 0 in given.shape:
+            raise ValueError(f"shape {given.shape}: a {form} matrix has rows and columns")
+        moving = self._mover(f"put_{form.replace('-', '_')}")
+        made: EllArrays = (blocked if form == "blocked-ell" else sliced)(given, size)
+        kind = given.dtype if dtype is None else as_dtype(dtype)
+        if kind.name not in FLOATS:
+            raise TypeError(f"dtype is {kind.name}; it must be one of {', '.join(FLOATS)}")
+        arrays = (*made.parts[:-1], made.parts[-1].astype(kind))
+        *offsets, indices, data = [await moving.put(each, sealed=sealed) for each in arrays]
+        return EllRef(form, tuple(given.shape), made.nnz, size, data, indices, *offsets)
+
+    async def get(self, a: SparseRef | EllRef) -> ScipyArray:
         """Copy a sparse matrix from the device.
 
         Args:
             a: the matrix.
 
         Returns:
-            A sparse array of SciPy's of the same format; 16-bit floats, which it has not, come
-            as float32.
+            A sparse array of SciPy's of the same format, for ``blocked-ell`` in ``bsr``, for
+            ``sliced-ell`` in ``csr``; 16-bit floats, which it has not, come as float32.
 
         Raises:
             TypeError: no sparse matrix.
@@ -97,18 +183,22 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
         """
         import scipy.sparse
 
-        require_sparse(a, "a")
+        _require_matrix(a)
         moving = self._mover("get")
-        major, indices, data = [await moving.get(part) for part in a.parts]
+        *more, data = [await moving.get(part) for part in a.parts]
         if data.dtype.itemsize == 2:
             data = data.astype("float32")
+        if isinstance(a, EllRef):
+            take = unblocked if a.format == "blocked-ell" else unsliced
+            return take(a.shape, a.size, (*more, data))
+        major, indices = more
         if a.format == "coo":
             return scipy.sparse.coo_array((data, (major, indices)), shape=a.shape)
         make: Any = getattr(scipy.sparse, f"{a.format}_array")
         made: ScipyArray = make((data, indices, major), shape=a.shape)
         return made
 
-    async def seal(self, a: SparseRef) -> SparseRef:
+    async def seal(self, a: Stored) -> Stored:
         """Make the parts of a matrix read-only for good; they then survive rebuilds.
 
         Args:
@@ -120,14 +210,14 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
         Raises:
             Unsupported: where memory cannot be sealed; in a batch or a recording.
         """
-        require_sparse(a, "a")
+        _require_matrix(a)
         moving = self._mover("seal")
         for part in a.parts:
             if not part.sealed:
                 await moving.seal(part)
         return a
 
-    async def free(self, a: SparseRef) -> None:
+    async def free(self, a: SparseRef | EllRef) -> None:
         """Give the memory of all parts back; matrices that share parts are stale, too.
 
         Args:
@@ -136,7 +226,7 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
         Raises:
             Unsupported: in a batch or a recording.
         """
-        require_sparse(a, "a")
+        _require_matrix(a)
         moving = self._mover("free")
         for part in a.parts:
             await moving.free(part)
@@ -153,6 +243,16 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
         return facade
 
 
+def _require_matrix(a: object) -> None:
+    """It is a sparse matrix of a device.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if type(a) is not EllRef:
+        require_sparse(a, "a")
+
+
 def _scipys(array: object) -> Any:
     """A sparse array of SciPy's, of a format and dtype that devices have.
 
@@ -166,6 +266,8 @@ def _scipys(array: object) -> Any:
             f"{said_of(array)}; device.put takes dense ones"
         )
     given: Any = array
+    if given.ndim != 2:
+        raise ValueError(f"the array has shape {given.shape}; sparse matrices have two dimensions")
     if given.dtype.name not in FLOATS:
         raise TypeError(
             f"the array is {given.dtype.name}; sparse matrices are of {', '.join(FLOATS)}"

@@ -17,10 +17,13 @@ from ..array._copy import LANE as ARRAYS
 from ..array._steps import Describing, Steps
 from ..wire._recent import Recent
 from ._array import SparseRef
+from ._ell import EllRef
 from .wire._messages import Call, Dense, Matrix, Measure, Spec, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy as np
 
     from ...memory import Block, Epoch
     from .._library import Home
@@ -122,6 +125,8 @@ class SparsePart(Facade[D]):
             if encoded not in told:
                 told.add(encoded)
                 driver.perform(measure)
+            measured = self._measured  # not self, which would keep the batch that it is part of
+            driver.depends(lambda: measured.get(encoded) is None)
             return 0
         self._measured.keep(encoded, Measured(epoch, answer))
         return answer
@@ -131,7 +136,7 @@ class SparsePart(Facade[D]):
     def _matrix(
         self,
         driver: Driver,
-        a: SparseRef,
+        a: SparseRef | EllRef,
         name: str,
         formats: Sequence[str],
         dtypes: Sequence[str] = SINGLE_OR_DOUBLE,
@@ -142,7 +147,8 @@ class SparsePart(Facade[D]):
             TypeError: it is none, or of a format or dtype that the call has not.
             GpuRefStale: a part is of an older generation, or freed.
         """
-        require_sparse(a, name)
+        if type(a) is not EllRef or a.format not in formats:
+            require_sparse(a, name)
         if a.format not in formats:
             one = formats[0]
             raise TypeError(
@@ -152,10 +158,13 @@ class SparsePart(Facade[D]):
         dtype = NAMES[a.data.dtype]
         if dtype not in dtypes:
             raise TypeError(f"{name} is {dtype}; this call takes {_any_of(dtypes)}")
+        names = ("major", "indices", "data")
         blocks = [
             require_readable(driver.stand_in(part), driver.memory, f"{name}.{what}")
-            for part, what in zip(a.parts, ("major", "indices", "data"), strict=True)
+            for part, what in zip(a.parts, names[-len(a.parts) :], strict=True)
         ]
+        if isinstance(a, EllRef):
+            return _ell(a, dtype), [*blocks[: 3 - len(blocks)], *blocks]
         nnz = a.data.shape[0]
         matrix = Matrix(a.format, a.shape, nnz, NAMES[a.indices.dtype], dtype, a.blocksize)
         return matrix, blocks
@@ -186,6 +195,14 @@ class SparsePart(Facade[D]):
                 f"{what}: cuSPARSE adds up in an order that depends on time, and the device was "
                 f"opened with deterministic=True; {instead}"
             )
+
+
+def _ell(a: EllRef, dtype: str) -> Matrix:
+    """A matrix with rows of equal length."""
+    index = NAMES[a.indices.dtype]
+    if a.format == "blocked-ell":
+        return Matrix(a.format, a.shape, a.indices.size, index, dtype, (a.size, a.size))
+    return Matrix(a.format, a.shape, a.nnz, index, dtype, (a.size, 1), a.data.size)
 
 
 def require_sparse(a: object, name: str) -> None:
@@ -227,6 +244,11 @@ def place(ref: GpuRef, driver: Driver, name: str, *, writable: bool = False) -> 
     """The block of a dense operand that may lie by columns."""
     check: Callable[..., Block] = require_writable if writable else require_readable
     return check(ref, driver.memory, name, strided=True)
+
+
+def taken_as(operation: int, dtype: np.dtype[Any]) -> int:
+    """How a matrix is taken: of real numbers the vendor knows no conjugate transpose."""
+    return operation if dtype.kind == "c" else min(operation, 1)
 
 
 def _any_of(names: Sequence[str]) -> str:

@@ -15,7 +15,8 @@ from .._op import D, op
 from .._request import Request, Submission
 from ..blas._checks import operation, scalar
 from ._array import SparseRef
-from ._part import FLOATS, LANE, WAITING, SparsePart, laid, place, require_sparse
+from ._ell import EllRef
+from ._part import FLOATS, LANE, WAITING, SparsePart, laid, place, require_sparse, taken_as
 from .wire._messages import Forget, Multiply, Product, Spec, encode
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from ..blas._checks import Number, Trans
     from .wire._messages import Matrix
 
-ANY_FORMAT: Final = ("csr", "csc", "coo", "bsr")
+ANY_FORMAT: Final = ("csr", "csc", "coo", "bsr", "blocked-ell", "sliced-ell")
+_AS_THEY_ARE: Final = ("bsr", "blocked-ell", "sliced-ell")
 _COMPRESSED: Final = ("csr", "csc")
 
 _numbers: Final = itertools.count(1)
@@ -67,7 +69,7 @@ class Products(SparsePart[D]):
     @op
     def matmul(
         self,
-        a: SparseRef,
+        a: SparseRef | EllRef,
         x: GpuRef,
         *,
         trans: Trans = 0,
@@ -83,8 +85,9 @@ class Products(SparsePart[D]):
             a: shape (m, k) as it is taken; any format, float16, bfloat16, float32, float64,
                 complex64 or complex128. 16-bit types are summed in float32. Elements that are
                 there more than once count as often.
-            x: shape (k,) or (k, n), same dtype; by rows or by columns, as ``y.T`` is.
-            trans: how to take ``a``; ``bsr`` only as it is.
+            x: shape (k,) or (k, n), same dtype; by rows or by columns, as ``y.T`` is. For
+                ``sliced-ell`` a vector.
+            trans: how to take ``a``; ``bsr`` and the formats of ``EllRef`` only as they are.
             alpha: what the product is multiplied with.
             beta: what ``out`` is multiplied with before the product is added; with 0 it is not
                 read.
@@ -107,10 +110,15 @@ class Products(SparsePart[D]):
             source = place(x, driver, "x")
             given = laid(x, "x")
             require_dtype(x, a.dtype, "x", "a")
-            if taken and a.format == "bsr":
-                raise ValueError("a bsr matrix is multiplied as it is; convert it with tocsr")
-            if (a.format == "csc") != bool(taken) or a.format == "bsr":
-                self._refuse_unsteady("such a product", "convert the matrix with tocsr")
+            if taken and a.format in _AS_THEY_ARE:
+                raise ValueError(
+                    f"a {a.format} matrix is multiplied as it is; take a csr one, which tocsr "
+                    "makes of a bsr one"
+                )
+            if a.format == "sliced-ell" and x.ndim != 1:
+                raise ValueError("a sliced-ell matrix is multiplied with vectors only")
+            if (a.format == "csc") != bool(taken) or a.format in _AS_THEY_ARE:
+                self._refuse_unsteady("such a product", "take a csr matrix")
             m, k = a.shape[::-1] if taken else a.shape
             if x.shape[0] != k:
                 raise ValueError(
@@ -130,7 +138,7 @@ class Products(SparsePart[D]):
                 matrix.dtype,
                 (matrix,),
                 (given, laid(made, "out")),
-                taken,
+                taken_as(taken, a.dtype),
                 deterministic=self._device.deterministic,
             )
             compute = _computed(a.dtype)
@@ -396,6 +404,7 @@ def _computed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return DTYPES["float32"] if dtype.itemsize == 2 else dtype
 
 
-def _named(a: SparseRef, name: str) -> list[tuple[str, GpuRef]]:
-    names = ("row", "col") if a.format == "coo" else ("indptr", "indices")
-    return [(f"{name}.{what}", part) for what, part in zip((*names, "data"), a.parts, strict=True)]
+def _named(a: SparseRef | EllRef, name: str) -> list[tuple[str, GpuRef]]:
+    names = ("row", "col", "data") if a.format == "coo" else ("indptr", "indices", "data")
+    named = zip(names[-len(a.parts) :], a.parts, strict=True)
+    return [(f"{name}.{what}", part) for what, part in named]

@@ -16,7 +16,7 @@ from .._request import Request, Submission
 from ..blas._checks import operation, scalar
 from ..wire._options import flag
 from ._array import SparseRef
-from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place
+from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place, taken_as
 from ._products import by_rows, require_format
 from .wire._messages import Analyse, Dense, Forget, Solve, Spec, encode
 
@@ -203,11 +203,15 @@ class Solves(SparsePart[D]):
         """The matrix by rows, and how to take that: the operation, lower, unit diagonal."""
         lower, unit = flags
         swapped = require_format(a, "a") == "csc"
+        if swapped != bool(taken):
+            self._refuse_unsteady(
+                "such a solve", "take a csr matrix as it is, or a csc matrix transposed"
+            )
         if a.shape[0] != a.shape[1]:
             raise ValueError(f"a has shape {a.shape}; it must be square")
         matrix, blocks = self._matrix(driver, by_rows(a), "a", ("csr",))
         if not swapped:
-            return matrix, blocks, (taken, lower, unit)
+            return matrix, blocks, (taken_as(taken, a.dtype), lower, unit)
         if taken == 2 and a.dtype.kind == "c":
             raise ValueError("a complex csc matrix is not taken conjugated; convert it with tocsr")
         return matrix, blocks, (0 if taken else 1, not lower, unit)
@@ -237,7 +241,7 @@ class Solves(SparsePart[D]):
             TypeError: unequal or unsupported dtypes.
             ValueError: other diagonals, or shapes that do not fit.
         """
-        if tuple(l_and_u) not in ((1, 1), (2, 2)):
+        if l_and_u not in ((1, 1), (2, 2), [1, 1], [2, 2]):
             raise ValueError(f"l_and_u must be (1, 1) or (2, 2), not {l_and_u!r}")
         reach = l_and_u[0]
         for ref, name in ((ab, "ab"), (b, "b")):

@@ -107,19 +107,23 @@ class Structure(SparsePart[D]):
         Raises:
             TypeError, ValueError: as ``csr_array``.
         """
+        if not (_is_of(arg1, 2) and _is_of(arg1[1], 2)):
+            raise ValueError("arg1 must be (data, (row, col))")
         data, (row, col) = arg1
         return self._made("coo", data, row, col, shape)
 
     def _compressed(
         self, form: Format, arg1: tuple[GpuRef, GpuRef, GpuRef], shape: tuple[int, int]
     ) -> SparseRef:
+        if not _is_of(arg1, 3):
+            raise ValueError("arg1 must be (data, indices, indptr)")
         data, indices, indptr = arg1
         return self._made(form, data, indptr, indices, shape)
 
     def _made(
         self, form: Format, data: GpuRef, major: GpuRef, indices: GpuRef, shape: tuple[int, int]
     ) -> SparseRef:
-        rows, columns = (whole(each, "an extent of shape", least=0) for each in shape)
+        rows, columns = _pair(shape, "shape", least=0)
         parts = {"data": data, "indptr": major, "indices": indices}
         for name, part in parts.items():
             if not isinstance(part, GpuRef):
@@ -262,7 +266,7 @@ class Structure(SparsePart[D]):
             Unsupported: in a batch or a recording.
         """
         _require_elements(a)
-        r, c = (whole(each, "an extent of blocksize", least=1) for each in blocksize)
+        r, c = _pair(blocksize, "blocksize", least=1)
         rows, columns = a.shape
         if rows % r or columns % c:
             raise ValueError(f"shape {a.shape} is no multiple of blocks of shape {(r, c)}")
@@ -532,6 +536,24 @@ def _wrong(driver: Driver, a: SparseRef) -> Any:
 
 def _outside(indices: GpuRef, bound: int) -> Any:
     return cast((indices < 0) | (indices >= bound), _INT64).sum()
+
+
+def _is_of(thing: object, count: int) -> bool:
+    """Whether it is a sequence of so many."""
+    return isinstance(thing, (tuple, list)) and len(thing) == count
+
+
+def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]:
+    """Rows and columns.
+
+    Raises:
+        TypeError: they are no whole numbers.
+        ValueError: there are not two of them, or too small ones.
+    """
+    if not _is_of(extents, 2):
+        raise ValueError(f"{name} must be rows and columns, not {extents!r}")
+    one, other = (whole(each, f"an extent of {name}", least=least) for each in extents)
+    return one, other
 
 
 def _require_elements(a: SparseRef) -> Format:

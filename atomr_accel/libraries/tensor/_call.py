@@ -216,10 +216,13 @@ def operation_of(
         raise ValueError(
             f"compute_type {compute_type!r} is none of those for {name}: {', '.join(known)}"
         )
-    allowed = COMPLEX_UNARY if checked.dtype.kind == "c" else UNARY
+    real = checked.dtype.kind != "c"
+    allowed = UNARY if real and call.kind is not Kind.CONTRACT else COMPLEX_UNARY
     for each in unary:
         if each not in allowed:
             raise ValueError(f"operator {each!r} is none of those for {name}: {', '.join(allowed)}")
+    if call.kind is Kind.CONTRACT and real:
+        unary = ()  # real numbers are their conjugates, for which the vendor has no operator here
     for each in operators:
         if each not in BINARY:
             raise ValueError(f"operator {each!r} is none of {', '.join(BINARY)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 Subscripts: TypeAlias = "str | Operand"
 Sublist: TypeAlias = "Sequence[SupportsIndex | EllipsisType]"
-Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 Optimize: TypeAlias = "bool | str | tuple[str, int] | Sequence[str | tuple[int, ...]]"
 
+_CASTINGS: Final = get_args(Casting)
 _MOST_PLANS: Final = 1024
 
 
@@ -103,7 +104,8 @@ class Einsum(Operations[D]):
 
         Raises:
             ValueError: subscripts that are none, or do not fit the operands; sizes that do not
-                broadcast; ``out`` of another shape; a path that is none.
+                broadcast, or of a diagonal that differ; ``out`` of another shape; ``casting`` or
+                ``optimize`` that is none.
             TypeError: an operand that is no array of the device; dtypes that do not cast.
         """
         terms, arrays = _read(subscripts, operands)
@@ -225,6 +227,8 @@ def _dtype_of(
     arrays: Sequence[Operand], dtype: DTypeLike | None, casting: Casting
 ) -> np.dtype[Any]:
     """What is computed with."""
+    if casting not in _CASTINGS:
+        raise ValueError(f"casting must be one of {', '.join(_CASTINGS)}, not {casting!r}")
     kind = as_dtype(np.result_type(*(each.dtype for each in arrays)) if dtype is None else dtype)
     for at, each in enumerate(arrays):
         if each.dtype is not kind and not np.can_cast(each.dtype, kind, casting):

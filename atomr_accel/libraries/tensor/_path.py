@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import opt_einsum
+
+from ..wire._options import real, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,14 +97,12 @@ def _path(
     optimize: Any,
 ) -> list[tuple[int, ...]]:
     """Which are multiplied next, by their places among those that are left."""
-    if isinstance(optimize, list | tuple) and optimize and optimize[0] == _EXPLICIT:
-        optimize = list(optimize[1:])
+    how, limit = _asked(optimize)
     count = len(inputs)
-    if count == 1 or (optimize is False):
+    if isinstance(how, list):
+        _require_whole(how, count, optimize)
+    if count == 1 or not how:
         return [tuple(range(count))]
-    limit = None
-    if isinstance(optimize, tuple) and len(optimize) == 2 and isinstance(optimize[0], str):
-        optimize, limit = optimize
     symbol = opt_einsum.get_symbol
     terms = ("".join(map(symbol, each)) for each in inputs)
     equation = f"{','.join(terms)}->{''.join(map(symbol, output))}"
@@ -110,12 +111,35 @@ def _path(
         equation,
         *shapes,
         shapes=True,
-        optimize="auto" if optimize is True else optimize,
+        optimize=how,
         memory_limit=limit,
     )
-    steps = [tuple(map(int, each)) for each in path]
-    _require_whole(steps, count, optimize)
-    return steps
+    return [tuple(map(int, each)) for each in path]
+
+
+def _asked(optimize: Any) -> tuple[str | list[tuple[int, ...]], int | None]:
+    """What the caller asks for: a name or a path, empty for none; and a limit.
+
+    Raises:
+        ValueError: nothing of the kind.
+    """
+    name, limit = optimize, None
+    if isinstance(optimize, list | tuple) and len(optimize) and optimize[0] == _EXPLICIT:
+        optimize = optimize[1:]
+    elif isinstance(optimize, tuple) and len(optimize) == 2 and isinstance(optimize[0], str):
+        name, limit = optimize
+    try:
+        if optimize is None or isinstance(optimize, (bool, np.bool_)):
+            return "auto" if optimize else "", None
+        if isinstance(name, str):
+            opt_einsum.paths.get_path_fn(name)
+            return name, None if limit is None else int(real(limit, "limit", least=0))
+        return [tuple(whole(at, "place") for at in group) for group in optimize], None
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"optimize is {optimize!r}; expected True, False, the name of a way to find a path, "
+            "such as 'greedy', a tuple of that and a number of elements, or a path"
+        ) from None
 
 
 def _require_whole(path: list[tuple[int, ...]], count: int, given: object) -> None:

@@ -129,7 +129,7 @@ def _once(labels: list[Label | EllipsisType], said: object) -> Given:
 def resolve(terms: Terms, shapes: tuple[tuple[int, ...], ...]) -> Labelled:
     """Which axes of operands of these shapes share an index, and what the result's are.
 
-    Sizes of one broadcast, whether ``...`` or a letter names them.
+    Sizes of one broadcast from operand to operand, whether ``...`` or a letter names them.
 
     Raises:
         ValueError: too many or too few operands or subscripts; sizes that do not fit; a result
@@ -148,7 +148,13 @@ def resolve(terms: Terms, shapes: tuple[tuple[int, ...], ...]) -> Labelled:
     numbers: dict[Label, int] = {}
     sizes: list[int] = []
     for at, (labels, shape) in enumerate(zip(spread, shapes, strict=True)):
+        own: dict[Label, int] = {}
         for label, size in zip(labels, shape, strict=True):
+            if own.setdefault(label, size) != size:
+                raise ValueError(
+                    f"operand {at} has {own[label]} and {size} elements along its axes {label!r}, "
+                    "which do not broadcast to each other for their diagonal"
+                )
             number = numbers.setdefault(label, len(numbers))
             if number == len(sizes):
                 sizes.append(size)

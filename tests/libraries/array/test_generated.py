@@ -49,7 +49,7 @@ def check(folder: Path, *rows: tuple[Callable[..., Any], tuple[Any, ...]], exact
     To compile them takes long, so a run takes a sample of them.
     """
     part = sized(4, 1)
-    rows = rows[seeds.draw() % part :: part]
+    rows = rows[seeds.draw() % part :: part] if len(rows) > 1 else rows
     leaves = Leaves()
     cases, wanted = [], []
     for function, arrays in rows:
@@ -290,6 +290,19 @@ def test_reductions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: b
         (lambda x: x.max(axis=0), (data(np.float16, 70, 24),)),
     ]
     check(tmp_path, *rows, exact=False)
+
+
+@pytest.mark.slow
+def test_rows_that_share_a_block(tmp_path: Path) -> None:
+    arrays = [aligned(data(np.float32, 5, 1000, low=low)) for low in (-4, -3, -2, -1)]
+
+    def reduced(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, ...]:
+        return a.max(axis=-1), b.min(axis=-1), c.argmax(axis=-1), d.argmin(axis=-1)
+
+    leaves = Leaves()
+    forms = Case(leaves, reduced(*map(leaves.put, arrays))).forms
+    assert [form for form in forms if 32 < form.group < form.threads]  # with several warps each
+    check(tmp_path, (reduced, tuple(arrays)), exact=True)
 
 
 @pytest.mark.slow

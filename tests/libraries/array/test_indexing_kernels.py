@@ -17,6 +17,7 @@ from atomr_accel.libraries.array.host._indexing_source import (
     COMPACTION,
     ELEMENTS,
     INDEXING,
+    NUMBERS,
     SCANS,
     parts_of,
 )
@@ -25,6 +26,7 @@ from atomr_accel.libraries.array.wire._indexing import (
     PARTS,
     Choose,
     Compact,
+    CountNumbers,
     FindOutside,
     Scan,
     Upload,
@@ -103,6 +105,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         "place": "i64* counts; u64 parts",
         "compact": f"i64* positions; const i64* counts; {flags}",
     }
+    numbers = {
+        f"counted<{ELEMENTS[index]}>": (
+            f"u64* counts; const {ELEMENTS[index]}* given; u64 items; u64 size"
+        )
+        for index in INTEGERS
+    }
     scans = {
         name: f"{(t := name.partition('<')[2].partition(',')[0])}* target; const {t}* source; "
         "u64 rows; u64 length"
@@ -114,7 +122,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
                 on_host(source), names, tmp_path_factory.mktemp("indexing"), threads=THREADS
             )
         )
-        for source, names in ((INDEXING, members), (COMPACTION, compaction), (SCANS, scans))
+        for source, names in (
+            (INDEXING, members),
+            (COMPACTION, compaction),
+            (NUMBERS, numbers),
+            (SCANS, scans),
+        )
     }
 
 
@@ -356,6 +369,22 @@ def test_where_flags_are_set(cuda: CudaIndexing, count: int, share: float) -> No
     np.testing.assert_array_equal(positions[: len(expected)], expected)
 
 
+@needs_compiler
+@pytest.mark.parametrize("index", INTEGERS)
+@pytest.mark.parametrize("size", [1, 3, 100, 9000])
+def test_numbers_are_counted(cuda: CudaIndexing, cpu: CpuIndexing, index: str, size: int) -> None:
+    rng, info = seeds.rng(), np.iinfo(index)
+    low, high = max(info.min, -3), min(info.max, size + 2)
+    for count in (0, 1, 5000):
+        given = rng.integers(low, high, count, index, endpoint=True)
+        counts = [np.full(size, 7) for _ in range(2)]
+        for executor, made in zip((cuda, cpu), counts, strict=True):
+            message = CountNumbers(pointer(given), count, index, pointer(made), size)
+            executor.handlers[CountNumbers](message)
+        expected = [7 + np.count_nonzero(given == number) for number in range(size)]
+        np.testing.assert_array_equal(counts, [expected] * 2)
+
+
 @pytest.mark.parametrize("count", [1, 2**12, 2**31 + 7, 2**38])
 def test_parts_of_flags(count: int) -> None:
     parts, each = parts_of(count)
@@ -406,6 +435,7 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     every = [(INDEXING, name) for name in names]
     every += [(COMPACTION, name) for name in ("count", "place", "compact")]
     every += [(SCANS, name) for name in scan_names()]
+    every += [(NUMBERS, f"counted<{ELEMENTS[each]}>") for each in INTEGERS]
     for source, name in every:
         image, lowered, log = compile_cubin(source.text, name, (), capability)
         assert image[:4] == b"\x7fELF"

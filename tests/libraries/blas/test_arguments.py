@@ -82,8 +82,8 @@ CALLS: list[Call] = [
     (
         "alpha is a ref",
         lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, alpha=r.f4_5),
-        TypeError,
-        "GpuRef",
+        ValueError,
+        r"alpha has shape \(5,\), but it must be \(\)",
     ),
     (
         "compute type",

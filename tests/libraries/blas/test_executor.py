@@ -15,10 +15,13 @@ from atomr_accel.libraries.blas._facade import LANE
 from ... import seeds
 from ...fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 from ..conformance import conform, on_cuda, put_matrices
+from .rotations import POINTS, rotg_promises, rotm_promises, rotmg_promises
 from .rows import OPERATIONS
+from .scalars import PRODUCTS, WITH_SCALARS, does_for_a_number, scales_products
 
 if TYPE_CHECKING:
     from atomr_accel import Device
+    from atomr_accel.libraries.blas.wire._rows import Row
 
     from ...fakes.driver import FakeDriver
 
@@ -54,6 +57,25 @@ test_conforms_on_views = conform(
     of="the executor of blas",
     put=put_matrices,
 )
+
+
+@pytest.mark.parametrize("row", WITH_SCALARS, ids=[row.name for row in WITH_SCALARS])
+async def test_a_buffer_does_for_a_number(device: Device, row: Row) -> None:
+    await does_for_a_number(device, row)
+
+
+@pytest.mark.parametrize(("dtype", "of_scalars"), PRODUCTS)
+async def test_products_take_them_too(device: Device, dtype: str, of_scalars: str) -> None:
+    await scales_products(device, dtype, of_scalars)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+async def test_rotations(device: Device, dtype: str) -> None:
+    await rotg_promises(device, dtype)
+    for point in POINTS if dtype == "float32" else ():
+        await rotmg_promises(device, point, dtype)
+    for flag in (-2, -1, 0, 1):
+        await rotm_promises(device, flag)
 
 
 async def test_a_status_becomes_an_error_that_says_it(device: Device, fakes: Fakes) -> None:
@@ -190,3 +212,15 @@ async def test_a_product_that_runs_again_has_other_pointers_and_scalars(device: 
         np.testing.assert_array_equal(made, alpha * 3 * await device.get(x) + beta * 10)
         assert np.signbit(made).all() == np.signbit(alpha)
     assert np.isnan(await device.get(await device.blas.gemm(a, a, alpha=np.nan))).all()
+
+
+async def test_compute_types_that_a_release_does_not_know(device: Device, fakes: Fakes) -> None:
+    compute = "64F_EMULATED_FIXEDPOINT"
+    for dtype in (np.float64, np.complex128):
+        a = await device.put(np.full((4, 4), 2, dtype))
+        fakes.library.version = 130_000
+        with pytest.raises(Unsupported, match=r"needs cuBLAS 13\.1; this is 13\.0"):
+            await device.blas.gemm(a, a, compute_type=compute)
+        fakes.library.version = 130_100
+        product = await device.blas.gemm(a, a, compute_type=compute)
+        assert (await device.get(product) == 16).all()

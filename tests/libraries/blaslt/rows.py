@@ -278,6 +278,40 @@ def fp4(a: Array, b: Array, sa: Array, sb: Array, dtype: str, **_: Any) -> Near:
     return Near(*terms(a * sa.repeat(16, -1), b * sb.repeat(16, -1), 0, 1), dtype=dtype)
 
 
+def mxfp8_inputs(
+    sample: Sample, m: int, n: int, k: int, b_dtype: str, **_: Any
+) -> tuple[Array, ...]:
+    a, b = sample.array(m, k), sample.array(n, k, dtype=b_dtype)
+    exponents = [sample.rng.integers(120, 133, (rows, k // 32), np.uint8) for rows in (m, n)]
+    return a, b, *exponents
+
+
+async def call_mxfp8(device: Any, a: Any, b: Any, sa: Any, sb: Any, dtype: str, **_: Any) -> Any:
+    return await device.blaslt.matmul(a, b, trans_b=True, scale_a=sa, scale_b=sb, dtype=dtype)
+
+
+def mxfp8(a: Array, b: Array, sa: Array, sb: Array, dtype: str, **_: Any) -> Near:
+    left, right = (2.0 ** (each - 127.0) for each in (sa, sb))
+    value, size = terms(a * left.repeat(32, -1), b * right.repeat(32, -1), 0, 1)
+    rough = max(eps_of(dtype_of(dtype)), 2.0**-12) / eps_of(dtype_of(dtype))
+    return Near(value, size * rough, dtype=dtype)
+
+
+def by_column_inputs(sample: Sample, m: int, n: int, k: int, **_: Any) -> tuple[Array, ...]:
+    factors = "float32" if sample.dtype.itemsize == 2 else sample.dtype.name
+    c = sample.array(m, n)
+    return sample.array(m, k), sample.array(k, n), sample.array(n, dtype=factors), c
+
+
+async def call_by_column(device: Any, a: Any, b: Any, alpha: Any, c: Any, **_: Any) -> Any:
+    return await device.blaslt.matmul(a, b, alpha=alpha, c=c, beta=BETA.real)
+
+
+def by_column(a: Array, b: Array, alpha: Array, c: Array, **_: Any) -> Near:
+    value, size = terms(a, b)
+    return Near(alpha * value + BETA.real * c, abs(alpha) * size + abs(c))
+
+
 # --- layouts ------------------------------------------------------------------------------
 
 
@@ -408,6 +442,24 @@ OPERATIONS = [
         call_layout,
         laid_out,
         writes=(2,),
+    ),
+    Operation(
+        "blaslt.matmul, a factor for each column",
+        (*HALF, *REAL),
+        product(m=[5, 40], n=[8, 24], k=[16]),
+        by_column_inputs,
+        call_by_column,
+        by_column,
+        may_refuse=(*HALF, *REAL),
+    ),
+    Operation(
+        "blaslt.matmul of mxfp8",
+        (E4M3,),
+        product(m=[16, 160], n=[16], k=[32, 160], b_dtype=[E4M3, E5M2], dtype=["bfloat16"]),
+        mxfp8_inputs,
+        call_mxfp8,
+        mxfp8,
+        may_refuse=(E4M3,),
     ),
     Operation(
         "blaslt.matmul of int8",

@@ -62,6 +62,60 @@ CALLS: list[Call] = [
         "swish.*gelu_aux_bias",
     ),
     (
+        "factors' shape",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, alpha=r.f4_3),
+        ValueError,
+        r"alpha has shape \(3,\), but it is one number, or \(4,\)",
+    ),
+    (
+        "factors' dtype",
+        lambda d, r: d.blaslt.matmul(r.f2_3x8, r.f2_8x4, alpha=r.f2_4),
+        TypeError,
+        "alpha has dtype float16, but here it must be float32",
+    ),
+    (
+        "exponents for fewer blocks",
+        lambda d, r: d.blaslt.matmul(
+            r.e4_16x32, r.e4_16x32, trans_b=True, scale_a=r.u1_16x1, scale_b=r.u1_16x2
+        ),
+        ValueError,
+        r"scale_b must have shape \(16, 1\)",
+    ),
+    (
+        "exponents on one side",
+        lambda d, r: d.blaslt.matmul(
+            r.e4_16x32, r.e4_16x32, trans_b=True, scale_a=r.u1_16x1, scale_b=r.f4_16x1
+        ),
+        TypeError,
+        "scale_b has dtype float32, but block scales are uint8",
+    ),
+    (
+        "blocks that are not full",
+        lambda d, r: d.blaslt.matmul(
+            r.e4_16x16, r.e4_16x16, trans_b=True, scale_a=r.u1_16x1, scale_b=r.u1_16x1
+        ),
+        ValueError,
+        "32 elements share a scale",
+    ),
+    (
+        "exponents the other way round",
+        lambda d, r: d.blaslt.matmul(r.e4_32x32, r.e4_32x32, scale_a=r.u1_32x1, scale_b=r.u1_32x1),
+        Unsupported,
+        "mxfp8|fp8 with block scales is multiplied as",
+    ),
+    (
+        "an algorithm, and looking for one",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, algorithm=1, autotune=True),
+        ValueError,
+        "there is one already",
+    ),
+    (
+        "a number that is none",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, algorithm=1.5),
+        TypeError,
+        "algorithm",
+    ),
+    (
         "no bias",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="relu_bias"),
         ValueError,
@@ -430,3 +484,17 @@ async def test_type_checkers_know_how_many_results_there_are(device: Device) -> 
         both = batch.blaslt.matmul(x, x, epilogue="drelu_bgrad", aux=aux)
         assert_type(both, tuple[GpuRef, GpuRef])
     assert len(both) == 2
+
+
+async def test_a_batch_takes_an_algorithm_that_is_known(device: Device) -> None:
+    a = await device.put(np.ones((16, 16), np.float32))
+    number = (await device.blaslt.algorithms(a, a, epilogue="relu"))[-1]
+    async with device.batch() as batch:
+        with pytest.raises(Unsupported, match="call it once before"):
+            batch.blaslt.matmul(a, a, algorithm=number)
+        with pytest.raises(Unsupported):
+            batch.blaslt.algorithms(a, a)
+    await device.blaslt.matmul(a, a, algorithm=number)
+    async with device.batch() as batch:
+        product = batch.blaslt.matmul(a, a, algorithm=number)
+    assert (await device.get(product) == 16).all()

@@ -14,7 +14,7 @@ from ...fakes.cublas import FakeContext
 from ...fakes.cublaslt import FakeCudaBlasLt, FakeEvents, FakeLt
 from ..conformance import check, conform, dtype_of, on_cuda
 from ..host_kernels import compile_kernels, needs_compiler, on_host
-from .rows import E2M1, OPERATIONS
+from .rows import E2M1, E4M3, OPERATIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeLt:
 
 
 test_conforms = conform(
-    [each for each in OPERATIONS if each.dtypes != (E2M1,)],  # the fake is a Hopper
+    [each for each in OPERATIONS if not each.name.endswith(("fp4", "mxfp8"))],  # it is a Hopper
     take=3,
     of="the executor of blaslt",
 )
@@ -66,7 +66,7 @@ async def test_fp8_the_other_way_round_is_refused_with_a_hint(device: Device) ->
 
 
 @needs_compiler
-async def test_fp4_is_packed_and_its_scales_are_tiled(
+async def test_block_scales_are_tiled_and_fp4_is_packed(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from atomr_accel.libraries.blaslt.host import _cuda
@@ -94,9 +94,10 @@ async def test_fp4_is_packed_and_its_scales_are_tiled(
 
     monkeypatch.setattr(_cuda_kernels, "Kernels", HostKernels)
     monkeypatch.setattr(FakeContext, "compute_capability", (10, 0))
-    (operation,) = [each for each in OPERATIONS if each.dtypes == (E2M1,)]
-    for case in operation.cases:
-        await check(device, operation, E2M1, case, "the executor of blaslt")
+    for dtype, kind in ((E2M1, "fp4"), (E4M3, "mxfp8")):
+        (operation,) = [each for each in OPERATIONS if each.name.endswith(f" {kind}")]
+        for case in operation.cases:
+            await check(device, operation, dtype, case, "the executor of blaslt")
 
 
 async def test_fp4_is_refused_where_the_device_has_none(device: Device) -> None:
@@ -104,6 +105,32 @@ async def test_fp4_is_refused_where_the_device_has_none(device: Device) -> None:
     scale = await device.put(np.ones((32, 2), dtype_of("float8_e4m3fn")))
     with pytest.raises(Unsupported, match=r"10\.0"):
         await device.blaslt.matmul(a, a, trans_b=True, scale_a=scale, scale_b=scale)
+
+
+async def test_block_scales_of_fp8_are_refused_where_the_device_has_none(device: Device) -> None:
+    a = await device.put(np.ones((32, 32), dtype_of(E4M3)))
+    scale = await device.put(np.full((32, 1), 127, np.uint8))
+    with pytest.raises(Unsupported, match=r"10\.0"):
+        await device.blaslt.matmul(a, a, trans_b=True, scale_a=scale, scale_b=scale)
+
+
+async def test_an_algorithm_by_its_number(device: Device, library: FakeLt) -> None:
+    a = await device.put(np.ones((16, 16), np.float32))
+    assert await device.blaslt.algorithms(a, a) == [60, 61]
+    for number, expected in ((61, "algorithm 1"), (60, "algorithm 0"), (61, "algorithm 1")):
+        product = await device.blaslt.matmul(a, a, algorithm=number)
+        assert library.launched[-1] == expected
+        assert (await device.get(product) == 16).all()
+    with pytest.raises(Unsupported, match="no algorithm 7 for this product, but"):
+        await device.blaslt.matmul(a, a, algorithm=7)
+
+
+async def test_factors_of_columns_move_with_their_buffer(device: Device) -> None:
+    a = await device.put(np.eye(4, dtype=np.float32))
+    for number in (2, 3, 5, 7):
+        alpha = await device.put(np.full(4, number, np.float32))
+        product = await device.blaslt.matmul(a, a, alpha=alpha)
+        np.testing.assert_array_equal(await device.get(product), number * np.eye(4))
 
 
 async def test_a_product_that_runs_again_has_other_pointers_and_scalars(

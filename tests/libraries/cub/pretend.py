@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from atomr_accel.libraries.cub.host._algorithms import QUERY
 from atomr_accel.libraries.cub.host._builds import BuildStore
+from atomr_accel.libraries.cub.host._calls import QUERY
 from atomr_accel.libraries.cub.wire._spec import decode
 
 DRIVER = """

@@ -51,6 +51,9 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "sum": ((I,), lambda cub, x: cub.reduce(x)),
     "wide sum": ((I,), lambda cub, x: cub.reduce(x, dtype="int64", init=7)),
     "sum of nothing": ((EMPTY,), lambda cub, x: cub.reduce(x)),
+    "product of no halves": ((EMPTY.astype(np.float16),), lambda cub, x: cub.reduce(x, "prod")),
+    "all of nothing": ((EMPTY,), lambda cub, x: cub.reduce(x, "logical_and", dtype="int32")),
+    "complex product of nothing": ((C[:0],), lambda cub, x: cub.reduce(x, "prod")),
     "loose sum": ((I.astype(np.float64),), lambda cub, x: cub.reduce(x, determinism=LOOSE)),
     "complex sum": ((C,), lambda cub, x: cub.reduce(x)),
     "complex product": ((C[:5],), lambda cub, x: cub.reduce(x, "prod")),
@@ -89,6 +92,22 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "sort segments down": (
         (I, C, AT),
         lambda cub, x, y, at: cub.segmented_sort_pairs(x, y, at[:-1], at[1:], descending=True),
+    ),
+    "sort segments of halves": (
+        (X.astype(np.float16), I, AT),
+        lambda cub, x, y, at: cub.segmented_sort_pairs(x, y, at[:-1], at[1:]),
+    ),
+    "sort segments of wide": (
+        (I, W, AT),
+        lambda cub, x, y, at: cub.segmented_sort_pairs(x, y, at[:-1], at[1:]),
+    ),
+    "sort some segments": (
+        (X, W, AT, X.copy(), W.copy()),
+        lambda cub, x, y, at, *out: cub.segmented_sort_pairs(x, y, at[2:-1], at[3:], out=out),
+    ),
+    "sort some segments alone": (
+        (X, AT, X.copy()),
+        lambda cub, x, at, out: cub.segmented_sort(x, at[:2], at[1:3], out=out),
     ),
     "lower": ((np.sort(X), X), lambda cub, x, y: cub.lower_bound(x, y)),
     "upper": ((np.sort(I), I), lambda cub, x, y: cub.upper_bound(x, y)),

@@ -60,7 +60,12 @@ RANGES: Final[dict[str, tuple[Any, ...]]] = {
 }
 """By name: what is out of range, in functions that have a range for it."""
 
-_NO_RANGE: Final = {("silu", "beta"), ("silu_grad", "beta"), ("kv_cache", "size")}
+_NO_RANGE: Final = {
+    ("silu", "beta"),
+    ("silu_grad", "beta"),
+    ("kv_cache", "size"),
+    ("interpolate", "size"),
+}
 
 _STATISTICS: Final = {"grad": I, "x": I, "weight": C}
 _MORE: Final = [

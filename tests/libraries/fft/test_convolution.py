@@ -199,3 +199,16 @@ def _smooth(size: int) -> bool:
         while not size % factor:
             size //= factor
     return size == 1
+
+
+async def test_what_differs_from_scipy(device: Device) -> None:
+    one, other = np.ones((1, 3), np.float32), np.ones((2, 7), np.float32)
+    first, second = await device.put(one), await device.put(other)
+    for convolve in (device.fft.fftconvolve, device.fft.oaconvolve):
+        same = await convolve(first, second, "same", axes=1)
+        assert same.shape == (2, 3)
+        expected = scipy.signal.fftconvolve(np.broadcast_to(one, (2, 3)), other, "same", axes=1)
+        np.testing.assert_allclose(await device.get(same), expected, rtol=1e-5)
+    assert (await device.fft.czt(first)).dtype == np.complex64
+    with pytest.raises(ValueError, match="Invalid number of FFT data points"):
+        await device.fft.hfftn(first[:, :1])

@@ -25,7 +25,7 @@ from atomr_accel.libraries.fft.host._prototypes import (
 )
 from atomr_accel.libraries.fft.host._source import ELEMENTS, SOURCE, move_name
 from atomr_accel.libraries.fft.wire import _plan
-from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
+from atomr_accel.libraries.fft.wire._messages import Forget, Hook, Prepare, Transform
 from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Move, Place, plan
 from atomr_accel.libraries.host._vendor import TYPES
 
@@ -242,6 +242,44 @@ def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     assert not library.layouts
     fft.handlers[Transform](message)
     assert len(library.layouts) == 1
+
+
+@needs_compiler
+def test_callbacks_are_linked_before_the_plan_is_made(
+    library: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.fft.host import _hooks
+
+    monkeypatch.setattr(_hooks, "compile_linkable", lambda *_: b"image")
+    told: list[tuple[str, int, bytes, int]] = []
+
+    def set_callback(handle: int, name: bytes, *rest: Any) -> int:
+        told.append(("linked", handle, name, rest[2]))
+        return 0
+
+    def make(handle: int, *rest: Any) -> int:
+        told.append(("made", handle, b"", 0))
+        return library.cufftXtMakePlanMany(handle, *rest)
+
+    for function, stand_in in (
+        ("__cufftXtSetJITCallback_12_7", set_callback),
+        ("cufftXtMakePlanMany", make),
+    ):
+        kinds = [TYPES[word] for word in PROTOTYPES[function].split()]
+        library.functions[function] = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(stand_in)
+    fft = executor()
+    fft._context.compute_capability = (9, 0)
+    hooks = Hook("window", "source", b""), Hook("halved", "source", b"")
+    complex64 = np.dtype("complex64")
+    call = resolve("fft", "fft", (4,), complex64, (0,), (4,), None, half=False, hooks=hooks)
+    assert fft.handlers[Prepare](Prepare(1, call.encoded)) == 1024
+    handle = told[0][1]
+    assert told == [
+        ("linked", handle, b"window", 0),
+        ("linked", handle, b"halved", 4),
+        ("made", handle, b"", 0),
+    ]
+    fft.close()
 
 
 @needs_compiler

@@ -51,6 +51,12 @@ async def test_what_only_scipy_has_is_refused(device: Device) -> None:
         await device.linalg.ldl(a)
 
 
+async def test_rows_that_are_not_there_are_told(device: Device) -> None:
+    a, b = await device.put(np.eye(3)), await device.put(np.ones(3))
+    with pytest.raises(LinAlgError, match="that are not there"):
+        await device.linalg.lu_solve((a, await device.put(np.array([0, 1, 7]))), b)
+
+
 SMALL, LARGE = (4, 16, 16), (3, 130, 130)
 FUNCTIONS = [
     ("solve", SMALL, set()),

@@ -95,9 +95,14 @@ WRONG: dict[str, tuple[type[Exception], Callable[[Any, Any], Any]]] = {
     "k out of range": (ValueError, lambda linalg, a: linalg.svd(a, driver="gesvda", k=4)),
     "no lower precision": (ValueError, lambda linalg, a: linalg.solve(a, a, refine="float64")),
     "trans": (ValueError, lambda linalg, a: linalg.solve_triangular(a, a, trans=3)),
-    "UPLO": (ValueError, lambda linalg, a: linalg.eigh(a, UPLO="l")),
+    "UPLO": (ValueError, lambda linalg, a: linalg.eigh(a, UPLO="x")),
     "a subset": (ValueError, lambda linalg, a: linalg.eigh(a, subset_by_index=(1, 3))),
-    "pivots": (ValueError, lambda linalg, a: linalg.lu_solve((a, a[0]), a)),
+    "pivots": (TypeError, lambda linalg, a: linalg.lu_solve((a, a[0]), a)),
+    "pivots of the program's": (TypeError, lambda linalg, a: linalg.lu_solve((a, [0, 1, 2]), a)),
+    "which triangle": (TypeError, lambda linalg, a: linalg.cho_solve((a, "x"), a)),
+    "an axis": (TypeError, lambda linalg, a: linalg.norm(a, axis=1.5)),
+    "several rcond": (TypeError, lambda linalg, a: linalg.pinv(a, rcond=np.ones(2))),
+    "several tol": (TypeError, lambda linalg, a: linalg.matrix_rank(a, tol=np.ones(2))),
     "an order": (ValueError, lambda linalg, a: linalg.norm(a, 3)),
     "no array": (TypeError, lambda linalg, a: linalg.det([[1.0]])),
 }
@@ -132,7 +137,110 @@ async def test_what_needs_an_answer_first_is_not_for_batches(device: Device) -> 
     np.testing.assert_allclose(await device.get(made), np.e * np.eye(2), atol=1e-12)
 
 
+ITERATED: dict[str, Callable[[Any, Any], Any]] = {
+    "svd": lambda linalg, a: linalg.svd(a, full_matrices=False),
+    "svdvals": lambda linalg, a: linalg.svdvals(a),
+    "polar": lambda linalg, a: linalg.polar(a),
+    "pinv": lambda linalg, a: linalg.pinv(a),
+    "lstsq": lambda linalg, a: linalg.lstsq(a, a),
+    "eigh": lambda linalg, a: linalg.eigh(a),
+    "eigh, some": lambda linalg, a: linalg.eigh(a, subset_by_index=(0, 1)),
+    "eigh, two": lambda linalg, a: linalg.eigh(abs(a), a + a),
+    "eigvals": lambda linalg, a: linalg.eigvals(a),
+    "ldl": lambda linalg, a: linalg.ldl(a),
+}
+
+
 @pytest.mark.skipif(on_cuda(), reason="what the vendor makes of that is the vendor's business")
-async def test_what_is_not_a_number_does_not_converge(device: Device) -> None:
-    with pytest.raises(LinAlgError, match="SVD did not converge"):
-        await device.linalg.svdvals(await device.put(np.full((3, 3), np.nan)))
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ITERATED)
+async def test_what_is_not_finite_fails_before_anything_iterates(
+    device: Device, name: str, value: float
+) -> None:
+    stack = stack_with_a_zero(3)[:3]
+    stack[1, 2, 2] = value
+    a = await device.put(stack)
+    with pytest.raises(LinAlgError, match="matrix 1 of 3 holds NaN or infinity") as caught:
+        await ITERATED[name](device.linalg, a)
+    assert caught.value.index == 1
+    async with device.record() as program:
+        made = ITERATED[name](program.linalg, a)
+    await program.replay()
+    first = await device.get(made[0] if isinstance(made, tuple) else made)
+    np.testing.assert_array_equal(np.isnan(first.reshape(3, -1)).all(1), [False, True, False])
+
+
+@pytest.mark.skipif(on_cuda(), reason="what the vendor makes of that is the vendor's business")
+async def test_of_symmetric_matrices_the_other_triangle_may_hold_anything(device: Device) -> None:
+    given = np.diag([1.0, 2, 3])
+    a = await device.put(given + np.triu(np.full((3, 3), np.nan), 1))
+    np.testing.assert_allclose(await device.get(await device.linalg.eigvalsh(a)), [1, 2, 3])
+    np.testing.assert_allclose(await device.get((await device.linalg.ldl(a))[1]), given)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("row", [-1, 3, 10**6, 2**32])
+async def test_rows_that_are_not_there_are_not_exchanged(
+    device: Device, row: int, count: int
+) -> None:
+    pivots = np.tile(np.arange(3), (count, 1))
+    pivots[-1, 1] = row
+    lu = await device.put(np.broadcast_to(2 * np.eye(3), (count, 3, 3)).copy())
+    piv, b = await device.put(pivots), await device.put(np.ones((count, 3, 2)))
+    for _ in range(3):
+        with pytest.raises(LinAlgError, match="that are not there") as caught:
+            await device.linalg.lu_solve((lu, piv), b)
+        assert (caught.value.index, caught.value.info) == (count - 1, 1)
+    async with device.record() as program:
+        x = program.linalg.lu_solve((lu, piv), b)
+    await program.replay()
+    failed = np.isnan(await device.get(x)).all((-2, -1))
+    np.testing.assert_array_equal(failed, np.arange(count) == count - 1)
+
+
+async def test_what_is_wrong_with_b_is_told(device: Device) -> None:
+    a, b = await device.put(np.eye(2)), await device.put(-np.eye(2))
+    with pytest.raises(LinAlgError, match="b is not positive definite"):
+        await device.linalg.eigh(a, b)
+
+
+FAR: list[Any] = [
+    np.repeat([1e3, 1e-3], 20).astype(np.float32),
+    np.repeat([1e-3, 1e3], 20).astype(np.float32),
+    np.repeat([1e200, -1e-200], 3),
+    np.repeat([1e-200, 1e200j], 3),
+    np.full(3, -1e200),
+    np.full(3, 1e-200),
+    np.array([2.0, 0, 1e300]),
+    np.array([np.inf, -1]),
+    np.array([np.nan, 1]),
+]
+
+
+@pytest.mark.parametrize("at", range(len(FAR)))
+async def test_determinants_do_not_overflow_on_the_way(device: Device, at: int) -> None:
+    given = np.diag(FAR[at])
+    with np.errstate(all="ignore"):
+        expected = np.linalg.det(given)
+    found = await device.get(await device.linalg.det(await device.put(given)))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+async def test_determinants_of_whole_numbers_are_whole(device: Device) -> None:
+    a = await device.put(np.diag(np.arange(1, 9)))
+    assert await device.get(await device.linalg.det(a)) == 40320
+
+
+async def test_norms_of_nothing_and_ranks_of_vectors_are_numpys(device: Device) -> None:
+    linalg = device.linalg
+    for shape, axis in (((0, 3), 0), ((2, 0, 3), (1, 2)), ((2, 3, 0), (1, 2))):
+        given = np.zeros(shape)
+        a = await device.put(given)
+        for order in (np.inf,) if isinstance(axis, int) else (np.inf, 1, 2):
+            found = await device.get(await linalg.norm(a, order, axis))
+            np.testing.assert_array_equal(found, np.linalg.norm(given, order, axis))
+    for vector in (np.zeros(3), np.ones(3), np.zeros(0), np.array(2.0)):
+        found = await device.get(await linalg.matrix_rank(await device.put(vector)))
+        assert found == np.linalg.matrix_rank(vector)
+    upper = await device.put(np.triu(np.ones((2, 2))))
+    np.testing.assert_allclose(await device.get(await linalg.eigvalsh(upper, UPLO="u")), [0, 2])

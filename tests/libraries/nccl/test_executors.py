@@ -15,12 +15,20 @@ from atomr_accel import LibraryError
 from atomr_accel.libraries.nccl.host import _cpu, _cuda
 from atomr_accel.libraries.nccl.wire._area import Area
 from atomr_accel.libraries.nccl.wire._exchange import numbers_of
-from atomr_accel.libraries.nccl.wire._messages import Abort, AskBegun, Collect, Join, Step
+from atomr_accel.libraries.nccl.wire._messages import (
+    Abort,
+    AskBegun,
+    Collect,
+    Join,
+    Revoke,
+    Shrink,
+    Step,
+)
 
 from ...fakes.nccl import FakeNccl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +90,9 @@ class Ranks:
         meeting = bytes([size]) * 128
         self.together(lambda rank: Join(7, rank, size, meeting, 0))
 
-    def together(self, message: Callable[[int], Any], ranks: range | None = None) -> list[Any]:
+    def together(
+        self, message: Callable[[int], Any], ranks: Sequence[int] | None = None
+    ) -> list[Any]:
         """Have ranks execute messages side by side; the errors."""
         errors: list[Any] = []
 
@@ -259,3 +269,41 @@ def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None
     with pytest.raises(LibraryError, match="aborted"):
         ranks.lanes[0].handlers[Collect](Collect(7, (step,)))
     assert ask(AskBegun(7)) == 0
+
+
+def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNccl()
+    monkeypatch.setattr(_cuda, "_library", lambda: fake)
+    ranks = Ranks("cuda", 3)
+    x = [np.full(2, 10.0**rank) for rank in range(3)]
+    left = [0, 2]
+
+    def collect(number: int, at: int) -> Callable[[int], Collect]:
+        def message(rank: int) -> Collect:
+            address = ranks.contexts[rank].address(x[rank])
+            step = Step("all_reduce", "float64", 2, address, address, longest=2, at=at)
+            return Collect(number, (step,))
+
+        return message
+
+    def together(message: Callable[[int], Any]) -> list[LibraryError]:
+        return ranks.together(message, left)
+
+    waiting = threading.Thread(target=together, args=(collect(7, 1),))
+    waiting.start()
+    for rank in left:
+        while ranks.aborts[rank].handlers[AskBegun](AskBegun(7)) == 0:
+            """It is about to wait."""
+        ranks.aborts[rank].handlers[Revoke](Revoke(7))
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert together(lambda rank: Shrink(8, 7, (1,), left.index(rank), 2)) == []
+    for rank in left:
+        ranks.aborts[rank].handlers[Abort](Abort(7))
+    assert together(collect(8, 1)) == []
+    assert [part.tolist() for part in x] == [[101.0] * 2, [10.0] * 2, [101.0] * 2]
+    assert len(fake.comms) == 3  # those of the dead rank, and of the two that are left
+    with pytest.raises(LibraryError, match="aborted"):
+        ranks.lanes[0].handlers[Shrink](Shrink(9, 7, (1,), 0, 2))
+    with pytest.raises(LibraryError, match="aborted"):
+        ranks.aborts[0].handlers[Revoke](Revoke(7))

@@ -289,6 +289,58 @@ async def test_binomial(device: Device, seed: int, n: int, p: float) -> None:
     check_counts(np.bincount(ranks, minlength=20), np.diff(edges, prepend=0, append=1))
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "law"),
+    [
+        ("geometric", (0.3,), stats.geom(0.3)),
+        ("geometric", (1e-4,), stats.geom(1e-4)),
+        ("negative_binomial", (4, 0.6), stats.nbinom(4, 0.6)),
+        ("negative_binomial", (0.7, 0.2), stats.nbinom(0.7, 0.2)),
+        ("negative_binomial", (5000, 0.3), stats.nbinom(5000, 0.3)),
+        ("hypergeometric", (5, 7, 6), stats.hypergeom(12, 5, 6)),
+        ("hypergeometric", (4000, 9000, 700), stats.hypergeom(13000, 4000, 700)),
+    ],
+)
+async def test_discrete_distributions(
+    device: Device, seed: int, name: str, parameters: tuple[Any, ...], law: Any
+) -> None:
+    values = await draw(device, device.rng.default_rng(seed), name, *parameters, size=N)
+    assert values.dtype == np.int64
+    edges = np.unique(law.ppf(np.arange(1, 20) / 20))
+    chances = np.diff(law.cdf(edges), prepend=0, append=1)
+    check_counts(np.bincount(np.searchsorted(edges, values), minlength=len(chances)), chances)
+    check_near(values.mean(), law.mean(), law.std() / np.sqrt(N))
+
+
+async def test_discrete_distributions_of_one_number(device: Device) -> None:
+    generator = device.rng.default_rng(1)
+    assert (await device.get(await generator.geometric(1.0, 50)) == 1).all()
+    assert (await device.get(await generator.hypergeometric(5, 0, 3, 50)) == 3).all()
+    assert (await device.get(await generator.hypergeometric(0, 0, 0, 50)) == 0).all()
+    assert (await device.get(await generator.negative_binomial(3, 1.0, 50)) == 0).all()
+
+
+@pytest.mark.parametrize("method", ["svd", "eigh", "cholesky"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+async def test_multivariate_normal(device: Device, seed: int, method: Any, dtype: str) -> None:
+    mean, cov = np.array([1.0, -2.0, 0.5]), np.array([[4, 1, 0.5], [1, 2, -0.5], [0.5, -0.5, 1]])
+    generator = device.rng.default_rng(seed)
+    size = (N // 4, 2)
+    drawn = await generator.multivariate_normal(mean, cov, size, method=method, dtype=dtype)
+    values = await device.get(drawn)
+    assert values.shape == (N // 4, 2, 3)
+    assert values.dtype == dtype
+    flat = values.reshape(-1, 3).astype(np.float64)
+    for at in range(3):
+        check_continuous(flat[:, at], stats.norm(mean[at], np.sqrt(cov[at, at])))
+    whitened = np.linalg.solve(np.linalg.cholesky(cov), (flat - mean).T)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        check_near((whitened[one] * whitened[other]).mean(), 0.0, 1 / np.sqrt(len(flat)))
+    single = await generator.multivariate_normal([0.0], [[0.0]], method="svd")
+    assert (await device.get(single)).tolist() == [0.0]
+    assert (await generator.multivariate_normal(mean, cov, 0)).shape == (0, 3)
+
+
 async def test_multinomial(device: Device, seed: int) -> None:
     generator = device.rng.default_rng(seed)
     p = np.array([0.1, 0.0, 0.4, 0.5])
@@ -392,6 +444,8 @@ DRAWS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("binomial", (90, 0.3), {"size": 7}),
     ("permutation", (11,), {}),
     ("multinomial", (3, [0.5, 0.3, 0.2]), {"size": (2, 4)}),
+    ("hypergeometric", (5, 7, 6), {"size": 9}),
+    ("multivariate_normal", ([0.0, 1.0], [[2.0, 1.0], [1.0, 2.0]]), {"size": 5}),
 ]
 
 

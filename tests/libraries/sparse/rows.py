@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import scipy.sparse
 
 from ..conformance import COMPLEX, FLOATS, REAL, Array, Case, Near, Operation, Sample, product
 from .matrices import dense, on_device, random_parts, sizes, taken
@@ -34,7 +35,8 @@ def product_inputs(
 ) -> tuple[Array, ...]:
     m, k = shape[::-1] if trans else shape
     tail = () if n is None else (n,)
-    inputs = (*random_parts(sample, shape, form, index), sample.array(k, *tail))
+    parts = random_parts(sample, shape, form, index, block=(2, 2))  # squares, on CUDA
+    inputs = (*parts, sample.array(k, *tail))
     return (*inputs, sample.array(m, *tail)) if beta else inputs
 
 
@@ -78,10 +80,49 @@ def multiplied(
 PRODUCTS: Final = [
     *product(shape=SHAPES, form=["csr", "csc", "coo"], trans=[0, 1, 2], n=[None, 4]),
     *product(shape=[(12, 18)], form=["csr", "coo"], index=["int64"], n=[None, 3]),
-    *product(shape=[(12, 18), (4, 3)], form=["bsr"], index=["int32"], n=[None, 4]),
+    *product(shape=[(12, 18), (4, 2)], form=["bsr"], index=["int32"], n=[None, 4]),
     *product(shape=[(12, 18)], form=["csr", "csc", "coo"], alpha=[0.5], beta=[-2.0], n=[None, 3]),
     *product(shape=[(12, 18)], form=["csr", "coo"], n=[5], columns=[True]),
     *product(shape=[(0, 3), (3, 0), (2, 2)], form=["csr"], n=[None, 2]),  # no elements
+]
+
+
+def ell_inputs(
+    sample: Sample, shape: tuple[int, int], index: str = "int32", n: int | None = None,
+    beta: float = 0.0, fill: float = 0.2, **_: Any,
+) -> tuple[Array, ...]:  # fmt: skip
+    tail = () if n is None else (n,)
+    parts = random_parts(sample, shape, "csr", index, fill=fill, once=True)
+    inputs = (*parts, sample.array(shape[1], *tail))
+    return (*inputs, sample.array(shape[0], *tail)) if beta else inputs
+
+
+async def multiply_ell(
+    device: Any, *refs: Any, shape: tuple[int, int], size: int, form: str, beta: float = 0.0,
+    alpha: float = 1.0, **_: Any,
+) -> Any:  # fmt: skip
+    major, indices, data = [await device.get(each) for each in refs[:3]]
+    kind = data.dtype
+    if kind.itemsize == 2:  # which SciPy has not
+        data = data.astype(np.float32)
+    matrix: Any = scipy.sparse.csr_array((data, indices, major), shape=shape)
+    put = {"blocked": device.sparse.put_blocked_ell, "sliced": device.sparse.put_sliced_ell}[form]
+    a = await put(matrix, size, dtype=kind)
+    out = await device.copy(refs[4]) if beta else None
+    return await device.sparse.matmul(a, refs[3], alpha=alpha, beta=beta, out=out)
+
+
+def ell_multiplied(*arrays: Array, **case: Any) -> Near:
+    return multiplied(*arrays, **{**case, "form": "csr"})
+
+
+SLICES: Final = product(shape=[(12, 18), (33, 6), (1, 3)], size=[1, 4, 32])
+ELL: Final = [
+    *[{**each, "form": "sliced"} for each in SLICES],
+    *product(shape=[(12, 18)], size=[2, 3, 6], n=[None, 4, 8], form=["blocked"]),
+    *product(shape=[(12, 18)], size=[2], index=["int64"], form=["blocked", "sliced"]),
+    *product(shape=[(12, 18)], size=[2], alpha=[0.5], beta=[-2.0], form=["blocked", "sliced"]),
+    *product(shape=[(4, 6)], size=[2], fill=[0.0], beta=[0.0, 2.0], form=["blocked", "sliced"]),
 ]
 
 
@@ -296,6 +337,7 @@ VECTORS: Final = product(n=[7, 40], k=[0, 5], index=INDICES)
 ELEMENTS: Final = ["csr", "csc", "coo"]
 OPERATIONS: Final = [
     Operation("sparse.matmul", FLOATS, PRODUCTS, product_inputs, multiply, multiplied),
+    Operation("sparse.matmul", FLOATS, ELL, ell_inputs, multiply_ell, ell_multiplied),
     Operation(
         "sparse.sddmm",
         PLAIN,

@@ -74,6 +74,17 @@ async def test_an_analysis_is_made_once_and_forgotten(
     assert len(driver.held) == held - 1
 
 
+async def test_what_the_library_takes_no_matrix_of_says_what_to_convert(device: Device) -> None:
+    x = await device.put(np.ones(6))
+    blocks = await device.sparse.put(EYE.tobsr((2, 3)))
+    with pytest.raises(Unsupported, match="2 by 3: convert"):
+        await device.sparse.matmul(blocks, x)
+    places = np.zeros(5, int)
+    often = scipy.sparse.coo_array((np.ones(5), (places, places)), shape=(1, 1))
+    with pytest.raises(Unsupported, match="sum_duplicates"):
+        await device.sparse.matmul(await device.sparse.put(often), x[:1])
+
+
 async def test_a_batch_asks_once_and_brings_nothing(
     device: Device, library: FakeSparseLibrary
 ) -> None:

@@ -153,8 +153,31 @@ async def test_paths(device: Device, optimize: Any) -> None:
 @on_shared
 async def test_a_path_that_is_none(device: Device, path: Any) -> None:
     refs = [await device.zeros((2, 2)) for _ in range(3)]
-    with pytest.raises((ValueError, IndexError)):
+    with pytest.raises(ValueError, match="is no path for 3 operands"):
         await device.tensor.einsum("ab,bc,cd", *refs, optimize=path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"optimize": each} for each in (3, "foo", ("foo", 100), ("greedy", "x"), ["x"], [("x",)], 0.5)]
+    + [{"casting": "x"}],
+)
+@pytest.mark.parametrize("count", [1, 2])
+@on_shared
+async def test_options_that_are_none(device: Device, options: dict[str, Any], count: int) -> None:
+    refs = [await device.zeros((2, 2)) for _ in range(count)]
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"{name} (is|must be)"):
+        await device.tensor.einsum("ab,bc"[: 3 * count - 1], *refs, **options)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 4), (2, 3)])
+@on_shared
+async def test_a_diagonal_is_of_equal_sizes(device: Device, shape: tuple[int, int]) -> None:
+    a = await device.zeros(shape)
+    for subscripts in ("ii", "ii->i"):
+        with pytest.raises(ValueError, match=r"operand 0 has . and . elements along its axes 'i'"):
+            await device.tensor.einsum(subscripts, a)
 
 
 @on_shared

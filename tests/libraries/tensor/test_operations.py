@@ -97,6 +97,7 @@ def _calls(tensor: Any, x: Any, half: Any) -> dict[str, Any]:
         "beta scales": lambda: reduce(x, "ij", "j", beta=2.0),
         "op is 'mean'": lambda: reduce(x, "ij", "j", "mean"),
         "operator 'cube'": lambda: reduce(x, "ij", "j", op_a="cube"),
+        "operator 'tanh'": lambda: contract(x, "ij", x, "jk", "ik", op_a="tanh"),
         "operator 'subtract'": lambda: tensor.elementwise_binary(x, "ij", x, "ij", "subtract"),
         "not all there are": lambda: tensor.permute(x, "ij", "j"),
         "compute_type '64F'": lambda: contract(x, "ij", x, "jk", "ik", compute_type="64F"),
@@ -112,6 +113,15 @@ async def test_arguments_that_do_not_fit(device: Device, said: str) -> None:
     half = await device.zeros((3, 3), np.float16)
     with pytest.raises((TypeError, ValueError), match=said):
         await _calls(device.tensor, x, half)[said]()
+
+
+@on_shared
+async def test_real_numbers_are_their_conjugates(device: Device) -> None:
+    x = await device.put(np.arange(9.0).reshape(3, 3))
+    made = await device.tensor.contract(x, "ij", x, "jk", "ik", op_b="conjugate")
+    np.testing.assert_array_equal(
+        await device.get(made), await device.get(await device.blas.gemm(x, x))
+    )
 
 
 @on_shared

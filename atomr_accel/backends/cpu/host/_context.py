@@ -239,7 +239,9 @@ class CpuContext:
             low = sum(reach for reach in reaches if reach < 0)
             high = sum(reach for reach in reaches if reach > 0) + dtype.itemsize
             first = self.bytes_at(address + low, high - low)[-low : dtype.itemsize - low]
-            return as_strided(first.view(dtype), shape, strides)
+            # As plain bytes: NumPy does not find every dtype by the name that it has there.
+            plain = first.view(np.dtype((np.void, dtype.itemsize)))
+            return as_strided(plain, shape, strides).view(dtype)
         nbytes = dtype.itemsize
         for extent in shape:
             nbytes *= extent

@@ -11,6 +11,7 @@ from ..wire._indexing import (
     Choose,
     Compact,
     CopyAll,
+    CountNumbers,
     FindOutside,
     ReadNumber,
     Scan,
@@ -46,6 +47,7 @@ class CpuIndexing:
             Upload: self._upload,
             Choose: self._choose,
             Compact: self._compact,
+            CountNumbers: self._count_numbers,
             FindOutside: self._find_outside,
             ReadNumber: self._read_number,
             Scan: self._scan,
@@ -117,6 +119,15 @@ class CpuIndexing:
         found = np.flatnonzero(flags)
         positions[: len(found)] = found
         return len(found)
+
+    def _count_numbers(self, message: CountNumbers) -> None:
+        self._context.check()
+        if not message.count or not message.size:
+            return
+        given = self._context.array(message.given, (message.count,), DTYPES[message.dtype])
+        counts = self._context.array(message.counts, (message.size,), _INT64)
+        inside = given[(given >= 0) & (given < message.size)]
+        counts += np.bincount(inside.astype(np.int64), minlength=message.size)
 
     def _find_outside(self, message: FindOutside) -> tuple[bool, int]:
         self._context.check()

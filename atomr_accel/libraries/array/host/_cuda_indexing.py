@@ -15,6 +15,7 @@ from ..wire._indexing import (
     Choose,
     Compact,
     CopyAll,
+    CountNumbers,
     FindOutside,
     ReadNumber,
     Scan,
@@ -22,8 +23,10 @@ from ..wire._indexing import (
 )
 from ._indexing_source import (
     COMPACTION,
+    COUNT_ITEMS,
     ELEMENTS,
     INDEXING,
+    NUMBERS,
     SCANS,
     UPLOADED,
     choosing,
@@ -64,6 +67,7 @@ class CudaIndexing:
             Upload: self._upload,
             Choose: self._choose,
             Compact: self._compact,
+            CountNumbers: self._count_numbers,
             FindOutside: self._find_outside,
             ReadNumber: self._read_number,
             Scan: self._scan,
@@ -110,6 +114,13 @@ class CudaIndexing:
         packed = struct.pack("<6Q", positions, counts, flags, message.count, each, parts)
         self._launch(COMPACTION, "compact", parts * THREADS, packed)
         return int.from_bytes(self._read(counts + 8 * parts, 8), "little")
+
+    def _count_numbers(self, message: CountNumbers) -> None:
+        if message.count and message.size:
+            pointers = map(self._context.pointer, (message.counts, message.given))
+            packed = struct.pack("<4Q", *pointers, message.count, message.size)
+            threads = -(-message.count // COUNT_ITEMS)
+            self._launch(NUMBERS, f"counted<{ELEMENTS[message.dtype]}>", threads, packed)
 
     def _find_outside(self, message: FindOutside) -> tuple[bool, int]:
         if not message.count:

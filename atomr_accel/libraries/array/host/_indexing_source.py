@@ -20,6 +20,7 @@ UPLOADED: Final = 2048
 """Bytes that a launch takes along among its arguments."""
 COMPACT_ITEMS: Final = 16
 SCAN_ITEMS: Final = 8
+COUNT_ITEMS: Final = 16
 _SHORT: Final = 32
 """Rows up to that length are scanned by one thread each."""
 
@@ -28,6 +29,8 @@ COMPACTION: Final = CudaSource(
     __package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS, PARTS=PARTS
 )
 SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
+
+NUMBERS: Final = CudaSource(__package__, "counts.cu", THREADS=THREADS, SHARED=8192, COPIES=16)
 
 COUNTS: Final = (1, 2, 4, 8)
 """For how many arrays of indices kernels are compiled."""

@@ -115,6 +115,25 @@ class Compact(Message, frozen=True):
     scratch: int
 
 
+class CountNumbers(Message, frozen=True):
+    """Count how often each number is there: ``counts[number] += 1``.
+
+    Attributes:
+        given: address of whole numbers, without gaps; negative ones and those from ``size`` on
+            are left out.
+        count: how many there are.
+        dtype: theirs.
+        counts: address of int64.
+        size: how many of these.
+    """
+
+    given: int
+    count: int
+    dtype: str
+    counts: int
+    size: int
+
+
 class FindOutside(Message, frozen=True):
     """Look for an index that is out of bounds; answered by whether one is, and the first.
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
+import msgspec
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ..wire._messages import Factor, Gemm, GemmEx, GemmList, ProductOptions, Routine
-from ._cpu_routines import apply, execute, number, wide
+from ..wire._messages import (
+    Factor,
+    Gemm,
+    GemmEx,
+    GemmList,
+    ProductOptions,
+    Routine,
+    Stacked,
+)
+from ._cpu_routines import apply, execute, number, solve_triangular, wide
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
@@ -30,6 +39,7 @@ class CpuBlas:
             GemmEx: self._gemm_ex,
             GemmList: self._gemm_list,
             Routine: self._routine,
+            Stacked: self._stacked,
             Factor: self._factor,
         }
 
@@ -64,6 +74,13 @@ class CpuBlas:
         else:
             steps = [step * dtype_c.itemsize for step in (*message.strides_c, row_c, 1)]
             c = context.array(message.c, (*batch, m, n), dtype_c, tuple(steps))
+        if message.at:
+            kind = DTYPES[options.scalars]
+            alpha, beta = (
+                self._context.array(at, (), kind).item() if value is None else value
+                for at, value in zip(message.at, (message.alpha, message.beta), strict=False)
+            )
+            message = msgspec.structs.replace(message, alpha=alpha, beta=beta)
         if c.size:
             self._product(a, b, c, message, options)
 
@@ -82,7 +99,7 @@ class CpuBlas:
         a: Array,
         b: Array,
         c: Array,
-        message: Gemm | GemmEx | GemmList,
+        message: Gemm | GemmEx | GemmList | Stacked,
         options: Gemm | ProductOptions,
     ) -> None:
         kind = _INTEGER_SUMS if c.dtype.kind == "i" else wide(c.dtype)
@@ -119,6 +136,28 @@ class CpuBlas:
     def _routine(self, message: Routine) -> None:
         self._context.check()
         execute(self._context, message)
+
+    def _stacked(self, message: Stacked) -> None:
+        self._context.check()
+        m, n = message.sizes
+        batch, dtype, solves = message.batch, DTYPES[message.dtype], message.routine == "trsm"
+        right = solves and message.options[0]
+        of_a = (n, n) if right else (m, m) if solves else (m, n)
+        a = self._stack(message.a, batch, (*message.strides_a, of_a[1]), of_a, dtype)
+        alpha = number(message.alpha)
+        if solves:
+            b = self._context.array(message.b, (*batch, m, n), dtype)
+            c = self._context.array(message.c, (*batch, m, n), dtype)
+            for at in np.ndindex(batch):
+                c[at] = solve_triangular(alpha, a[at], b[at], message.options)
+            return
+        (trans,) = message.options
+        rows, columns = (n, m) if trans else (m, n)
+        x = self._stack(message.b, batch, (*message.strides_b, 1), (columns, 1), dtype)
+        y = self._context.array(message.c, (*batch, rows, 1), dtype)
+        kind = ProductOptions(message.dtype, message.dtype, "", trans, 0)
+        if y.size:
+            self._product(a, x, y, message, kind)
 
     def _factor(self, message: Factor) -> None:
         from ._cpu_factor import factor  # which few programs need

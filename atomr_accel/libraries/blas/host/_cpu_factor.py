@@ -23,7 +23,8 @@ def factor(context: CpuContext, message: Factor) -> None:
     dtype = DTYPES[message.dtype]
     batch, m, n, nrhs = message.batch, message.m, message.n, message.nrhs
     a = context.array(message.a, (batch, m, n), dtype)
-    routine: Any = get_lapack_funcs(message.routine, dtype=dtype)
+    name = "getrf" if message.routine == "matinv" else message.routine
+    routine: Any = get_lapack_funcs(name, dtype=dtype)
     solved = {"getrs": (n, nrhs), "gels": (n, nrhs)}.get(message.routine, (m, n))
     c = context.array(message.c, (batch, *solved), dtype)
     info = np.zeros(batch, _INT32)
@@ -40,6 +41,11 @@ def factor(context: CpuContext, message: Factor) -> None:
         piv = _pivots(context, message)
         for i in range(batch if n else 0):
             c[i], info[i] = routine(a[i], piv[i])
+    elif message.routine == "matinv":
+        invert: Any = get_lapack_funcs("getri", dtype=dtype)
+        for i in range(batch if n else 0):
+            lu, swaps, info[i] = routine(a[i])
+            c[i] = invert(lu, swaps)[0]
     elif message.routine == "geqrf":
         tau = context.array(message.tau, (batch, min(m, n)), dtype)
         for i in range(batch if tau.size else 0):

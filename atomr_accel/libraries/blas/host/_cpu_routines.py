@@ -1,12 +1,14 @@
 """Levels 1 to 3 on the CPU: a function for each row.
 
 The functions get operands as they count: transposed, completed by their structure, 16-bit ones
-in float32. What they give is stored here: with beta times what was there, and in the part that
-the structure leaves.
+in float32. Triangles, packed matrices and bands with structure come as they are stored, since
+SciPy's routines take them so. What they give is stored here: with beta times what was there, and
+in the part that the structure leaves.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +41,10 @@ def execute(context: CpuContext, message: Routine) -> None:
     scalars = {
         name: number(value) for (name, _), value in zip(row.numbers, message.scalars, strict=True)
     }
+    for name, at in zip(scalars, message.at, strict=False):
+        if scalars[name] is None:
+            kind = DTYPES[row.scalar_dtype(name, message.dtype)]
+            scalars[name] = context.array(at, (), kind).item()
     call = SimpleNamespace(**sizes, **options, **scalars)
     beta = scalars.get("beta", 0.0)
     targets = []
@@ -65,11 +71,12 @@ def execute(context: CpuContext, message: Routine) -> None:
 
 
 def _whole(operand: Operand, stored: Array, call: Call) -> Array:
-    """An operand as it counts; triangles as they are stored, as SciPy wants them."""
-    if operand.written or operand.structure == "triangular":
+    """An operand as it counts; as it is stored, where SciPy's routines want that."""
+    as_stored = operand.structure == "triangular" or (operand.form and operand.structure)
+    if operand.written or as_stored:
         return stored
     op = getattr(call, operand.trans) if operand.trans else 0
-    if operand.structure == "band":
+    if operand.form == "band":
         m, n = (call.n, call.m) if op else (call.m, call.n)
         stored = _from_band(stored, m, n, call.kl, call.ku)
     elif operand.structure:
@@ -78,7 +85,7 @@ def _whole(operand: Operand, stored: Array, call: Call) -> Array:
 
 
 def _store(operand: Operand, stored: Array, value: Any, *, lower: bool) -> None:
-    if not operand.structure:
+    if not operand.structure or operand.form:
         stored[...] = value
         return
     n = len(stored)
@@ -96,8 +103,8 @@ def vector(context: CpuContext, place: int, n: int, step: int, dtype: np.dtype[A
     return flat[::step]
 
 
-def number(value: Scalar) -> Any:
-    """A scalar of a message as Python has it."""
+def number(value: Scalar | None) -> Any:
+    """A scalar of a message as Python has it; None is one that is elsewhere."""
     return complex(*value) if isinstance(value, (tuple, list)) else value
 
 
@@ -145,6 +152,12 @@ def _nrm2(c: Call) -> Any:
     return dznrm2(exact) if exact.dtype.kind == "c" else dnrm2(exact)
 
 
+def _rotation(name: str, *arguments: Array) -> Any:
+    from . import _cpu_rotations  # which few programs need
+
+    return getattr(_cpu_rotations, name)(*arguments)
+
+
 def _outer(c: Call, x: Array, y: Array) -> Array:
     return _share(c.alpha, np.outer(x, y))
 
@@ -170,12 +183,49 @@ def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
     return result
 
 
+def solve_triangular(alpha: Any, a: Array, b: Array, options: tuple[int, ...]) -> Array:
+    """A triangular system of matrices, with its side, triangle, op and diagonal of ones."""
+    side, lower, trans, diag = options
+    call: Call = SimpleNamespace(a=a, alpha=alpha, lower=lower, diag=diag)
+    return _triangle("trsm", call, b, side=side, trans_a=trans)
+
+
 def _triangle_vector(routine: str, c: Call) -> Array:
     return _triangle(routine, c, c.x[:, None], trans_a=c.trans)[:, 0]
 
 
 def _triangle_matrix(routine: str, c: Call) -> Array:
     return _triangle(routine, c, c.b, trans_a=c.trans_a, side=c.side)
+
+
+def _in_scipy(routine: str, c: Call, *arguments: Any, **options: Any) -> Array:
+    """A routine of ``scipy.linalg.blas`` for matrices as they are stored."""
+    from scipy.linalg import get_blas_funcs
+
+    if not c.n:
+        return np.empty(0, c.x.dtype)
+    result: Array = get_blas_funcs(routine, (c.x,))(*arguments, lower=c.lower, **options)
+    return result
+
+
+def _of_band(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.k, c.alpha, c.a, c.x)
+
+
+def _of_packed(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.n, c.alpha, c.ap, c.x)
+
+
+def _to_packed(routine: str, c: Call, *vectors: Array) -> Array:
+    return _in_scipy(routine, c, c.n, c.alpha, *vectors, c.ap)
+
+
+def _band_vector(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.k, c.a, c.x, trans=c.trans, diag=c.diag)
+
+
+def _packed_vector(routine: str, c: Call) -> Array:
+    return _in_scipy(routine, c, c.n, c.ap, c.x, trans=c.trans, diag=c.diag)
 
 
 def scaled(factor: Any, value: Array) -> Array:
@@ -199,6 +249,12 @@ def _hermitian_rank_2k(c: Call) -> Array:
     return product + product.conj().T
 
 
+def _hermitian_squares(c: Call) -> Array:
+    product = _outer(c, c.x, c.y.conj())
+    result: Array = c.a + product + product.conj().T
+    return result
+
+
 def _product(c: Call) -> Array:
     return _share(c.alpha, c.a @ c.x)
 
@@ -212,6 +268,9 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
         scaled(c.c, c.x) + scaled(c.s, c.y),
         scaled(c.c, c.y) - scaled(np.conj(c.s), c.x),
     ),
+    "rotm": lambda c: _rotation("rotm", c.x, c.y, c.param),
+    "rotg": lambda c: _rotation("rotg", c.a, c.b),
+    "rotmg": lambda c: _rotation("rotmg", c.d1, c.d2, c.x1, c.y1),
     "dot": lambda c: c.x @ c.y,
     "dotc": lambda c: c.x.conj() @ c.y,
     "nrm2": _nrm2,
@@ -228,12 +287,29 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
     "syr2": lambda c: c.a + _outer(c, c.x, c.y) + _outer(c, c.y, c.x),
     "trmv": lambda c: _triangle_vector("trmm", c),
     "trsv": lambda c: _triangle_vector("trsm", c),
+    "sbmv": partial(_of_band, "sbmv"),
+    "hbmv": partial(_of_band, "hbmv"),
+    "spmv": partial(_of_packed, "spmv"),
+    "hpmv": partial(_of_packed, "hpmv"),
+    "her": lambda c: c.a + _outer(c, c.x, c.x.conj()),
+    "her2": _hermitian_squares,
+    "spr": lambda c: _to_packed("spr", c, c.x),
+    "hpr": lambda c: _to_packed("hpr", c, c.x),
+    "spr2": lambda c: _to_packed("spr2", c, c.x, c.y),
+    "hpr2": lambda c: _to_packed("hpr2", c, c.x, c.y),
+    "tbmv": partial(_band_vector, "tbmv"),
+    "tbsv": partial(_band_vector, "tbsv"),
+    "tpmv": partial(_packed_vector, "tpmv"),
+    "tpsv": partial(_packed_vector, "tpsv"),
     "symm": _beside,
     "hemm": _beside,
     "syrk": lambda c: _share(c.alpha, c.a @ c.a.T),
     "herk": lambda c: _share(c.alpha, c.a @ c.a.conj().T),
     "syr2k": _rank_2k,
     "her2k": _hermitian_rank_2k,
+    "syrkx": lambda c: _share(c.alpha, c.a @ c.b.T),
+    "herkx": lambda c: _share(c.alpha, c.a @ c.b.conj().T),
+    "gemm3m": lambda c: _share(c.alpha, c.a @ c.b),
     "trmm": lambda c: _triangle_matrix("trmm", c),
     "trsm": lambda c: _triangle_matrix("trsm", c),
     "geam": _geam,

@@ -21,8 +21,9 @@ from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
 from ._cuda_factor import CudaFactorizations
 from ._cuda_handle import Handle, load_cublas
 from ._cuda_routines import CudaRoutines
+from ._cuda_stacked import CudaStacked, places
 from ._fused import FusedGemm
-from ._prototypes import COMPUTE_TYPES, COMPUTES, GEMM_DEFAULT
+from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,9 +50,6 @@ _GEMM_KEY: Final = attrgetter("m", "n", "k", "dtype", "trans_a", "trans_b")
 """What tells which prepared product a message is for."""
 
 _NARROW: Final = ("float16", "bfloat16", "int8")
-
-_SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
-"""The type of alpha and beta, by the beginning of the compute type."""
 
 
 class _Product(NamedTuple):
@@ -91,6 +89,7 @@ class CudaBlas:
             GemmEx: self._gemm_strided,
             GemmList: self._gemm_list,
             **CudaRoutines(self._handle).handlers,
+            **CudaStacked(self._handle).handlers,
             **CudaFactorizations(self._handle).handlers,
         }
         self.preparers: Final = {Gemm: self._prepare_gemm}
@@ -156,9 +155,14 @@ class CudaBlas:
         (m, n, k), batch, options = message.sizes, message.batch, message.options
         if not m or not n or 0 in batch:
             return
+        if message.at:
+            with self._handle.scalars_on_device():
+                self._gemm_by_pointers(message)
+            return
         if not k:
             count = math.prod(batch)
             c = self._pointer(message.c)
+            assert message.beta is not None
             self._handle.scale(c, count * m * n, 1, options.dtype_c, message.beta)
             return
         if len(batch) > 1:
@@ -171,8 +175,8 @@ class CudaBlas:
         if product is None:
             step_c = (m * n,) if message.strides_c is None else message.strides_c or (0,)
             steps = (message.strides_a or (0,), message.strides_b or (0,), step_c)
-            end = (math.prod(batch), COMPUTES[options.compute], GEMM_DEFAULT)
-            scalars = _scalar_type(options.compute, options.dtype)
+            end = (math.prod(batch), self._handle.compute_type(options.compute), GEMM_DEFAULT)
+            scalars = options.scalars
             function = "cublasGemmStridedBatchedEx_64"
             handles = [self._handle.value]
             product = self._prepare(
@@ -242,11 +246,11 @@ class CudaBlas:
         itemsize_c = DTYPES[message.options.dtype_c].itemsize
         pointers = np.concatenate(
             [
-                _places(pointer(message.b), batch, message.strides_b, itemsize),
-                _places(pointer(message.a), batch, message.strides_a, itemsize),
-                _places(pointer(message.c), (count,), (m * n,), itemsize_c)
+                places(pointer(message.b), batch, message.strides_b, itemsize),
+                places(pointer(message.a), batch, message.strides_a, itemsize),
+                places(pointer(message.c), (count,), (m * n,), itemsize_c)
                 if strides_c is None
-                else _places(pointer(message.c), batch, strides_c, itemsize_c),
+                else places(pointer(message.c), batch, strides_c, itemsize_c),
             ]
         )
         sizes = (message.options.trans_b, message.options.trans_a, n, m, k)
@@ -255,21 +259,21 @@ class CudaBlas:
 
     def _gemm_list(self, message: GemmList) -> None:
         handle, pointer = self._handle, self._pointer
-        places = []
+        placed = []
         for a, b, c, (m, n, k) in zip(message.a, message.b, message.c, message.shapes, strict=True):
             if m and n and k:
-                places.append((pointer(b), pointer(a), pointer(c), (m, n, k)))
+                placed.append((pointer(b), pointer(a), pointer(c), (m, n, k)))
             elif m and n:
                 handle.scale(pointer(c), m * n, 1, message.options.dtype_c, message.beta)
-        if not places:
+        if not placed:
             return
-        pointers = np.array([place[:3] for place in places], np.uint64).T.ravel()
-        shapes = [place[3] for place in places]
+        pointers = np.array([place[:3] for place in placed], np.uint64).T.ravel()
+        shapes = [place[3] for place in placed]
         m, n, k = shapes[0]
         if all(shape == shapes[0] for shape in shapes):
             row_a, row_b = m if message.options.trans_a else k, k if message.options.trans_b else n
             sizes = (message.options.trans_b, message.options.trans_a, n, m, k)
-            self._batched(message, sizes, (row_b, row_a, n), pointers, len(places))
+            self._batched(message, sizes, (row_b, row_a, n), pointers, len(placed))
         else:
             self._grouped(message, shapes, pointers)
 
@@ -299,7 +303,7 @@ class CudaBlas:
             *(table + step, a_type, rows[1]),
             beta,
             *(table + 2 * step, c_type, rows[2]),
-            *(count, COMPUTES[message.options.compute], GEMM_DEFAULT),
+            *(count, self._handle.compute_type(message.options.compute), GEMM_DEFAULT),
         )
 
     def _grouped(
@@ -322,7 +326,7 @@ class CudaBlas:
                 members.append(1)
         m, n, k = np.array(groups, np.int64).T.copy()
         number = len(groups)
-        scalars = DTYPES[_scalar_type(message.options.compute, message.options.dtype)]
+        scalars = DTYPES[message.options.scalars]
         host = [
             np.full(number, message.options.trans_b, np.int32),
             np.full(number, message.options.trans_a, np.int32),
@@ -351,7 +355,7 @@ class CudaBlas:
             *(table + step, a_type, row_a),
             beta,
             *(table + 2 * step, c_type, columns),
-            *(number, sizes, COMPUTES[message.options.compute]),
+            *(number, sizes, self._handle.compute_type(message.options.compute)),
         )
 
     def _one_by_one(
@@ -367,8 +371,8 @@ class CudaBlas:
         """
         alpha, beta = self._scalars(message)
         a_type, c_type = CUDA_TYPES[message.options.dtype], CUDA_TYPES[message.options.dtype_c]
-        places = pointers.reshape(3, len(shapes)).T.tolist()
-        for (m, n, k), (b, a, c) in zip(shapes, places, strict=True):
+        placed = pointers.reshape(3, len(shapes)).T.tolist()
+        for (m, n, k), (b, a, c) in zip(shapes, placed, strict=True):
             row_a, row_b, row_c = _rows((m, n, k), message.options)
             if rows is not None:
                 row_b, row_a, row_c = rows
@@ -380,7 +384,7 @@ class CudaBlas:
                 *(a, a_type, row_a),
                 beta,
                 *(c, c_type, row_c),
-                *(COMPUTES[message.options.compute], GEMM_DEFAULT),
+                *(self._handle.compute_type(message.options.compute), GEMM_DEFAULT),
             )
 
     def _scalar(self, dtype: str, value: float) -> Any:
@@ -388,19 +392,20 @@ class CudaBlas:
         return self._handle.scalar(_COMPUTED[dtype], value)
 
     def _scalars(self, message: GemmEx | GemmList) -> tuple[Any, Any]:
-        kind = _scalar_type(message.options.compute, message.options.dtype)
-        handle = self._handle
-        return handle.scalar(kind, message.alpha), handle.scalar(kind, message.beta)
+        kind = message.options.scalars
+        handle, given = self._handle, (message.alpha, message.beta)
+        if isinstance(message, GemmEx) and message.at:
+            both = zip(given, message.at, strict=False)
+            alpha, beta = (handle.placed(kind, number, at) for number, at in both)
+            return alpha, beta
+        alpha, beta = (handle.scalar(kind, number) for number in given if number is not None)
+        return alpha, beta
 
 
 def _rows(sizes: tuple[int, int, int], options: ProductOptions) -> tuple[int, int, int]:
     """Elements from row to row of contiguous a, b and c."""
     m, n, k = sizes
     return m if options.trans_a else k, k if options.trans_b else n, n
-
-
-def _scalar_type(compute: str, dtype: str) -> str:
-    return dtype if dtype.startswith("complex") else _SCALARS[compute[:3]]
 
 
 def _are_askew(
@@ -418,15 +423,3 @@ def _are_askew(
     k = np.array([k for _, _, k in shapes], np.uint64)
     wanted = np.where(k % 8 == 0, 16, np.where(k % 4 == 0, 8, 1)).astype(np.uint64)
     return bool((pointers.reshape(3, -1) % wanted).any())
-
-
-def _places(
-    pointer: int, batch: tuple[int, ...], steps: tuple[int, ...], itemsize: int
-) -> np.ndarray[Any, Any]:
-    """The pointers of matrices at constant steps along each dimension of a batch."""
-    at = np.full(batch, pointer, np.uint64)
-    for axis, (size, step) in enumerate(zip(batch, steps, strict=True)):
-        shape = [1] * len(batch)
-        shape[axis] = size
-        at += (np.arange(size, dtype=np.uint64) * np.uint64(step * itemsize)).reshape(shape)
-    return at.ravel()

@@ -35,6 +35,7 @@ class CudaFactorizations:
             "getrf": self._getrf,
             "getrs": self._getrs,
             "getri": self._getri,
+            "matinv": self._matinv,
             "geqrf": self._geqrf,
             "gels": self._gels,
         }
@@ -84,6 +85,14 @@ class CudaFactorizations:
         info = handle.pointer(message.info)
         self._call(message, n, matrices, ld, pivots, results, ld, info, batch)
         self._turn_back(message, message.c, inverses, n, n)
+
+    def _matinv(self, message: Factor) -> None:
+        """The inverse of the transpose is the transpose of the inverse."""
+        handle, batch, n = self._handle, message.batch, message.n
+        (table,) = map(handle.pointer, message.scratch)
+        matrices = self._point(message, table, handle.pointer(message.a), n * n)
+        results = self._point(message, table + 8 * batch, handle.pointer(message.c), n * n)
+        self._call(message, n, matrices, n, results, n, handle.pointer(message.info), batch)
 
     def _geqrf(self, message: Factor) -> None:
         handle, batch, m, n = self._handle, message.batch, message.m, message.n

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from ctypes import byref, c_void_p
+from contextlib import contextmanager
+from ctypes import byref, c_int, c_void_p
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -16,9 +17,20 @@ from ....backends.cuda.host._driver import check, driver
 from ...host._device_code import CudaSource
 from ...host._numbers import CUDA_TYPES, Scalars
 from ...host._vendor import VendorLibrary, undone_on_error
-from ._prototypes import ENUMS, NOT_SUPPORTED, PROTOTYPES, STATUS_NAME, half_symbol
+from ._prototypes import (
+    COMPUTES,
+    EMULATED,
+    EMULATES,
+    ENUMS,
+    NOT_SUPPORTED,
+    PROTOTYPES,
+    STATUS_NAME,
+    half_symbol,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ...host._cuda_kernels import Kernels
     from ..wire._messages import Scalar
@@ -112,6 +124,22 @@ class Handle:
         if status:
             raise self.error(function, status)
 
+    def compute_type(self, name: str) -> int:
+        """The number of a compute type.
+
+        Raises:
+            Unsupported: the release that is installed does not know it.
+        """
+        if name in EMULATED:
+            version = c_int()
+            self.call("cublasGetVersion_v2", byref(version))
+            if version.value < EMULATES:
+                raise Unsupported(
+                    f"compute type {name} needs cuBLAS 13.1; this is {version.value // 10_000}."
+                    f"{version.value // 100 % 100}"
+                )
+        return COMPUTES[name]
+
     def error(self, function: str, status: int) -> Exception:
         """The error for a status."""
         error = self._library.error(function, status)
@@ -121,11 +149,25 @@ class Handle:
 
     def to_device(self, function: str, *args: Any) -> None:
         """Call a function whose result goes to a device pointer."""
+        with self.scalars_on_device():
+            self.call(function, *args)
+
+    @contextmanager
+    def scalars_on_device(self) -> Iterator[None]:
+        """Pointers to scalars, and to results, are the device's."""
         self.call("cublasSetPointerMode_v2", DEVICE)
         try:
-            self.call(function, *args)
+            yield
         finally:
             self.call("cublasSetPointerMode_v2", HOST)
+
+    def placed(self, dtype: str, value: Scalar | None, at: int) -> int:
+        """The pointer of a number on the device; it goes there unless it is there."""
+        pointer = self.pointer(at)
+        if value is not None:
+            number = complex(*value) if isinstance(value, (tuple, list)) else value
+            self.upload(pointer, np.asarray(number).astype(DTYPES[dtype]))
+        return pointer
 
     def scalar(self, dtype: str, value: Scalar) -> Any:
         """A pointer to a number of that dtype."""

@@ -2,7 +2,8 @@
 
 A message becomes values for the words of the vendor's arguments, by the roles of its row. In
 the column-major view of cuBLAS a row-major matrix is its transpose: the upper triangle is the
-lower one, left is right, and m is n. What a routine needs besides is in ``_CALLS``: conjugates
+lower one, left is right, and m is n. Packed triangles are the vendor's own, and so are bands once
+their rows are columns. What a routine needs besides is in ``_CALLS``: conjugates
 that this makes necessary and level 2 does not have come from level 3.
 """
 
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ...host._numbers import CUDA_TYPES
-from ..wire._messages import Routine, Scalar
+from ..wire._messages import Routine
 from ..wire._rows import REAL_OF, ROWS, Row
 from ._prototypes import (
     COMPUTES,
     ENUMS,
     GEMM_DEFAULT,
+    GEMV_STRIDED,
     HALF_GEMV,
-    HALF_GEMV_ARGUMENTS,
     LETTERS,
     OP_C,
     OP_N,
@@ -34,15 +35,12 @@ if TYPE_CHECKING:
 
     from ._cuda_handle import Handle
 
-_LEFT: Final = ENUMS["CUBLAS_SIDE_LEFT"]
-_RIGHT: Final = ENUMS["CUBLAS_SIDE_RIGHT"]
-_LOWER: Final = ENUMS["CUBLAS_FILL_MODE_LOWER"]
-_UPPER: Final = ENUMS["CUBLAS_FILL_MODE_UPPER"]
-_TURNED: Final = (OP_T, OP_N)
+LEFT: Final = ENUMS["CUBLAS_SIDE_LEFT"]
+RIGHT: Final = ENUMS["CUBLAS_SIDE_RIGHT"]
+LOWER: Final = ENUMS["CUBLAS_FILL_MODE_LOWER"]
+UPPER: Final = ENUMS["CUBLAS_FILL_MODE_UPPER"]
+TURNED: Final = (OP_T, OP_N)
 """The op of the transposed matrix that gives 0 and 1 of the matrix itself."""
-
-_HALF: Final = 2
-"""Bytes of the types that compute in float32."""
 
 _OF_MATRICES: Final = {"trmv": "trmm", "trsv": "trsm"}
 """What does for a row what a routine does for a vector."""
@@ -97,7 +95,11 @@ class CudaRoutines:
             function = half_symbol(name)
             values |= {"type": CUDA_TYPES[dtype], "scale": CUDA_TYPES["float32"]}
         arguments = [values[word] for word in words.split()]
-        if "result" in values:
+        self._send(values, function, *arguments)
+
+    def _send(self, values: dict[str, Any], function: str, *arguments: Any) -> None:
+        """Call a function with pointers to scalars, or a result, in host or device memory."""
+        if values.get("on_device"):
             self._handle.to_device(function, *arguments)
         else:
             self._handle.call(function, *arguments)
@@ -111,12 +113,13 @@ class CudaRoutines:
         target = self._pointer(message.places[row.written[-1]])
         target_type = written.dtype_of(dtype)
         count = math.prod(shapes[row.written[-1]])
-        if message.clear or (not written.shape and not sizes["n"]):
+        if message.clear or (not written.shape and not sizes.get("n", 1)):
             handle.clear(target, count * DTYPES[target_type].itemsize)
         if not count or (row.counts == ("n",) and not sizes["n"]):
             return
         if written.steps and not all(map(math.prod, shapes)):
             step, beta = message.steps[row.written[-1]], message.scalars[-1]
+            assert beta is not None
             handle.scale(target, count, step, dtype, beta)  # an empty sum
             return
         if dtype not in REAL_OF:
@@ -146,20 +149,31 @@ class CudaRoutines:
             values[word] = pointer(place)
             if operand.steps:
                 values[f"inc{word}"] = step
-            elif shape:
+            elif len(shape) > 1:
                 values[f"ld{word}"] = max(1, shape[1])
-        for (name, is_real), number in zip(row.numbers, message.scalars, strict=True):
+        numbers = any(not operand.sizes for operand in row.operands)
+        values["on_device"] = numbers or bool(message.at)
+        for at, (name, _) in enumerate(row.numbers):
             word = _SCALAR_WORDS.get(name, name)
-            kind = REAL_OF.get(dtype, dtype) if is_real else dtype
-            if word in ("alpha", "beta") and DTYPES[dtype].itemsize == _HALF:
-                kind = "float32"
-            values[word] = self._handle.scalar(kind, number)
+            values[word] = self._scalar(message, at, row.scalar_dtype(name, dtype))
         values |= options
         if "lower" in options:
-            values["uplo"] = _UPPER if options["lower"] else _LOWER
+            turned = not any(operand.form for operand in row.operands)
+            values["uplo"] = UPPER if options["lower"] == turned else LOWER
         if "side" in options:
-            values["side"] = _LEFT if options["side"] else _RIGHT
+            values["side"] = LEFT if options["side"] else RIGHT
         return values
+
+    def _scalar(self, message: Routine, at: int, dtype: str) -> Any:
+        """A pointer to a scalar where all are: in host memory, or on the device.
+
+        Behind the scalars of the row there is a 1.
+        """
+        number = message.scalars[at] if at < len(message.scalars) else 1.0
+        if message.at:
+            return self._handle.placed(dtype, number, message.at[at])
+        assert number is not None
+        return self._handle.scalar(dtype, number)
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -175,7 +189,7 @@ class CudaRoutines:
             self._plain(call)
 
     def _gemv(self, call: _Call) -> None:
-        values, dtype, message = call.values, call.dtype, call.message
+        values, dtype = call.values, call.dtype
         op = call.options["trans"]
         if call.conjugates:
             m, n = call.sizes["m"], call.sizes["n"]
@@ -185,32 +199,40 @@ class CudaRoutines:
                 (values["a"], values["lda"], op),
                 (values["x"], values["incx"], OP_N),
                 (values["y"], values["incy"]),
-                *message.scalars,
+                values,
             )
             return
         if op:  # the vendor's sizes are those of the matrix as it is stored
             values |= {"m": values["n"], "n": values["m"]}
-        values["trans"] = _TURNED[op]
+        values["trans"] = TURNED[op]
         if dtype in HALF_GEMV:
             values |= {"batch": 1, "stride_a": 0, "stride_x": 0, "stride_y": 0}
-            words = HALF_GEMV_ARGUMENTS.split()
-            self._handle.call(HALF_GEMV[dtype], *(values[word] for word in words))
+            words = GEMV_STRIDED.split()
+            self._send(values, HALF_GEMV[dtype], *(values[word] for word in words))
         else:
             self._plain(call)
 
     def _gbmv(self, call: _Call) -> None:
-        """The band of the matrix as it is: only its storage has to be turned."""
-        values, sizes = call.values, call.sizes
-        band = self._pointer(call.message.scratch)
-        diagonals = sizes["kl"] + sizes["ku"] + 1
-        self.transpose(call.dtype, band, values["a"], diagonals, values["lda"])
+        """The sizes are those of the matrix as it is."""
+        sizes = call.sizes
         m, n = (sizes["n"], sizes["m"]) if call.options["trans"] else (sizes["m"], sizes["n"])
-        self.call("gbmv", call.dtype, **values | {"m": m, "n": n, "a": band, "lda": diagonals})
+        call.values.update(m=m, n=n)
+        self._of_band(call, sizes["kl"] + sizes["ku"] + 1)
+
+    def _banded(self, call: _Call) -> None:
+        self._of_band(call, call.sizes["k"] + 1)
+
+    def _of_band(self, call: _Call, diagonals: int) -> None:
+        """The band of the matrix as it is: only its storage has to be turned."""
+        values, band = call.values, self._pointer(call.message.scratch)
+        self.transpose(call.dtype, band, values["a"], diagonals, values["lda"])
+        values.update(a=band, lda=diagonals)
+        self._plain(call)
 
     def _hemv(self, call: _Call) -> None:
         """In the column-major view the vector is a row, and the matrix stands behind it."""
         values = call.values
-        values |= {"side": _RIGHT, "m": 1, "b": values["x"], "ldb": values["incx"]}
+        values |= {"side": RIGHT, "m": 1, "b": values["x"], "ldb": values["incx"]}
         self.call("hemm", call.dtype, **values, c=values["y"], ldc=values["incy"])
 
     def _ger(self, call: _Call) -> None:
@@ -230,24 +252,59 @@ class CudaRoutines:
             (values["x"], values["incx"], OP_N),
             (values["y"], values["incy"], OP_C),
             (values["a"], values["lda"]),
-            call.message.scalars[0],
-            (1.0, 0.0),
+            values | {"beta": self._scalar(call.message, 1, call.dtype)},
         )
+
+    def _her(self, call: _Call) -> None:
+        """Of what would be conjugated, the turned matrix has the other: as ranks of a row."""
+        values, real = call.values, REAL_OF[call.dtype]
+        values |= {"trans": OP_C, "k": 1, "c": values["a"], "ldc": values["lda"]}
+        values["beta"] = self._scalar(call.message, 1, real)
+        x = values["x"], values["incx"]
+        if "y" in values:
+            a, lda = values["y"], values["incy"]
+            self.call("her2k", call.dtype, **values | {"a": a, "lda": lda, "b": x[0], "ldb": x[1]})
+        else:
+            self.call("herk", call.dtype, **values | {"a": x[0], "lda": x[1]})
+
+    def _copied(self, call: _Call) -> int:
+        """A vector that a routine changes in place: where it is."""
+        message = call.message
+        given, target = map(self._pointer, message.places[1:])
+        step, inc = message.steps[1:]
+        if given != target:
+            n = call.sizes["n"]
+            self.call("copy", call.dtype, n=n, x=given, incx=step, y=target, incy=inc)
+        return target
+
+    def _band_vector(self, call: _Call) -> None:
+        self._copied(call)
+        self._banded(call)
+
+    def _packed_vector(self, call: _Call) -> None:
+        self._copied(call)
+        self._plain(call)
 
     def _triangular(self, call: _Call) -> None:
         """``trmv`` and ``trsv``, in place; with conjugates as ``trmm`` and ``trsm`` of a row."""
-        values, message, dtype = call.values, call.message, call.dtype
-        given, target = map(self._pointer, message.places[1:])
-        n, step, inc = values["n"], *message.steps[1:]
-        if given != target:
-            self.call("copy", dtype, n=n, x=given, incx=step, y=target, incy=inc)
+        values, dtype = call.values, call.dtype
+        target, inc = self._copied(call), values["incx"]
         if not call.conjugates:
-            values["trans"] = _TURNED[call.options["trans"]]
+            values["trans"] = TURNED[call.options["trans"]]
             self._plain(call)
             return
-        values |= {"side": _RIGHT, "m": 1, "alpha": self._handle.scalar(dtype, (1.0, 0.0))}
+        values |= {"side": RIGHT, "m": 1, "alpha": self._handle.scalar(dtype, (1.0, 0.0))}
         row = {"b": target, "ldb": inc, "c": target, "ldc": inc}
         self.call(_OF_MATRICES[call.row.name], dtype, **values | row)
+
+    def _gemm3m(self, call: _Call) -> None:
+        values, options = call.values, call.options
+        values |= {"a": values["b"], "lda": values["ldb"], "trans_a": options["trans_b"]} | {
+            "b": values["a"],
+            "ldb": values["lda"],
+            "trans_b": options["trans_a"],
+        }
+        self._plain(call)
 
     def _trmm(self, call: _Call) -> None:
         call.values["trans"] = call.options["trans_a"]
@@ -278,20 +335,22 @@ class CudaRoutines:
         a: tuple[int, int, int],
         b: tuple[int, int, int],
         c: tuple[int, int],
-        alpha: Scalar,
-        beta: Scalar,
+        values: dict[str, Any],
     ) -> None:
-        """A complex product of row-major matrices: (pointer, elements of a row, op) each."""
+        """A complex product of row-major matrices: (pointer, elements of a row, op) each.
+
+        Pointers to alpha and beta are among the values.
+        """
         m, n, k = sizes
         kind = CUDA_TYPES[dtype]
-        handle = self._handle
-        handle.call(
+        self._send(
+            values,
             "cublasGemmEx_64",
             *(b[2], a[2], n, m, k),
-            handle.scalar(dtype, alpha),
+            values["alpha"],
             *(b[0], kind, b[1]),
             *(a[0], kind, a[1]),
-            handle.scalar(dtype, beta),
+            values["beta"],
             *(c[0], kind, c[1]),
             *(COMPUTES["32F" if dtype == "complex64" else "64F"], GEMM_DEFAULT),
         )
@@ -325,9 +384,14 @@ _CALLS: Final[dict[str, Callable[[CudaRoutines, _Call], None]]] = {
     "hemv": CudaRoutines._hemv,
     "ger": CudaRoutines._ger,
     "gerc": CudaRoutines._gerc,
+    **dict.fromkeys(("her", "her2"), CudaRoutines._her),
+    **dict.fromkeys(("sbmv", "hbmv"), CudaRoutines._banded),
     **dict.fromkeys(("trmv", "trsv"), CudaRoutines._triangular),
+    **dict.fromkeys(("tbmv", "tbsv"), CudaRoutines._band_vector),
+    **dict.fromkeys(("tpmv", "tpsv"), CudaRoutines._packed_vector),
+    "gemm3m": CudaRoutines._gemm3m,
     "trmm": CudaRoutines._trmm,
     "trsm": CudaRoutines._trsm,
-    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k"), CudaRoutines._rank_k),
+    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), CudaRoutines._rank_k),
 }
 """The routines that take more than the values of their words."""

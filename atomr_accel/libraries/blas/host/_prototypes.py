@@ -50,7 +50,13 @@ OP_T: Final = ENUMS["CUBLAS_OP_T"]
 OP_C: Final = ENUMS["CUBLAS_OP_C"]
 GEMM_DEFAULT: Final = ENUMS["CUBLAS_GEMM_DEFAULT"]
 
-COMPUTES: Final = {
+EMULATED: Final = {"64F_EMULATED_FIXEDPOINT": 79}
+"""Compute types that releases before ``EMULATES`` do not know."""
+
+EMULATES: Final = 130_100
+"""The first release, as it numbers itself, that multiplies float64 in integers (13.1)."""
+
+COMPUTES: Final = EMULATED | {
     name.removeprefix("CUBLAS_COMPUTE_"): value
     for name, value in ENUMS.items()
     if name.startswith("CUBLAS_COMPUTE_")
@@ -70,7 +76,10 @@ WORDS: Final = {
     for kind, words in {
         "i64": ("m", "n", "k", "kl", "ku", "lda", "ldb", "ldc", "incx", "incy", "batch"),
         "int": ("trans", "trans_a", "trans_b", "uplo", "side", "diag", "type", "scale"),
-        "ptr": ("alpha", "beta", "cosine", "sine", "a", "b", "c", "x", "y", "result"),
+        "ptr": (
+            *("alpha", "beta", "cosine", "sine", "a", "ap", "b", "c", "x", "y", "result"),
+            *("param", "d1", "d2", "x1", "y1"),
+        ),
     }.items()
     for word in words
 } | dict.fromkeys(("stride_a", "stride_x", "stride_y"), "i64")
@@ -91,9 +100,13 @@ HALF_GEMV: Final = {
 }
 """gemv of the 16-bit types exists for batches only."""
 
-HALF_GEMV_ARGUMENTS: Final = (
-    "trans m n alpha a lda stride_a x incx stride_x beta y incy stride_y batch"
-)
+HALF_GEMV_BATCHED: Final = {
+    "float16": "cublasHSHgemvBatched_64",
+    "bfloat16": "cublasTSTgemvBatched_64",
+}
+
+GEMV_STRIDED: Final = "trans m n alpha a lda stride_a x incx stride_x beta y incy stride_y batch"
+GEMV_BATCHED: Final = "trans m n alpha a lda x incx beta y incy batch"
 
 BATCHED: Final = {
     "getrf": "ptr int ptr int ptr ptr int",
@@ -102,14 +115,20 @@ BATCHED: Final = {
     "geqrf": "ptr int int ptr int ptr ptr int",
     "gels": "ptr int int int int ptr int ptr int ptr ptr int",
     "trsm": "ptr int int int int int int ptr ptr int ptr int int",
+    "matinv": "ptr int ptr int ptr int ptr int",
 }
 """What takes stacks of matrices by pointer, and has 32-bit sizes only."""
+
+
+COUNTS_NOTHING: Final = ("rotg_v2", "rotmg_v2")
+"""Functions that take no sizes, and so are there once."""
 
 
 def symbol(kind: str, name: str, dtype: str) -> str:
     """The function of a routine for a dtype."""
     letter = LETTERS[dtype][kind]
-    return f"cublas{letter.format(name) + '_v2' if '{' in letter else letter + name}_64"
+    begun = letter.format(name) + "_v2" if "{" in letter else letter + name
+    return f"cublas{begun}{'' if name in COUNTS_NOTHING else '_64'}"
 
 
 def half_symbol(name: str) -> str:
@@ -125,6 +144,7 @@ def prototype(arguments: str) -> str:
 PROTOTYPES: Final = {
     "cublasCreate_v2": "ptr*",
     "cublasDestroy_v2": "ptr",
+    "cublasGetVersion_v2": "ptr int*",
     "cublasSetStream_v2": "ptr ptr",
     "cublasSetWorkspace_v2": "ptr ptr size",
     "cublasSetPointerMode_v2": "ptr int",
@@ -149,7 +169,16 @@ PROTOTYPES: Final = {
         if dtype in LETTERS
     },
     **{half_symbol(row.half[0]): prototype(row.half[1]) for row in ROWS.values() if row.half},
-    **{name: prototype(HALF_GEMV_ARGUMENTS) for name in HALF_GEMV.values()},
+    **{name: prototype(GEMV_STRIDED) for name in HALF_GEMV.values()},
+    **{name: prototype(GEMV_BATCHED) for name in HALF_GEMV_BATCHED.values()},
+    **{
+        f"cublas{letters['t']}{name}": prototype(arguments)
+        for name, arguments in (
+            ("gemvStridedBatched_64", GEMV_STRIDED),
+            ("gemvBatched_64", GEMV_BATCHED),
+        )
+        for letters in LETTERS.values()
+    },
     **{
         f"cublas{letters['t']}{routine}Batched": words
         for routine, words in BATCHED.items()

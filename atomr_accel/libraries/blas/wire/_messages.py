@@ -6,9 +6,14 @@ Addresses that an op does not use are 0.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from ....wire import Message
+
+_SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
+"""The type of alpha and beta of real products, by the beginning of the compute type."""
 
 Scalar = float | tuple[float, float]
 """A number; complex ones as their two parts."""
@@ -54,6 +59,13 @@ class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
     trans_a: int
     trans_b: int
 
+    @property
+    def scalars(self) -> str:
+        """The type of alpha and beta."""
+        if self.dtype.startswith("complex"):
+            return self.dtype
+        return _SCALARS[self.compute[:3]]
+
 
 class GemmEx(Message, frozen=True):
     """``Gemm`` over batches, of any types.
@@ -71,6 +83,7 @@ class GemmEx(Message, frozen=True):
             all are contiguous.
         strides_c: elements from one c to the next along each dimension of ``batch``; None
             where c is contiguous.
+        at: where alpha and beta are on the device, as those of a ``Routine``.
     """
 
     a: int
@@ -81,11 +94,12 @@ class GemmEx(Message, frozen=True):
     strides_a: tuple[int, ...]
     strides_b: tuple[int, ...]
     options: ProductOptions
-    alpha: Scalar
-    beta: Scalar
+    alpha: Scalar | None
+    beta: Scalar | None
     pointers: int = 0
     rows: tuple[int, int, int] | None = None
     strides_c: tuple[int, ...] | None = None
+    at: tuple[int, ...] = ()
 
 
 class GemmList(Message, frozen=True):
@@ -119,10 +133,12 @@ class Routine(Message, frozen=True):
         places: the address of each operand; of a vector that of its first element in memory.
         steps: of each operand: elements from one to the next of a vector, where negative ones
             go from the last to the first.
-        scalars: in the row's order.
+        scalars: in the row's order; None for one that is on the device.
         options: in the row's order; sides, triangles and diagonals of ones are 0 or 1.
         clear: fill what is written with zeros first.
         scratch: room for a copy of a band.
+        at: where scalars are on the device, in the row's order, and room for one more; a number
+            in ``scalars`` still has to be put there. Empty where none is on the device.
     """
 
     row: str
@@ -130,10 +146,42 @@ class Routine(Message, frozen=True):
     sizes: tuple[int, ...]
     places: tuple[int, ...]
     steps: tuple[int, ...]
-    scalars: tuple[Scalar, ...]
+    scalars: tuple[Scalar | None, ...]
     options: tuple[int, ...]
     clear: bool = False
     scratch: int = 0
+    at: tuple[int, ...] = ()
+
+
+class Stacked(Message, frozen=True):
+    """Many products of a matrix and a vector, or triangular systems.
+
+    Attributes:
+        routine: ``"gemv"``: ``c = alpha * op(a) @ b + beta * c``, or ``"trsm"``: c solves
+            ``op(a) @ c = alpha * b``, or ``c @ op(a) = alpha * b``.
+        dtype: element type.
+        a, b, c: addresses.
+        sizes: rows and columns of a as it is stored, for ``gemv``; of c, for ``trsm``.
+        batch: the batch's shape; c is contiguous over it, and for ``trsm`` so is b.
+        strides_a, strides_b: elements from one to the next along each dimension of ``batch``.
+        options: of ``gemv`` trans; of ``trsm`` side, lower, trans and diag.
+        alpha, beta: scalars; with beta 0, c is not read.
+        pointers: room for three pointers for each.
+    """
+
+    routine: str
+    dtype: str
+    a: int
+    b: int
+    c: int
+    sizes: tuple[int, int]
+    batch: tuple[int, ...]
+    strides_a: tuple[int, ...]
+    strides_b: tuple[int, ...]
+    options: tuple[int, ...]
+    alpha: Scalar
+    beta: Scalar
+    pointers: int
 
 
 class Factor(Message, frozen=True):

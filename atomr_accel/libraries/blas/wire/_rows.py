@@ -14,10 +14,15 @@ from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 SINGLE_OR_DOUBLE: Final = ("float32", "float64", "complex64", "complex128")
+REAL: Final = ("float32", "float64")
 COMPLEX: Final = ("complex64", "complex128")
 FLOATS: Final = ("float16", "bfloat16", *SINGLE_OR_DOUBLE)
 REAL_OF: Final = {"complex64": "float32", "complex128": "float64"}
 """The real dtype of the same precision; others are their own."""
+
+
+PARAMETERS: Final = ("5",)
+"""The shape of a modified rotation."""
 
 
 class Operand(NamedTuple):
@@ -26,14 +31,16 @@ class Operand(NamedTuple):
     Attributes:
         name: of the argument.
         shape: the sizes of what the routine takes, after transposing: ``("m", "n")`` of a matrix,
-            one for a vector, none for a scalar result. ``"s"`` is the size on the matrix's
-            side: n on the right, m on the left.
+            one for a vector, none for a number. ``"s"`` is the size on the matrix's side: n on
+            the right, m on the left. ``"5"`` is that many numbers in a row.
         access: ``"r"`` read, ``"w"`` written, ``"rw"`` both; ``"beta"`` is written, and read
             unless beta is 0.
         word: what the vendor calls it.
         steps: which options tell where a vector begins and what its steps are: x or y.
         trans: which option transposes it.
         structure: which part of it counts, and what that makes of the whole.
+        form: how a matrix is stored that is not there as a whole: a row for each diagonal of a
+            band, or one column of a triangle after the other.
         dtype: ``"real"`` or ``"index"``, where it is not that of the other operands.
         made: how it is made where it is absent; ``""`` if it has to be given.
     """
@@ -44,7 +51,8 @@ class Operand(NamedTuple):
     word: str = ""
     steps: Literal["", "x", "y"] = ""
     trans: str = ""
-    structure: Literal["", "symmetric", "hermitian", "triangular", "band"] = ""
+    structure: Literal["", "symmetric", "hermitian", "triangular"] = ""
+    form: Literal["", "band", "packed"] = ""
     dtype: Literal["", "real", "index"] = ""
     made: Literal["", "empty", "zeros"] = ""
 
@@ -52,6 +60,16 @@ class Operand(NamedTuple):
     def written(self) -> bool:
         """Whether the routine writes it."""
         return self.access != "r"
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of all sizes that it has; ``k`` is how many diagonals are beside the main one.
+
+        A band without structure has those that the caller counts.
+        """
+        if self.shape == PARAMETERS:
+            return ()
+        return (*self.shape, "k") if self.form == "band" and self.structure else self.shape
 
     def dtype_of(self, dtype: str) -> str:
         """Its dtype, where the others have this one."""
@@ -100,8 +118,8 @@ class Row:
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """The names of its sizes, in the order of messages."""
-        shapes = [size for operand in self.operands for size in operand.shape if size != "s"]
-        return tuple(dict.fromkeys((*self.counts, *shapes)))
+        sizes = [size for operand in self.operands for size in operand.sizes if size != "s"]
+        return tuple(dict.fromkeys((*self.counts, *sizes)))
 
     @cached_property
     def steps(self) -> tuple[str, ...]:
@@ -113,6 +131,13 @@ class Row:
         """Names of scalars, and whether they are real for complex dtypes too."""
         return tuple((each.removesuffix(":real"), each.endswith(":real")) for each in self.scalars)
 
+    def scalar_dtype(self, name: str, dtype: str) -> str:
+        """The dtype in which a scalar is passed."""
+        if dict(self.numbers)[name]:
+            dtype = REAL_OF.get(dtype, dtype)
+        rotates = name in ("c", "s")
+        return "float32" if dtype in ("float16", "bfloat16") and not rotates else dtype
+
     @cached_property
     def written(self) -> tuple[int, ...]:
         """The positions of the operands that it writes."""
@@ -123,13 +148,21 @@ class Row:
         known = {**sizes, "s": sizes["n"] if options.get("side") else sizes.get("m", 0)}
         found = []
         for operand in self.operands:
-            shape = tuple(known[size] for size in operand.shape)
+            shape = tuple(known[size] if size != "5" else 5 for size in operand.shape)
             if options.get(operand.trans):
                 shape = shape[::-1]
-            if operand.structure == "band":
-                shape = (sizes["kl"] + sizes["ku"] + 1, shape[1])
+            if operand.form == "band":
+                beside = sizes["k"] if operand.structure else sizes["kl"] + sizes["ku"]
+                shape = (beside + 1, shape[1])
+            elif operand.form:
+                shape = (packed(shape[0]),)
             found.append(shape)
         return found
+
+
+def packed(n: int) -> int:
+    """How many elements a triangle has."""
+    return n * (n + 1) // 2
 
 
 def _in(name: str, size: str = "n") -> Operand:
@@ -159,6 +192,8 @@ _SOLVED: Final = Operand("out", ("n",), "w", "x", "x", made="empty")
 _ADDED: Final = Operand("a", ("m", "n"), "rw", "a", made="zeros")
 _HALF_ADDED: Final = Operand("a", ("n", "n"), "rw", "a", made="zeros", structure="symmetric")
 
+_HALF_HERMITIAN: Final = _HALF_ADDED._replace(structure="hermitian")
+
 _BESIDE: Final = _matrix("a", "s", "s")
 _B: Final = _matrix("b", "m", "n")
 _C: Final = Operand("out", ("m", "n"), "w", "c", made="empty")
@@ -168,10 +203,26 @@ _WIDE_B: Final = _matrix("b", "n", "k", trans="trans")
 _C_HALF: Final = Operand("out", ("n", "n"), "beta", "c", structure="symmetric", made="zeros")
 _C_HERMITIAN: Final = _C_HALF._replace(structure="hermitian")
 
+
+def _band(operand: Operand) -> Operand:
+    """A matrix of which only some diagonals are there."""
+    return operand._replace(form="band")
+
+
+def _packed(operand: Operand) -> Operand:
+    """A matrix of which only a triangle is there."""
+    return operand._replace(form="packed", name="ap", word="ap")
+
+
 _REDUCED: Final = "n x incx result"
 _HALF_REDUCED: Final = "n x type incx result type scale"
 _HALF_TWO: Final = "n x type incx y type incy"
 _FACTORS: Final = ("alpha", "beta")
+
+_SQUARE: Final = "alpha * outer(x, x)"
+_SQUARES: Final = "alpha * (outer(x, y) + outer(y, x))"
+_HERMITIAN_SQUARE: Final = "alpha * outer(x, conj(x))"
+_HERMITIAN_SQUARES: Final = "alpha * outer(x, conj(y)) + conj(alpha) * outer(y, conj(x))"
 
 
 def _level1(
@@ -225,6 +276,35 @@ _LEVEL1: Final = (
         ("t", "rot_v2", "n x incx y incy cosine sine"),
         ("RotEx", f"{_HALF_TWO} cosine sine type scale"),
         scalars=("c:real", "s"),
+    ),
+    Row(
+        "rotm",
+        "rotm(x, y, param)",
+        (_X_BOTH, _Y_BOTH, Operand("param", PARAMETERS, word="param")),
+        ("t", "rotm_v2", "n x incx y incy param"),
+        dtypes=REAL,
+        counts=("n",),
+    ),
+    Row(
+        "rotg",
+        "rotg(a, b)",
+        (
+            *(Operand(name, (), "rw", name) for name in ("a", "b")),
+            _RESULT._replace(name="c", word="cosine", dtype="real"),
+            _RESULT._replace(name="s", word="sine"),
+        ),
+        ("t", "rotg_v2", "a b cosine sine"),
+    ),
+    Row(
+        "rotmg",
+        "rotmg(d1, d2, x1, y1)",
+        (
+            *(Operand(name, (), "rw", name) for name in ("d1", "d2", "x1")),
+            Operand("y1", (), word="y1"),
+            Operand("param", PARAMETERS, "w", "param", made="empty"),
+        ),
+        ("t", "rotmg_v2", "d1 d2 x1 y1 param"),
+        dtypes=REAL,
     ),
     *(
         _level1(
@@ -281,7 +361,7 @@ _LEVEL2: Final = (
     Row(
         "gbmv",
         "alpha * a @ x + beta * out",
-        (_matrix("a", "m", "n", trans="trans", structure="band"), _X, _OUT_M),
+        (_band(_matrix("a", "m", "n", trans="trans")), _X, _OUT_M),
         ("t", "gbmv_v2", "trans m n kl ku alpha a lda x incx beta y incy"),
         scalars=_FACTORS,
         options=("trans",),
@@ -318,9 +398,26 @@ _LEVEL2: Final = (
         scalars=("alpha",),
         forward="always",
     ),
+    *(
+        Row(
+            name,
+            f"alpha * {operand.name} @ x + beta * out",
+            (operand, _X, _OUT_N),
+            ("t", f"{name}_v2", f"uplo n {words} x incx beta y incy"),
+            dtypes=dtypes,
+            scalars=_FACTORS,
+            options=("lower",),
+        )
+        for name, operand, words, dtypes in (
+            ("sbmv", _band(_SYMMETRIC), "k alpha a lda", REAL),
+            ("hbmv", _band(_HERMITIAN), "k alpha a lda", COMPLEX),
+            ("spmv", _packed(_SYMMETRIC), "alpha ap", REAL),
+            ("hpmv", _packed(_HERMITIAN), "alpha ap", COMPLEX),
+        )
+    ),
     Row(
         "syr",
-        "a + alpha * outer(x, x)",
+        f"a + {_SQUARE}",
         (_HALF_ADDED, _X),
         ("t", "syr_v2", "uplo n alpha x incx a lda"),
         scalars=("alpha",),
@@ -328,7 +425,7 @@ _LEVEL2: Final = (
     ),
     Row(
         "syr2",
-        "a + alpha * (outer(x, y) + outer(y, x))",
+        f"a + {_SQUARES}",
         (_HALF_ADDED, _X, _Y),
         ("t", "syr2_v2", "uplo n alpha x incx y incy a lda"),
         scalars=("alpha",),
@@ -337,14 +434,54 @@ _LEVEL2: Final = (
     *(
         Row(
             name,
-            formula,
-            (_TRIANGLE, _X, _SOLVED),
-            ("t", f"{name}_v2", "uplo trans diag n a lda x incx"),
+            f"a + {formula}",
+            (_HALF_HERMITIAN, *vectors),
+            dtypes=COMPLEX,
+            scalars=scalars,
+            options=("lower",),
+            forward="always",
+        )
+        for name, formula, vectors, scalars in (
+            ("her", _HERMITIAN_SQUARE, (_X,), ("alpha:real",)),
+            ("her2", _HERMITIAN_SQUARES, (_X, _Y), ("alpha",)),
+        )
+    ),
+    *(
+        Row(
+            name,
+            f"ap + {formula}",
+            (_packed(operand), *vectors),
+            ("t", f"{name}_v2", f"uplo n alpha {words} ap"),
+            dtypes=dtypes,
+            scalars=scalars,
+            options=("lower",),
+        )
+        for name, formula, operand, vectors, words, dtypes, scalars in (
+            ("spr", _SQUARE, _HALF_ADDED, (_X,), "x incx", REAL, ("alpha",)),
+            ("spr2", _SQUARES, _HALF_ADDED, (_X, _Y), "x incx y incy", REAL, ("alpha",)),
+            ("hpr", _HERMITIAN_SQUARE, _HALF_HERMITIAN, (_X,), "x incx", COMPLEX, ("alpha:real",)),
+            (
+                *("hpr2", _HERMITIAN_SQUARES, _HALF_HERMITIAN, (_X, _Y)),
+                *("x incx y incy", COMPLEX, ("alpha",)),
+            ),
+        )
+    ),
+    *(
+        Row(
+            f"{prefix}{name}",
+            formula.format(operand.name),
+            (operand, _X, _SOLVED),
+            ("t", f"{prefix}{name}_v2", f"uplo trans diag n {words} x incx"),
             options=("lower", "trans", "diag"),
             in_place=("x",),
-            forward="conjugates",
+            forward="" if operand.form else "conjugates",
         )
-        for name, formula in (("trmv", "a @ x"), ("trsv", "solve(a, x)"))
+        for prefix, operand, words in (
+            ("tr", _TRIANGLE, "a lda"),
+            ("tb", _band(_TRIANGLE), "k a lda"),
+            ("tp", _packed(_TRIANGLE), "ap"),
+        )
+        for name, formula in (("mv", "{} @ x"), ("sv", "solve({}, x)"))
     ),
 )
 
@@ -401,6 +538,38 @@ _LEVEL3: Final = (
         scalars=("alpha", "beta:real"),
         options=("trans", "lower"),
         transposes=(0, 2),
+    ),
+    Row(
+        "syrkx",
+        "alpha * a @ b.T + beta * out",
+        (_WIDE_A, _WIDE_B, _C_HALF),
+        ("t", "syrkx", "uplo trans n k alpha a lda b ldb beta c ldc"),
+        scalars=_FACTORS,
+        options=("trans", "lower"),
+        transposes=(0, 1),
+    ),
+    Row(
+        "herkx",
+        "alpha * a @ conj(b).T + beta * out",
+        (_WIDE_A, _WIDE_B, _C_HERMITIAN),
+        ("t", "herkx", "uplo trans n k alpha a lda b ldb beta c ldc"),
+        dtypes=COMPLEX,
+        scalars=("alpha", "beta:real"),
+        options=("trans", "lower"),
+        transposes=(0, 2),
+    ),
+    Row(
+        "gemm3m",
+        "alpha * a @ b + beta * out",
+        (
+            _matrix("a", "m", "k", trans="trans_a"),
+            _matrix("b", "k", "n", trans="trans_b"),
+            _C_BETA,
+        ),
+        ("t", "gemm3m", "trans_a trans_b m n k alpha a lda b ldb beta c ldc"),
+        dtypes=COMPLEX,
+        scalars=_FACTORS,
+        options=("trans_a", "trans_b"),
     ),
     *(
         Row(

@@ -11,7 +11,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...wire._recent import Recent
 from ..wire._messages import EPILOGUES, Epilogue, Heuristic, Matmul, Operand, Spec, Tune
-from ..wire._plan import BLOCK, mask_width
+from ..wire._plan import BLOCKS, EXPONENTS, mask_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,7 @@ _FURTHEST: Final = 64.0
 """Beyond, GELU is 0 or its argument, in every type."""
 
 _UINT8: Final = DTYPES["uint8"]
+_POWERS: Final = np.dtype(ml_dtypes.float8_e8m0fnu)
 _FLOAT32: Final = DTYPES["float32"]
 _finfo: Final[Callable[..., Any]] = ml_dtypes.finfo
 
@@ -51,9 +52,9 @@ class CpuBlasLt:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _heuristic(self, message: Heuristic) -> list[tuple[bytes, int]]:
+    def _heuristic(self, message: Heuristic) -> list[tuple[bytes, int, int]]:
         self._context.check()
-        return [(_ALGORITHM, 0)] * min(2, message.most)
+        return [(_ALGORITHM, 0, number) for number in range(min(2, message.most))]
 
     def _tune(self, message: Tune) -> int:
         self._matmul(message.product)
@@ -73,7 +74,11 @@ class CpuBlasLt:
         a = self._input(message.a, spec.a, spec.op_a, batch, wide)
         b = self._input(message.b, spec.b, spec.op_b, batch, wide)
         a, b, factor = self._scaled(spec, message, a, b)
-        value = wide.type(_number(message.alpha)) * ((a @ b) * factor)
+        alpha: Any = wide.type(_number(message.alpha))
+        if spec.factors:
+            kind = DTYPES[spec.scale_type]
+            alpha = context.array(message.factors, (n,), kind).astype(wide)
+        value = alpha * ((a @ b) * factor)
         beta = _number(message.beta)
         if beta != 0:
             c = self._matrices(message.c, spec.c, batch)
@@ -118,12 +123,19 @@ class CpuBlasLt:
     def _scaled(self, spec: Spec, message: Matmul, a: Array, b: Array) -> tuple[Array, Array, Any]:
         """The operands with their scales, and what is left to multiply the product by."""
         context = self._context
-        if spec.scaling == "blocks":
-            shape = (spec.m, spec.k // BLOCK), (spec.n, spec.k // BLOCK)
-            e4m3 = DTYPES["float8_e4m3fn"]
-            scales_a = context.array(message.scale_a, shape[0], e4m3).astype(np.float32)
-            scales_b = context.array(message.scale_b, shape[1], e4m3).astype(np.float32)
-            return a * scales_a.repeat(BLOCK, -1), b * scales_b.repeat(BLOCK, -1).T, 1
+        if spec.scaling in BLOCKS:
+            block = BLOCKS[spec.scaling]
+            shape = (spec.m, spec.k // block), (spec.n, spec.k // block)
+            exponents = spec.scaling == "mxfp8"
+            kind = DTYPES[EXPONENTS if exponents else "float8_e4m3fn"]
+            scales_a, scales_b = (
+                context.array(address, each, kind)
+                for address, each in zip((message.scale_a, message.scale_b), shape, strict=True)
+            )
+            if exponents:
+                scales_a, scales_b = (each.view(_POWERS) for each in (scales_a, scales_b))
+            scales_a, scales_b = (each.astype(np.float32) for each in (scales_a, scales_b))
+            return a * scales_a.repeat(block, -1), b * scales_b.repeat(block, -1).T, 1
         factor: Any = np.float32(1)
         lengths = (spec.m, spec.n) if spec.scaling == "rows" else (1, 1)
         for address, length, axis in (

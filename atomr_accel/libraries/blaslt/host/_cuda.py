@@ -9,7 +9,17 @@ from __future__ import annotations
 import ctypes
 import statistics
 import struct
-from ctypes import byref, c_int, c_int8, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    byref,
+    c_int,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -25,7 +35,7 @@ from ...host._numbers import CUDA_TYPES, number_cell
 from ...host._vendor import VendorLibrary, array, undone_on_error
 from ...wire._recent import Recent
 from ..wire._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
-from ..wire._plan import BLOCK, E2M1, FP8, block_scale_bytes
+from ..wire._plan import BLOCKS, E2M1, FP8, block_scale_bytes
 from ._prototypes import (
     ALGORITHM_BYTES,
     ENUMS,
@@ -55,6 +65,13 @@ so long in each turn. Each one's median counts."""
 _EVENT_DEFAULT: Final = 0
 _SOMEWHERE: Final = 1 << 12
 """An address for what is only asked about, not read: algorithms depend on its alignment."""
+
+_SCALE_MODES: Final = {
+    "rows": "OUTER_VEC_32F",
+    "nvfp4": "VEC16_UE4M3",
+    "mxfp8": "VEC32_UE8M0",
+}
+"""How scales lie, where it is not one number for all."""
 
 _KERNELS: Final = CudaSource(__package__, "fp4.cu")
 
@@ -161,15 +178,27 @@ class CudaBlasLt:
 
     # --- messages -------------------------------------------------------------------------
 
-    def _heuristic(self, message: Heuristic) -> list[tuple[bytes, int]]:
-        return self._algorithms(self._plan(message.spec), message.workspace, message.most)
+    def _heuristic(self, message: Heuristic) -> list[tuple[bytes, int, int]]:
+        plan = self._plan(message.spec)
+        found = self._algorithms(plan, message.workspace, message.most)
+        return [(*each, 0 if plan.empty else self._number(each[0])) for each in found]
+
+    def _number(self, algorithm: bytes) -> int:
+        """What the library calls an algorithm, whatever its settings."""
+        number, written = c_int32(), c_size_t()
+        self._library.call(
+            "cublasLtMatmulAlgoConfigGetAttribute",
+            *(algorithm, ENUMS["CUBLASLT_ALGO_CONFIG_ID"]),
+            *(byref(number), ctypes.sizeof(number), byref(written)),
+        )
+        return number.value
 
     def _matmul(self, message: Matmul) -> None:
         plan = self._plan(message.spec)
         if plan.empty:
             self._clear_sums(plan.spec, message)
             return
-        if message.zeros or message.packed_a:
+        if message.zeros or message.packed_scales:
             self._arrange(plan.spec, message)
         algorithm = message.algorithm
         if not algorithm:
@@ -182,12 +211,14 @@ class CudaBlasLt:
         """What runs products that differ in addresses."""
         message: Any = template.message
         spec, plan = message.spec, self._plan(message.spec)
-        if plan.empty or message.zeros or message.packed_a or not message.algorithm:
+        if plan.empty or message.zeros or message.packed_scales or not message.algorithm:
             return None
         cells, plans = plan.cells, self._plans
         c = message.c or (message.d if plan.c_may_be_d else 0)
         fields = message.a, message.b, c, message.d, message.workspace
         given = [*zip(cells[: len(fields)], fields, strict=True)]
+        if spec_has_factors := plan.spec.factors:
+            given.append((cells.alpha, message.factors))
         attributes = [(each, getattr(message, each.field)) for each in plan.places]
         if any(0 < value < PLACE for _, value in (*given, *attributes)):
             return None
@@ -212,7 +243,8 @@ class CudaBlasLt:
                 cell.value = pointers[at]
             for cell in absent:
                 cell.value = None
-            cells.alpha.value = alpha
+            if not spec_has_factors:
+                cells.alpha.value = alpha
             cells.beta.value = beta
             status = call()
             if status:
@@ -226,7 +258,7 @@ class CudaBlasLt:
         if plan.empty:
             return 0
         self._arrange(plan.spec, product)
-        algorithms = [algorithm for algorithm, _ in message.candidates]
+        algorithms = [algorithm for algorithm, _, _ in message.candidates]
         good = [i for i, each in enumerate(algorithms) if not self._launch(plan, product, each)]
         times: dict[int, list[float]] = {i: [] for i in good}
         events: list[Any] = []
@@ -279,7 +311,7 @@ class CudaBlasLt:
         # Without one nothing is read there; but where the types differ it cannot be d.
         cells.c.value = pointer(message.c) if message.c else d if plan.c_may_be_d else None
         cells.workspace.value = pointer(message.workspace) if message.workspace else None
-        cells.alpha.value = message.alpha
+        cells.alpha.value = pointer(message.factors) if message.factors else message.alpha
         cells.beta.value = message.beta
         return call()
 
@@ -312,9 +344,9 @@ class CudaBlasLt:
             ("D_SCALE_POINTER", "scale_d", 0),
             ("AMAX_D_POINTER", "amax", 0),
         ]
-        if spec.scaling == "blocks":  # those that lie as the library wants them
+        if spec.scaling in BLOCKS:  # those that lie as the library wants them
             fields.append(("B_SCALE_POINTER", "packed_scales", 0))
-            offset = block_scale_bytes(spec.m, spec.k)
+            offset = block_scale_bytes(spec.m, spec.k // BLOCKS[spec.scaling])
             fields.append(("A_SCALE_POINTER", "packed_scales", offset))
         else:
             fields += [("A_SCALE_POINTER", "scale_b", 0), ("B_SCALE_POINTER", "scale_a", 0)]
@@ -340,21 +372,25 @@ class CudaBlasLt:
             self._fill(message.amax, 4)
 
     def _arrange(self, spec: Spec, message: Matmul) -> None:
-        """Zeros that stand for nothing, and fp4 as the library wants it."""
+        """Zeros that stand for nothing; fp4, and scales of blocks, as the library wants them."""
         if message.zeros:
             self._fill(message.a, message.zeros)
-        if spec.a.dtype != E2M1:
+        if spec.scaling not in BLOCKS:
             return
         kernels = self._own_kernels()
         for target, source, rows in (
             (message.packed_a, message.a, spec.m),
             (message.packed_b, message.b, spec.n),
         ):
-            kernels.run("pack", self._pointer(target), self._pointer(source), rows * spec.k // 2)
+            if target:
+                kernels.run(
+                    "pack", self._pointer(target), self._pointer(source), rows * spec.k // 2
+                )
         tiles = self._pointer(message.packed_scales)
         for source, rows in ((message.scale_a, spec.m), (message.scale_b, spec.n)):
-            count = block_scale_bytes(rows, spec.k)
-            kernels.run("tile", tiles, self._pointer(source), count, rows, spec.k // BLOCK)
+            columns = spec.k // BLOCKS[spec.scaling]
+            count = block_scale_bytes(rows, columns)
+            kernels.run("tile", tiles, self._pointer(source), count, rows, columns)
             tiles += count
 
     def _own_kernels(self) -> _Launcher:
@@ -393,6 +429,8 @@ class CudaBlasLt:
             a, b, c, d = [self._layout(made, each, spec.batch) for each in operands]
             places = self._places(description, spec)
         alpha, alpha_pointer = number_cell(spec.scale_type)
+        if spec.factors:
+            alpha = alpha_pointer = c_void_p()
         beta, beta_pointer = number_cell(spec.scale_type)
         pointers = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
         return _Prepared(
@@ -453,7 +491,7 @@ class CudaBlasLt:
             if wanted:
                 values.append((f"{side}_SCALE_POINTER", c_void_p(_SOMEWHERE)))
         if spec.scaling:
-            mode = {"rows": "OUTER_VEC_32F", "blocks": "VEC16_UE4M3"}.get(spec.scaling)
+            mode = _SCALE_MODES.get(spec.scaling)
             if mode:
                 number = ENUMS[f"CUBLASLT_MATMUL_MATRIX_SCALE_{mode}"]
                 values += [(f"{side}_SCALE_MODE", c_int32(number)) for side in "AB"]
@@ -461,6 +499,9 @@ class CudaBlasLt:
             values.append(("AMAX_D_POINTER", c_void_p(_SOMEWHERE)))
         if spec.fast:
             values.append(("FAST_ACCUM", c_int8(1)))
+        if spec.factors:  # of the library's rows, which are our columns
+            mode_of_pointers = ENUMS["CUBLASLT_POINTER_MODE_ALPHA_DEVICE_VECTOR_BETA_HOST"]
+            values.append(("POINTER_MODE", c_int32(mode_of_pointers)))
         return values
 
     def _require_device(self, spec: Spec) -> None:
@@ -469,6 +510,10 @@ class CudaBlasLt:
         narrow = spec.a.dtype
         if narrow == E2M1 and capability < (10, 0):
             raise Unsupported(f"fp4 needs compute capability 10.0; this device has {capability}")
+        if spec.scaling == "mxfp8" and capability < (10, 0):
+            raise Unsupported(
+                f"block scales of fp8 need compute capability 10.0; this device has {capability}"
+            )
         if narrow in FP8:
             if capability < (8, 9):
                 raise Unsupported(f"fp8 needs compute capability 8.9; this device has {capability}")
@@ -569,6 +614,7 @@ class _Launcher:
 def _describe(spec: Spec) -> str:
     epilogue = f", epilogue {spec.epilogue}" if spec.epilogue else ""
     scales = f", scales by {spec.scaling}" if spec.scaling else ""
+    scales += ", an alpha for each column" if spec.factors else ""
     return (
         f"{spec.batch} x ({spec.m}, {spec.k}) @ ({spec.k}, {spec.n}), {spec.a.dtype} and "
         f"{spec.b.dtype} to {spec.d.dtype}, ops {spec.op_a} and {spec.op_b}, compute type "

@@ -22,6 +22,7 @@ PROTOTYPES: Final = {
     "cublasLtMatmulPreferenceDestroy": "ptr",
     "cublasLtMatmulPreferenceSetAttribute": "ptr int ptr size",
     "cublasLtMatmulAlgoGetHeuristic": "ptr ptr ptr ptr ptr ptr ptr int ptr int*",
+    "cublasLtMatmulAlgoConfigGetAttribute": "ptr int ptr size size*",
     "cublasLtMatmul": "ptr ptr ptr ptr ptr ptr ptr ptr ptr ptr ptr ptr ptr ptr size ptr",
 }
 
@@ -55,6 +56,7 @@ ENUMS: Final = {
     "CUBLASLT_EPILOGUE_DGELU_BGRAD": 208,
     "CUBLASLT_EPILOGUE_BGRADA": 256,
     "CUBLASLT_EPILOGUE_BGRADB": 512,
+    "CUBLASLT_MATMUL_DESC_POINTER_MODE": 2,
     "CUBLASLT_MATMUL_DESC_TRANSA": 3,
     "CUBLASLT_MATMUL_DESC_TRANSB": 4,
     "CUBLASLT_MATMUL_DESC_EPILOGUE": 7,
@@ -74,7 +76,10 @@ ENUMS: Final = {
     "CUBLASLT_MATMUL_DESC_A_SCALE_MODE": 31,
     "CUBLASLT_MATMUL_DESC_B_SCALE_MODE": 32,
     "CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3": 1,
+    "CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0": 2,
     "CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F": 3,
+    "CUBLASLT_POINTER_MODE_ALPHA_DEVICE_VECTOR_BETA_HOST": 4,
+    "CUBLASLT_ALGO_CONFIG_ID": 0,
     "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT": 5,
     "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET": 6,
     "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": 1,

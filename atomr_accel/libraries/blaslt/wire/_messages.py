@@ -50,10 +50,11 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
         bias_step: elements from one bias of the batch to the next.
         aux_ld: elements (of a bit mask: bits) from one row of aux to the next.
         bias_alignment, aux_alignment: bytes that their addresses are multiples of.
-        scaling: how a and b are scaled: ``""``, ``"tensor"``, ``"rows"`` or ``"blocks"``.
+        scaling: how a and b are scaled: ``""``, ``"tensor"``, ``"rows"``, or one of ``BLOCKS``.
         scale_a, scale_b, scale_d: whether a, b and d have scales.
         amax: whether the largest magnitude of the result is wanted.
         fast: whether fp8 products may accumulate less precisely.
+        factors: whether there is an alpha for each column.
     """
 
     m: int
@@ -80,6 +81,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     scale_d: bool
     amax: bool
     fast: bool
+    factors: bool = False
 
 
 class Heuristic(Message, frozen=True):
@@ -88,10 +90,10 @@ class Heuristic(Message, frozen=True):
     Attributes:
         spec: an encoded ``Spec``.
         workspace: the most bytes an algorithm may want.
-        most: how many to return; answered by (algorithm, bytes of workspace) each.
+        most: how many to return; answered by (algorithm, bytes of workspace, number) each.
     """
 
-    returns: ClassVar[Any] = list[tuple[bytes, int]]
+    returns: ClassVar[Any] = list[tuple[bytes, int, int]]
 
     spec: bytes
     workspace: int
@@ -113,6 +115,7 @@ class Matmul(Message, frozen=True):
         packed_a, packed_b, packed_scales: memory for what must be rearranged.
         zeros: bytes to clear at ``a`` first, which then stands for empty operands.
         alpha, beta: scalars; with beta 0, c is not read.
+        factors: address of an alpha for each column, which then stands for ``alpha``.
     """
 
     spec: bytes
@@ -135,6 +138,7 @@ class Matmul(Message, frozen=True):
     zeros: int
     alpha: Scalar
     beta: Scalar
+    factors: int = 0
 
 
 class Tune(Message, frozen=True):
@@ -148,7 +152,7 @@ class Tune(Message, frozen=True):
     returns: ClassVar[Any] = int
 
     product: Matmul
-    candidates: tuple[tuple[bytes, int], ...]
+    candidates: tuple[tuple[bytes, int, int], ...]
 
 
 class Epilogue(msgspec.Struct, frozen=True):

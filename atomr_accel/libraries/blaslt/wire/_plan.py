@@ -21,8 +21,11 @@ E5M2: Final = "float8_e5m2"
 E2M1: Final = "float4_e2m1fn"
 FP8: Final = (E4M3, E5M2)
 
-BLOCK: Final = 16
-"""Elements that share a scale, where scales come in blocks."""
+BLOCKS: Final = {"nvfp4": 16, "mxfp8": 32}
+"""Elements along k that share a scale, where scales come in blocks."""
+
+EXPONENTS: Final = "uint8"
+"""The dtype of scales that are powers of two: exponents, counted from -127."""
 
 _LINE: Final = 16
 """fp8 and fp4 want rows that are multiples of so many bytes."""
@@ -117,6 +120,7 @@ class PlanKey(NamedTuple):
     scale_out: Given | None
     out: Given | None
     aux: Given | None
+    factors: Given | None
     layout_a: Layout | None
     layout_b: Layout | None
     layout_out: Layout | None
@@ -286,6 +290,7 @@ def make_plan(key: PlanKey) -> Plan:
         scale_d=key.scale_out is not None,
         amax=key.amax,
         fast=key.fast,
+        factors=_factors(key, kind, n),
     )
     return Plan(
         spec=spec,
@@ -515,7 +520,9 @@ def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tup
     a, b = key.scale_a, key.scale_b
     narrow = key.a.dtype
     if narrow == E2M1:
-        return "blocks", _block_scaling(key, m, n, k, count)
+        return "nvfp4", _block_scaling(key, "nvfp4", m, n, k, count)
+    if narrow in FP8 and EXPONENTS in (each.dtype for each in (a, b) if each is not None):
+        return "mxfp8", _block_scaling(key, "mxfp8", m, n, k, count)
     unpacked = (0, 0, 0)
     for name, given in (("scale_a", a), ("scale_b", b), ("scale_out", key.scale_out)):
         if given is None:
@@ -551,29 +558,50 @@ def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tup
     )
 
 
-def _block_scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[int, int, int]:
-    """fp4: a scale for each block of 16 elements along k."""
+def _block_scaling(
+    key: PlanKey, scaling: str, m: int, n: int, k: int, count: int
+) -> tuple[int, int, int]:
+    """A scale for each block of elements along k; what is packed takes scratch memory."""
+    what, block = scaling[-3:], BLOCKS[scaling]
     if count != 1 or key.trans_a or not key.trans_b:
-        raise Unsupported("fp4 is multiplied as a @ b.T, without a batch: trans_b=True")
+        raise Unsupported(
+            f"{what} with block scales is multiplied as a @ b.T, without a batch: trans_b=True"
+        )
     if key.layout_a is not None or key.layout_b is not None:
-        raise Unsupported("fp4 takes whole buffers, no layouts")
+        raise Unsupported(f"{what} with block scales takes whole buffers, no layouts")
+    if k % block:
+        raise ValueError(f"k is {k}, but {block} elements share a scale: k needs a multiple of it")
+    wanted = E4M3 if scaling == "nvfp4" else EXPONENTS
     for name, given, rows in (("scale_a", key.scale_a, m), ("scale_b", key.scale_b, n)):
-        shape = (rows, k // BLOCK)
+        shape = (rows, k // block)
         if given is None or given.shape != shape:
             raise ValueError(
-                f"{name} must have shape {shape}, a scale for each {BLOCK} elements, "
+                f"{name} must have shape {shape}, a scale for each {block} elements, "
                 f"not {given.shape if given else None}"
             )
-        if given.dtype != E4M3:
-            raise TypeError(f"{name} has dtype {given.dtype}, but block scales are {E4M3}")
+        if given.dtype != wanted:
+            raise TypeError(f"{name} has dtype {given.dtype}, but block scales are {wanted}")
     if key.scale_out is not None or key.amax:
-        raise ValueError("scale_out and amax are for fp8 results")
-    return m * k // 2, n * k // 2, block_scale_bytes(m, k) + block_scale_bytes(n, k)
+        raise ValueError("scale_out and amax are for fp8 results of products without block scales")
+    scales = block_scale_bytes(m, k // block) + block_scale_bytes(n, k // block)
+    return (m * k // 2, n * k // 2, scales) if scaling == "nvfp4" else (0, 0, scales)
 
 
-def block_scale_bytes(rows: int, k: int) -> int:
+def block_scale_bytes(rows: int, columns: int) -> int:
     """Bytes of block scales as the vendor has them: tiles of 128 rows and four columns."""
-    return -(-rows // 128) * 128 * -(-(k // BLOCK) // 4) * 4
+    return -(-rows // 128) * 128 * -(-columns // 4) * 4
+
+
+def _factors(key: PlanKey, kind: Kind, n: int) -> bool:
+    """Whether there is an alpha for each column."""
+    given = key.factors
+    if given is None:
+        return False
+    if given.shape != (n,):
+        raise ValueError(f"alpha has shape {given.shape}, but it is one number, or {(n,)}")
+    if given.dtype != kind.scale:
+        raise TypeError(f"alpha has dtype {given.dtype}, but here it must be {kind.scale}")
+    return True
 
 
 def _c_dtype(key: PlanKey, kind: Kind, bias_dtype: str, shape: tuple[int, ...]) -> str:

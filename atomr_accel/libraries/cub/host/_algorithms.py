@@ -7,193 +7,21 @@ one executor, because a run sets them. What was built is shared.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
-from ..wire._spec import BINARY
 from . import _source as source
+from ._calls import QUERY, WIDE, Call, place
+from ._sorts import MergeSort, RadixSort, SegmentedSort
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ..wire._spec import Operator, Spec
-
-_WELL_KNOWN: Final = {
-    "plus": "PLUS",
-    "multiplies": "MULTIPLIES",
-    "minimum": "MINIMUM",
-    "maximum": "MAXIMUM",
-    "bit_and": "BIT_AND",
-    "bit_or": "BIT_OR",
-    "bit_xor": "BIT_XOR",
-    "equal_to": "EQUAL_TO",
-    "less": "LESS",
-    "greater": "GREATER",
-}
-"""Operators that CUB knows, and has faster code for. The others are linked as the program's are."""
-
-_ENUMS: Final = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "bool": "BOOLEAN"}
-_WIDE: Final = "complex128"
-"""What values of 16 bytes are moved as: the only ones that CUB has no number for."""
+    from ..wire._spec import Spec
+    from ._calls import Kit
 
 _LARGEST_INT: Final = 2**31 - 1
-
-SOMEWHERE: Final = 1 << 12
-"""A pointer where there is none yet: what is null is taken for a buffer that is not there."""
-
-QUERY: Final = (0, 0)
-"""In place of scratch memory: nothing is to be run, only to be told how much it takes."""
-
-
-class State(ctypes.Structure):
-    """Of iterators that are no pointers; as in ``_source``."""
-
-    _fields_: ClassVar[Any] = [
-        ("values", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
-        ("index", ctypes.c_int64),
-    ]
-
-
-class Kit:
-    """Makes what the bindings want.
-
-    Args:
-        bindings: the module.
-        link: compiles the source of a function; None where nothing is built, only run.
-    """
-
-    def __init__(self, bindings: Any, link: Callable[[str, str], bytes] | None) -> None:
-        self.bindings: Final = bindings
-        self._link = link
-        self._functions = 0
-
-    def type(self, dtype: str) -> Any:
-        """What tells a type."""
-        b = self.bindings
-        known = DTYPES[dtype]
-        if known.kind == "c":
-            return b.TypeInfo(known.itemsize, known.alignment, b.TypeEnum.STORAGE)
-        enum = getattr(b.TypeEnum, _ENUMS.get(dtype, dtype.upper()))
-        return b.TypeInfo(known.itemsize, known.itemsize, enum)
-
-    def pointer(self, dtype: str) -> Any:
-        """A buffer; of bytes where there is none."""
-        b = self.bindings
-        nothing = b.Op(), b.Op()
-        where = SOMEWHERE if dtype else None
-        kind = self.type(dtype or "uint8")
-        return b.Iterator(8, b.IteratorKind.POINTER, *nothing, kind, state=where)
-
-    def iterator(self, value: Any, read: Callable[[str], str], *, moves: bool = True) -> Any:
-        """Something else than a pointer, and its state.
-
-        Args:
-            value: the type of its values.
-            read: the source of what reads or writes one.
-            moves: whether it is another one elsewhere.
-        """
-        b = self.bindings
-        state = State()
-        advance = self.function(source.advance_source if moves else source.ignored_source)
-        access = self.function(read)
-        made = b.IteratorState(ctypes.pointer(state))
-        kind = b.IteratorKind.ITERATOR
-        return b.Iterator(8, kind, advance, access, value, state=made), state
-
-    def pair(self) -> Any:
-        """The type of an element with its position or its flag."""
-        return self.bindings.TypeInfo(16, 8, self.bindings.TypeEnum.STORAGE)
-
-    def function(self, make: Callable[[str], str]) -> Any:
-        """Something that is linked, by what makes its source for a name."""
-        self._functions += 1
-        name = f"atomr_{self._functions}"
-        code = b"" if self._link is None else self._link(make(name), name)
-        b = self.bindings
-        return b.Op(operator_type=b.OpKind.STATELESS, name=name, ltoir=code)
-
-    def operator(self, operator: Operator) -> Any:
-        """An operator, as CUB knows it if it does."""
-        b = self.bindings
-        known = _WELL_KNOWN.get(operator.kind)
-        if known is not None and _means_the_same(operator):
-            return b.Op(operator_type=getattr(b.OpKind, known), name="", ltoir=b"")
-        return self.function(lambda name: source.operator_source(operator, name))
-
-    def value(self, dtype: str) -> Any:
-        """A number from the program; set before a run."""
-        return self.bindings.Value(self.type(dtype), bytearray(DTYPES[dtype].itemsize))
-
-
-def _means_the_same(operator: Operator) -> bool:
-    """Whether CUB's operator of that name gives what ours does."""
-    given, result = operator.arguments[0], operator.result
-    dtype = DTYPES[given]
-    if dtype.kind == "c":
-        return False
-    if operator.kind in ("minimum", "maximum"):
-        return dtype.kind in "biu" and result == given  # ours keeps NaN
-    return result == given or BINARY[operator.kind].truth
-
-
-class Call:
-    """An algorithm with what it is given.
-
-    Attributes:
-        result: the class of what is built.
-        buffers: how many it gets.
-        number: the dtype of the numbers that it takes from the program.
-    """
-
-    result: ClassVar[str]
-    buffers: ClassVar[int] = 2
-    number = "uint8"
-
-    def __init__(self, spec: Spec, kit: Kit) -> None:
-        self.spec: Final = spec
-        self.kit: Final = kit
-        self.bindings: Final = kit.bindings
-
-    def gathered(self, count: int) -> int:
-        """Bytes of the positions that are sorted in the place of values; 0 where these are."""
-        del count
-        return 0
-
-    @property
-    def number_bytes(self) -> int:
-        """How large numbers from the program are."""
-        return DTYPES[self.number].itemsize
-
-    def stand_ins(self) -> list[int]:
-        """Pointers to ask with: null, where there is no buffer."""
-        return [SOMEWHERE] * self.buffers
-
-    def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        """What it is built of, all but where headers are."""
-        raise NotImplementedError
-
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        """Queue it; the bytes of scratch memory that it needs.
-
-        With ``QUERY`` for scratch memory nothing is queued.
-        """
-        raise NotImplementedError
-
-
-def _set(iterators: Sequence[Any], pointers: Sequence[int]) -> None:
-    for iterator, pointer in zip(iterators, pointers, strict=True):
-        iterator.state = pointer or None
 
 
 class Reduce(Call):
@@ -226,7 +54,7 @@ class Reduce(Call):
         scratch: tuple[int, int],
         stream: int,
     ) -> int:
-        _set((self._x, self._out), pointers)
+        place((self._x, self._out), pointers)
         if self._init is not None:
             self._init.state = bytearray(values[0])
         loose = self.spec.determinism == "not_guaranteed"
@@ -306,7 +134,7 @@ class Scan(Call):
         scratch: tuple[int, int],
         stream: int,
     ) -> int:
-        _set((self._x, self._out), pointers)
+        place((self._x, self._out), pointers)
         compute = built.compute_inclusive_no_init
         if self._init is not None:
             self._init.state = bytearray(values[0])
@@ -346,143 +174,11 @@ class SegmentedReduce(Call):
         scratch: tuple[int, int],
         stream: int,
     ) -> int:
-        _set((self._x, self._begin, self._end, self._out), pointers)
+        place((self._x, self._begin, self._end, self._out), pointers)
         self._init.state = bytearray(values[0])
         begin, end = self._begin, self._end
         where = self._x, self._out, sizes[0], begin, end
         needed: int = built.compute(*scratch, *where, self._operator, self._init, 0, stream)
-        return needed
-
-
-class PairSort(Call):
-    """Buffers: keys and values, and where these go; 0 for values that are not there.
-
-    Positions are sorted in the place of wide values, which are gathered by them afterwards. For
-    radix sorts the bindings declare what is no number of C++'s as large as a key, and then find
-    that they are tuned for something else. Merge sorts have tiles that do not fit into a block's
-    shared memory; CUB then launches other ones, of which the bindings know nothing.
-    """
-
-    buffers = 4
-
-    def __init__(self, spec: Spec, kit: Kit) -> None:
-        super().__init__(spec, kit)
-        keys, values = spec.dtypes
-        self._gathers = values == _WIDE
-        if self._gathers:
-            values = "uint64"
-        self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
-
-    def gathered(self, count: int) -> int:
-        return 8 * count if self._gathers else 0
-
-    def stand_ins(self) -> list[int]:
-        """Values may be missing."""
-        return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
-
-
-class RadixSort(PairSort):
-    """By the bits of keys."""
-
-    result = "DeviceRadixSortBuildResult"
-
-    def __init__(self, spec: Spec, kit: Kit) -> None:
-        super().__init__(spec, kit)
-        b = self.bindings
-        self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
-        self._bits = 8 * DTYPES[spec.dtypes[0]].itemsize
-
-    def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        del sizes
-        order = self.bindings.SortOrder
-        direction = order.DESCENDING if self.spec.descending else order.ASCENDING
-        return direction, *self._buffers[:2], self._whole, b""
-
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
-        _set(self._buffers, pointers)
-        keys, items, sorted_keys, sorted_items = self._buffers
-        buffers = keys, sorted_keys, items, sorted_items
-        bits = 0, self._bits
-        needed: int = built.compute(
-            *scratch, *buffers, self._whole, sizes[0], *bits, False, -1, stream
-        )[0]
-        return needed
-
-
-class MergeSort(PairSort):
-    """By an operator."""
-
-    result = "DeviceMergeSortBuildResult"
-
-    def __init__(self, spec: Spec, kit: Kit) -> None:
-        super().__init__(spec, kit)
-        self._operator = kit.operator(spec.operators[0])
-
-    def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        del sizes
-        return *self._buffers, self._operator
-
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
-        _set(self._buffers, pointers)
-        needed: int = built.compute(*scratch, *self._buffers, sizes[0], self._operator, stream)
-        return needed
-
-
-class SegmentedSort(Call):
-    """Buffers: keys, values, where segments begin and end, and where keys and values go."""
-
-    buffers = 6
-    result = "DeviceSegmentedSortBuildResult"
-
-    def __init__(self, spec: Spec, kit: Kit) -> None:
-        super().__init__(spec, kit)
-        keys, values, offsets = spec.dtypes
-        dtypes = keys, values, offsets, offsets, keys, values
-        self._buffers = [kit.pointer(dtype) for dtype in dtypes]
-
-    def stand_ins(self) -> list[int]:
-        """Values may be missing."""
-        pair = [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0]
-        return [*pair, SOMEWHERE, SOMEWHERE, *pair]
-
-    def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        del sizes
-        order = self.bindings.SortOrder
-        direction = order.DESCENDING if self.spec.descending else order.ASCENDING
-        return direction, *self._buffers[:4]
-
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
-        _set(self._buffers, pointers)
-        keys, items, begin, end, sorted_keys, sorted_items = self._buffers
-        buffers = keys, sorted_keys, items, sorted_items
-        needed: int = built.compute(*scratch, *buffers, *sizes, begin, end, False, -1, stream)[0]
         return needed
 
 
@@ -566,7 +262,7 @@ class UniqueByKey(Call):
         self._count = kit.pointer("int64")
         self._valued = bool(values)
         self._states: tuple[Any, ...] = ()
-        if values == _WIDE:
+        if values == WIDE:
             place = kit.type("uint64")
             self._values, at = kit.iterator(place, source.place_source)
             self._values_out, to = kit.iterator(
@@ -600,11 +296,11 @@ class UniqueByKey(Call):
     ) -> int:
         del values
         keys, items, out, items_out, count = pointers
-        _set((self._keys, self._out, self._count), (keys, out, count))
+        place((self._keys, self._out, self._count), (keys, out, count))
         if self._states:
             self._states[1].values, self._states[1].flags = items_out, items
         elif self._valued:
-            _set((self._values, self._values_out), (items, items_out))
+            place((self._values, self._values_out), (items, items_out))
         buffers = self._keys, self._values, self._out, self._values_out, self._count
         needed: int = built.compute(*scratch, *buffers, self._operator, sizes[0], stream)
         return needed
@@ -645,7 +341,7 @@ class Histogram(Call):
         stream: int,
     ) -> int:
         count = min(sizes[0], _LARGEST_INT)  # who asks how much memory it takes may round up
-        _set((self._samples, self._counts), pointers)
+        place((self._samples, self._counts), pointers)
         self._low.state, self._high.state = bytearray(values[0]), bytearray(values[1])
         edges = self._levels, self._low, self._high
         buffers = self._samples, self._counts
@@ -677,7 +373,7 @@ class Transform(Call):
     ) -> int:
         del values
         if scratch != QUERY:
-            _set(self._buffers, pointers)
+            place(self._buffers, pointers)
             built.compute(*self._buffers, sizes[0], self._operator, stream)
         return 0
 
@@ -726,7 +422,7 @@ class BinarySearch(Call):
     ) -> int:
         del values
         if scratch != QUERY:
-            _set(self._buffers, pointers)
+            place(self._buffers, pointers)
             data, wanted, out = self._buffers
             built.compute(data, sizes[1], wanted, sizes[0], out, self._operator, stream)
         return 0

@@ -16,12 +16,13 @@ import msgspec
 from ...host._disk_cache import DiskCache
 from ...nvrtc.host._compiler import compile_linkable, load_nvrtc
 from ..wire._spec import Spec, decode
-from ._algorithms import ALGORITHMS, Kit
+from ._algorithms import ALGORITHMS
 from ._bindings import load_cub, refusal
+from ._calls import Kit
 
 if TYPE_CHECKING:
-    from ._algorithms import Call
     from ._bindings import Cub
+    from ._calls import Call
 
 _MOST: Final = 4096
 """How many are kept in memory; each has some hundred kilobytes of code on the device."""

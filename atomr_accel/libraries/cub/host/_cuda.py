@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
@@ -15,23 +19,22 @@ from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ...host._device_code import CudaSource
 from ..wire._messages import Build, Count, Run
 from ..wire._spec import decode
-from ._algorithms import QUERY, SOMEWHERE
 from ._bindings import load_cub, refusal
 from ._builds import BuildStore
+from ._calls import QUERY, SOMEWHERE, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ..wire._spec import Spec
-    from ._algorithms import Call
+    from ._calls import Call
 
 _STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 SOURCE: Final = CudaSource(__package__, "positions.cu")
 _WAITS: Final = frozenset({"segmented_sort"})
 """What waits for the device in the middle: it cannot be captured into a graph."""
-
-_ALIGNED: Final = 256
-"""Bytes, as memory is."""
 
 _COUNTS: Final = {
     **dict.fromkeys(("select", "select_flagged", "partition", "three_way_partition"), 16),
@@ -54,11 +57,6 @@ def _zeros(spec: Spec) -> int:
     if spec.algorithm == "histogram_even":
         return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
     return _COUNTS.get(spec.algorithm, 0)
-
-
-def _whole(nbytes: int) -> int:
-    """So many bytes that what is behind them is aligned."""
-    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 @final
@@ -97,7 +95,7 @@ class CudaCub:
             needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
         except RuntimeError as error:
             raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
-        return needed + _whole(call.gathered(message.sizes[0])), origin, seconds
+        return needed + whole(call.beside(message.sizes[0])), origin, seconds
 
     def _call(self, encoded: bytes) -> Call:
         call = self._calls.get(encoded)
@@ -117,18 +115,11 @@ class CudaCub:
             )
         pointer = self._context.pointer
         pointers = [pointer(address) if address else 0 for address in message.addresses]
-        if not message.sizes[0] and algorithm != "reduce":
-            nbytes = _zeros(call.spec)
-            if nbytes:
-                memset = driver.cuMemsetD8Async(pointers[-1], 0, nbytes, stream.handle)
-                check("cuMemsetD8Async", memset)
+        if not message.sizes[0]:
+            self._write_of_nothing(call.spec, pointers[-1], message.values)
             return
         count = message.sizes[0]
-        beside = _whole(call.gathered(count))
-        if algorithm == "argsort":
-            self._launch("positions", count, pointers[1])
-        elif beside:  # what they are sorted from is not needed any more once values are written
-            self._launch("positions", count, pointers[3])
+        beside = whole(call.beside(count))
         if stream.captures:
             stream.keep(built)  # the graph launches its kernels
         run, sizes, values = call.run, message.sizes, message.values
@@ -138,14 +129,27 @@ class CudaCub:
                 scratch = pointer(message.workspace) if needed + beside else SOMEWHERE
             else:
                 scratch = self._scratch_of(needed + beside)
-            given = pointers
-            if beside:
-                given = [pointers[0], pointers[3], pointers[2], scratch]
+            given = call.before(self._launch, pointers, scratch, count)
             run(built, given, sizes, values, (scratch + beside, needed), stream.pointer)
         except RuntimeError as error:
             raise refusal(f"cuda.compute {algorithm}", error) from error
-        if beside:
-            self._launch("gather", count, pointers[3], pointers[1], scratch)
+        call.after(self._launch, pointers, scratch, count)
+
+    def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
+        """What an algorithm gives where there are no elements."""
+        if spec.algorithm == "reduce":
+            # CUB would copy what it begins with as it is, and that may be of another dtype.
+            _, accumulator, out = spec.dtypes
+            first = np.frombuffer(values[0], DTYPES[accumulator], 1).astype(DTYPES[out])
+            result = first.view(np.uint8).tolist()
+        else:
+            result = [0] * _zeros(spec)
+        for byte, run in groupby(enumerate(result), itemgetter(1)):
+            places = [at for at, _ in run]
+            memset = driver.cuMemsetD8Async(
+                pointer + places[0], byte, len(places), self._stream.handle
+            )
+            check("cuMemsetD8Async", memset)
 
     def _launch(self, kernel: str, count: int, *pointers: int) -> None:
         """A kernel of ours, for some elements."""

@@ -34,7 +34,8 @@ from ._call import (
     require,
     scored,
 )
-from ._facade import FlashAttention, forward
+from ._checked import forward
+from ._facade import FlashAttention
 from ._graph import AttentionSpec
 from ._options import BUFFERS, AttentionOptions, checked, split
 from ._signatures import attend_op

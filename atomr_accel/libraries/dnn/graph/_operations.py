@@ -76,7 +76,19 @@ class Operations:
     swish_backward: One
     tanh_backward: One
     batchnorm_inference: One
+    block_scale_dequantize: One
+    reshape: One
+    slice: One
+    concatenate: One
+    transpose: One
+    resample: One
+    resample_backward: One
+    adaptive_pool: One
+    adaptive_pool_backward: One
+    interpolate: One
+    interpolate_backward: One
 
+    genstats: Several
     layernorm_backward: Several
     rmsnorm_backward: Several
     instancenorm_backward: Several

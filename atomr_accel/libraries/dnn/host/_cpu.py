@@ -12,7 +12,16 @@ from ..wire._element_types import FLOATS, INTEGERS
 from ..wire._graph import decode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ..wire._nodes import POINTWISE
-from . import _cpu_attention, _cpu_conv, _cpu_norm, _cpu_pointwise
+from . import (
+    _cpu_attention,
+    _cpu_blocks,
+    _cpu_conv,
+    _cpu_layout,
+    _cpu_norm,
+    _cpu_pointwise,
+    _cpu_resample,
+)
+from ._cpu_losses import CpuLosses
 from ._cpu_rnn import CpuRnn
 from ._cpu_routines import CpuRoutines
 from ._cpu_sequences import CpuSequences
@@ -28,9 +37,12 @@ Function = Any  # (inputs by name, attributes by name, output tensors by name) -
 
 FUNCTIONS: Final[dict[str, Function]] = {
     **_cpu_attention.FUNCTIONS,
+    **_cpu_blocks.FUNCTIONS,
     **_cpu_conv.FUNCTIONS,
+    **_cpu_layout.FUNCTIONS,
     **_cpu_norm.FUNCTIONS,
     **_cpu_pointwise.FUNCTIONS,
+    **_cpu_resample.FUNCTIONS,
 }
 """The operations of ``_nodes.NODES``. Numbers come and go in the graph's compute type."""
 
@@ -55,6 +67,7 @@ class CpuDnn:
             **graphs,
             **CpuSequences(context, graphs).handlers,
             **CpuRoutines(context).handlers,
+            **CpuLosses(context).handlers,
             **CpuRnn(context).handlers,
         }
 

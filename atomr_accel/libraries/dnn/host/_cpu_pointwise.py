@@ -274,6 +274,18 @@ def _reduction(
     return {"y": function(inputs["input"], axis=tuple(attributes["axes"]), keepdims=True)}
 
 
+def _genstats(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    del attributes, outputs
+    x = inputs["input"]
+    axes = (0, *range(2, x.ndim))
+    return {
+        "sum": x.sum(axes, keepdims=True),
+        "sq_sum": (x * x).sum(axes, keepdims=True),
+    }
+
+
 FUNCTIONS: Final[dict[str, Any]] = {
     **{op: _unary(function) for op, function in _UNARY.items()},
     **{op: _slope(function) for op, function in _SLOPES.items()},
@@ -283,4 +295,5 @@ FUNCTIONS: Final[dict[str, Any]] = {
     "gen_index": _gen_index,
     "matmul": _matmul,
     "reduction": _reduction,
+    "genstats": _genstats,
 }

@@ -13,6 +13,7 @@ from ....wire import PLACE
 from ...host._cuda_kernels import preload_compiler
 from ...host._disk_cache import DiskCache
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
+from ._cuda_losses import CudaLosses
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
@@ -95,12 +96,14 @@ class CudaDnn:
         }
         self._descriptors: Final = Descriptors(self._handle)
         self._sequences: Final = CudaSequences(context, stream, graphs)
+        self._losses: Final = CudaLosses(context, stream, self._descriptors, self._scratch_of)
         self._rnn: Final = CudaRnn(self._descriptors, context.pointer, stream)
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             **graphs,
             **self._sequences.handlers,
             **CudaRoutines(self._descriptors, context.pointer).handlers,
             **self._rnn.handlers,
+            **self._losses.handlers,
         }
         self.preparers: Final = {RunGraph: self._prepare_run}
 
@@ -117,6 +120,7 @@ class CudaDnn:
         self._rnn.close()
         self._descriptors.close()
         self._sequences.close()
+        self._losses.close()
         self._library.call("cudnnDestroy", self._handle)
         self._own.close()
         self._free_scratch()

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...._errors import LibraryError, LibraryMissing, Unsupported
 from ..wire._attention_nodes import SCORES, is_single
+from ..wire._block_nodes import BLOCKS
 from ..wire._element_types import FLOATS, LOGICAL, integers_of
+from ..wire._layout_nodes import LAYOUT
 from ..wire._nodes import NODES
 from . import _lowering_attention
 from ._prototypes import DATA_TYPES, library_handle, status_codes
@@ -50,6 +52,10 @@ _UNLIMITED: Final = frozenset(
     }
 )
 """Activations that give NaN where there is a limit, or a number for NaN."""
+
+_OWN: Final = LAYOUT.keys() | BLOCKS.keys()
+"""What is not asked for. Of moves engines take (9.19) slices in front of others, whose pointers
+they shift, aligned or not; scales of blocks they take in an order of their own."""
 
 SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
     **_lowering_attention.SPECIAL,
@@ -220,6 +226,9 @@ def _lowered(
     if special is not None:
         results = special(frontend, made, node, inputs)
     else:
+        method = None if node.op in _OWN else getattr(made, node.op, None)
+        if method is None:
+            raise Unsupported(f"cuDNN's graphs have no {node.op}")
         arguments: dict[str, Any] = dict.fromkeys(row.optional) | inputs
         for name, value in node.attributes:
             if name in _ENUMS:
@@ -231,9 +240,6 @@ def _lowered(
         if node.op == "gen_index":
             arguments["compute_data_type"] = frontend.data_type.INT32
             arguments["axis"] += missing
-        method = getattr(made, node.op, None)
-        if method is None:
-            raise Unsupported(f"cuDNN's graphs have no {node.op}")
         results = method(**arguments)
     if not isinstance(results, (list, tuple)):
         results = (results,)

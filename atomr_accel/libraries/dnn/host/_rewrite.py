@@ -13,16 +13,12 @@ import msgspec
 
 from ..wire._element_types import FLOATS
 from ..wire._graph import Attribute, Graph, Node, Tensor, order_of, packed_strides, strides_of
-from ..wire._nodes import NODES
+from ..wire._nodes import POINTWISE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ELEMENTWISE: Final = frozenset(
-    op
-    for op, row in NODES.items()
-    if row.outputs == ("y",) and not op.startswith(("conv", "batchnorm", "gen_index"))
-)
+ELEMENTWISE: Final = (POINTWISE - {"gen_index"}) | {"reduction"}
 """Operations that look at the position of an element only to broadcast or to reduce."""
 
 _MOST_GROUPS: Final = 4

@@ -1,248 +1,28 @@
-"""``device.dnn``: pooling, softmax, dropout, local response normalisation."""
+"""``device.dnn``: softmax, dropout, local response normalisation."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ..._arguments import require_int32, require_no_alias, require_readable, require_writable
+from ..._arguments import require_int32, require_readable
 from ..._op import D, op
-from ..._request import Request, Submission
-from ...wire._options import LARGEST, flag, real, whole
-from ..graph._layout import Steps, is_last, logical, physical, steps
-from ..graph._run import LANE, DnnPart
-from ..wire._graph import Tensor, strides_of
-from ..wire._routine_messages import Dropout, Normalize, Pool, Softmax
+from ...wire._options import LARGEST, real, whole
+from ..wire._routine_messages import Dropout, Normalize, Softmax
+from ._routine import RoutinePart, image_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from ....memory import GpuRef
+    from ..._request import Request
+    from ..wire._graph import Tensor
 
-    from ....memory import Block, GpuRef
-    from ..._request import Driver
-
-DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
-_RANKS: Final = range(3, 6)
 _MOST_LRN: Final = 16
 _LEAST_BETA: Final = 0.01
 _LEAST_K: Final = 1e-5
 
 
-class Routines(DnnPart[D]):
+class Routines(RoutinePart[D]):
     """What cuDNN has routines for, and no graphs."""
-
-    # --- pooling --------------------------------------------------------------------------
-
-    @op
-    def max_pool(
-        self,
-        x: GpuRef,
-        window: Steps,
-        *,
-        stride: Steps | None = None,
-        padding: Steps = 0,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """The largest element in each place of a window.
-
-        Vendor function: ``cudnnPoolingForward``.
-
-        Args:
-            x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
-                one to three dimensions of space.
-            window: its size.
-            stride: how far it moves; by default its own size.
-            padding: how much is added on both sides, at most half of the window.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the result. Made if absent.
-
-        Returns:
-            Shape (batch, channels, ...places), or channels last.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
-        """
-        return self._pool("max", x, window, stride, padding, layout, out)
-
-    @op
-    def max_pool_grad(
-        self,
-        grad: GpuRef,
-        y: GpuRef,
-        x: GpuRef,
-        window: Steps,
-        *,
-        stride: Steps | None = None,
-        padding: Steps = 0,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """The gradient of ``max_pool`` by ``x``; of equal elements the first one gets it.
-
-        Vendor function: ``cudnnPoolingBackward``.
-
-        Args:
-            grad: gradient by the result.
-            y: what ``max_pool`` gave.
-            x: what ``max_pool`` was called with, shape (batch, channels, ...space).
-            window: its size.
-            stride: how far it moves; by default its own size.
-            padding: how much is added on both sides, at most half of the window.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the gradient. Made if absent.
-
-        Returns:
-            Shape and dtype of ``x``.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
-        """
-        pooling = _Pooling("max", x, window, stride, padding, layout)
-        return self._pool_backward(pooling, grad, y, x, out)
-
-    @op
-    def avg_pool(
-        self,
-        x: GpuRef,
-        window: Steps,
-        *,
-        stride: Steps | None = None,
-        padding: Steps = 0,
-        count_include_pad: bool = True,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """The average of the elements in each place of a window.
-
-        Vendor function: ``cudnnPoolingForward``.
-
-        Args:
-            x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
-                one to three dimensions of space.
-            window: its size.
-            stride: how far it moves; by default its own size.
-            padding: how much is added on both sides, at most half of the window.
-            count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the result. Made if absent.
-
-        Returns:
-            Shape (batch, channels, ...places), or channels last.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
-        """
-        mode = _average(include=count_include_pad)
-        return self._pool(mode, x, window, stride, padding, layout, out)
-
-    @op
-    def avg_pool_grad(
-        self,
-        grad: GpuRef,
-        shape: tuple[int, ...],
-        window: Steps,
-        *,
-        stride: Steps | None = None,
-        padding: Steps = 0,
-        count_include_pad: bool = True,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """The gradient of ``avg_pool`` by ``x``.
-
-        Vendor function: ``cudnnPoolingBackward``.
-
-        Args:
-            grad: gradient by the result.
-            shape: of ``x``.
-            window: its size.
-            stride: how far it moves; by default its own size.
-            padding: how much is added on both sides, at most half of the window.
-            count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the gradient. Made if absent.
-
-        Returns:
-            ``shape``, and the dtype of ``grad``.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
-        """
-        require_readable(grad, self._device.memory, "grad")
-        like = _Like(tuple(shape), grad.dtype)
-        mode = _average(include=count_include_pad)
-        pooling = _Pooling(mode, like, window, stride, padding, layout)
-        return self._pool_backward(pooling, grad, None, None, out)
-
-    def _pool(
-        self,
-        mode: str,
-        x: GpuRef,
-        window: Steps,
-        stride: Steps | None,
-        padding: Steps,
-        layout: str | None,
-        out: GpuRef | None,
-    ) -> Request[GpuRef]:
-        require_readable(x, self._device.memory, "x")
-        pooling = _Pooling(mode, x, window, stride, padding, layout)
-
-        def message(inputs: list[Any], output: Any) -> Pool:
-            return pooling.message(x=inputs[0], y=output)
-
-        shape = pooling.y_shape
-        require_int32(self._device, "pooling", pooling.counts())
-        return self._routine(f"dnn.{mode}_pool", {"x": x}, shape, out, message)
-
-    def _pool_backward(
-        self,
-        pooling: _Pooling,
-        grad: GpuRef,
-        y: GpuRef | None,
-        x: GpuRef | None,
-        out: GpuRef | None,
-    ) -> Request[GpuRef]:
-        inputs = {"grad": grad}
-        expected = {"grad": pooling.y_shape}
-        if y is not None and x is not None:
-            inputs |= {"y": y, "x": x}
-            expected["y"] = pooling.y_shape
-        for name, shape in expected.items():
-            require_readable(inputs[name], self._device.memory, name)
-            if inputs[name].shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, not {inputs[name].shape}")
-
-        def message(given: list[Any], output: Any) -> Pool:
-            dy_at, y_at, x_at = (*given, 0, 0)[:3]
-            return pooling.message(x=x_at, y=y_at, dy=dy_at, dx=output)
-
-        name = f"dnn.{pooling.mode}_pool_grad"
-        require_int32(self._device, "pooling", pooling.counts())
-        return self._routine(name, inputs, pooling.x_shape, out, message)
 
     # --- softmax --------------------------------------------------------------------------
 
@@ -537,131 +317,10 @@ class Routines(DnnPart[D]):
             real(beta, "beta", least=_LEAST_BETA),
             real(k, "k", least=_LEAST_K),
         )
-        tensor = _image(x, layout)
+        tensor = image_of(x, layout)
         counts = (*tensor.shape, *tensor.strides)
         require_int32(self._device, "local response normalisation", counts)
         return tensor, numbers
-
-    # --- all of them ----------------------------------------------------------------------
-
-    def _routine(
-        self,
-        name: str,
-        inputs: dict[str, GpuRef],
-        shape: tuple[int, ...],
-        out: GpuRef | None,
-        message: Callable[[list[Any], Any], Any],
-        *,
-        in_place: bool = False,
-    ) -> Request[GpuRef]:
-        """A request for a routine with one result.
-
-        Args:
-            name: what to call it.
-            inputs: what it reads, all of one dtype.
-            shape: of the result.
-            out: where the caller wants it.
-            message: makes the message from the addresses of inputs and result.
-            in_place: whether ``out`` may be one of the inputs.
-        """
-        memory = self._device.memory
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            first = next(iter(inputs.values()))
-            blocks: list[Block] = []
-            for what, ref in inputs.items():
-                blocks.append(require_readable(ref, memory, what))
-                if ref.dtype.name not in DTYPES_OF_ROUTINES:
-                    known = ", ".join(DTYPES_OF_ROUTINES)
-                    raise TypeError(f"{what} must be one of {known}, not {ref.dtype.name}")
-                if ref.dtype is not first.dtype:
-                    raise TypeError(
-                        f"{what} has dtype {ref.dtype.name}, but another input has "
-                        f"{first.dtype.name}; they must be the same"
-                    )
-            result = out
-            if result is None:
-                result = driver.output(shape, first.dtype)
-            else:
-                _check_out(name, result, inputs, shape, in_place=in_place)
-                require_writable(result, memory, "out")
-            places = [block.address for block in blocks]
-            return Submission(
-                message(places, result._block.address), blocks, [result._block], result
-            )
-
-        return Request(LANE, name, prepare)
-
-
-class _Like:
-    """What is known of a tensor that is not there."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self.shape = shape
-        self.dtype = dtype
-
-
-class _Pooling:
-    """How a window moves, checked."""
-
-    def __init__(
-        self,
-        mode: str,
-        x: Any,
-        window: Steps,
-        stride: Steps | None,
-        padding: Steps,
-        layout: str | None,
-    ) -> None:
-        self.mode = mode
-        image = _image(x, layout)
-        dims = len(image.shape) - 2
-        sizes = steps(window, dims, "window")
-        moves = sizes if stride is None else steps(stride, dims, "stride")
-        around = steps(padding, dims, "padding", 0)
-        places = []
-        for size, taps, step, extra in zip(image.shape[2:], sizes, moves, around, strict=True):
-            if 2 * extra > taps:
-                raise ValueError(f"padding {extra} is more than half of a window of {taps}")
-            if size + 2 * extra < taps:
-                raise ValueError(
-                    f"a window of {taps} does not fit into {size} elements with padding {extra}"
-                )
-            places.append((size + 2 * extra - taps) // step + 1)
-        shape = (*image.shape[:2], *places)
-        last = is_last(layout, len(shape))
-        result = Tensor(image.dtype, shape, strides_of(shape, last=last), last=last)
-        self.x_shape = tuple(x.shape)
-        self.y_shape = physical(shape, last=last)
-        self._numbers = (sizes, around, moves)
-        self._tensors = (image, result)
-
-    def counts(self) -> Iterator[int]:
-        """The numbers that cuDNN takes as ints."""
-        for numbers in self._numbers:
-            yield from numbers
-        for tensor in self._tensors:
-            yield from (*tensor.shape, *tensor.strides)
-
-    def message(self, *, x: Any, y: Any, dy: Any = 0, dx: Any = 0) -> Pool:
-        """What the lane executes, with its addresses."""
-        return Pool(self.mode, *self._numbers, *self._tensors, x, y, dy, dx)
-
-
-def _image(x: Any, layout: str | None) -> Tensor:
-    """How an image lies in memory, as (batch, channels, ...space)."""
-    if len(x.shape) not in _RANKS or 0 in x.shape:
-        raise ValueError(
-            f"x must have a batch, channels and one to three dimensions of space, none of "
-            f"them 0, not shape {x.shape}"
-        )
-    last = is_last(layout, len(x.shape))
-    shape = logical(x.shape, last=last)
-    return Tensor(x.dtype.name, shape, strides_of(shape, last=last), last=last)
-
-
-def _average(*, include: bool) -> str:
-    return "average" if flag(include, "count_include_pad") else "average_valid"
 
 
 def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
@@ -671,15 +330,3 @@ def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
         raise ValueError(f"axis {axis} is out of bounds for shape {shape}")
     axis %= len(shape)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-
-
-def _check_out(
-    op: str, out: GpuRef, inputs: dict[str, GpuRef], shape: tuple[int, ...], *, in_place: bool
-) -> None:
-    first = next(iter(inputs.values()))
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")
-    if out.dtype is not first.dtype:
-        raise TypeError(f"out has dtype {out.dtype.name}, but the result has {first.dtype.name}")
-    may_be = [("out", name) for name in inputs] if in_place else []
-    require_no_alias(op, [("out", out)], inputs.items(), in_place=may_be)

@@ -45,6 +45,12 @@ _POSITIONS: Final = frozenset(
 )
 """Inputs of attention that are integers."""
 
+_LAID_OUT: Final = frozenset({"concatenate", "reshape", "slice", "transpose"})
+"""Operations that only move elements, of whatever dtype."""
+
+_SCALE: Final = "descale"
+"""An input that is a scale of eight bits, as a whole number; its row says which."""
+
 _MOST_EXACT: Final = 1 << 53
 """Numbers travel as doubles."""
 
@@ -69,8 +75,12 @@ def require_types(op: str, inputs: Mapping[str, Tensor]) -> None:
     Raises:
         Unsupported: it does not.
     """
+    if op in _LAID_OUT:
+        return
     for name, tensor in inputs.items():
         dtype = tensor.dtype
+        if name == _SCALE:
+            continue
         if dtype not in (INTEGERS if name in _POSITIONS else FLOATS):
             raise Unsupported(f"{op}: {name} has dtype {dtype}{_instead(dtype)}")
 

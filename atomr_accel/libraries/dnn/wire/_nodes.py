@@ -12,9 +12,12 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ._attention_nodes import ATTENTION
+from ._block_nodes import BLOCKS
 from ._element_types import result_of
 from ._graph import Tensor, packed_strides, strides_of
+from ._layout_nodes import LAYOUT
 from ._node_type import REQUIRED, NodeType
+from ._resample_nodes import RESAMPLING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -355,6 +358,16 @@ def _reduction(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return {"y": like(tensor, shape, wider(tensor.dtype))}
 
 
+def _genstats(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    del attributes
+    tensor = inputs["input"]
+    if len(tensor.shape) < 3:
+        raise ValueError(f"genstats takes tensors of at least 3 dimensions, not {tensor.shape}")
+    shape = (1, tensor.shape[1], *(1 for _ in tensor.shape[2:]))
+    each = like(tensor, shape, wider(tensor.dtype))
+    return {"sum": each, "sq_sum": each}
+
+
 # --- normalisation ------------------------------------------------------------------------
 
 
@@ -502,7 +515,16 @@ NODES: Final[dict[str, NodeType]] = {
         attributes={"mode": REQUIRED, "axes": REQUIRED},
         about=f"one of {', '.join(REDUCTIONS)} over ``axes``, which stay with size 1",
     ),
+    "genstats": NodeType(
+        ("input",),
+        ("sum", "sq_sum"),
+        _genstats,
+        about="the sums of the elements of each channel, and of their squares",
+    ),
     **_pointwise_rows(),
+    **LAYOUT,
+    **RESAMPLING,
+    **BLOCKS,
     "layernorm": NodeType(
         ("input", "scale", "bias", "epsilon"),
         ("y", *_STATISTICS),

@@ -13,7 +13,7 @@ from ..wire._plan import HALF, result_shape, result_type
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
-    from ..wire._messages import Spec
+    from ..wire._messages import Hook, Spec
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,12 +64,14 @@ class CpuFft:
         if spec.source.endswith("x2"):
             source = _joined(source)
         source = source.astype(real if spec.kind == "r2c" else complex_, copy=False)
+        source = _hooked(spec.load, source)
         # Half precision sums scaled numbers, on a GPU too, because the sums overflow early.
         first = spec.scale if spec.precision in HALF else 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             result = _compute(spec, source * first if first != 1.0 else source)
             if spec.scale != first:
                 result *= result.dtype.type(spec.scale)
+            result = _hooked(spec.store, result)
             if target.shape != result.shape:
                 np.stack((result.real, result.imag), axis=-1, out=target, casting="unsafe")
             else:
@@ -114,6 +116,17 @@ def _compute(spec: Spec, source: _Array) -> _Array:
     if spec.inverse:
         return np.fft.ifftn(source, spec.sizes, spec.axes, norm="forward")
     return np.fft.fftn(source, spec.sizes, spec.axes)
+
+
+def _hooked(hook: Hook | None, values: _Array) -> _Array:
+    """What a callback makes of elements, which it gets with their places in the array."""
+    if hook is None:
+        return values
+    import cloudpickle  # which few programs need
+
+    function = cloudpickle.loads(hook.function)
+    made = function(values.ravel(), np.arange(values.size))
+    return np.asarray(made, values.dtype).reshape(values.shape)
 
 
 def _joined(pairs: _Array) -> _Array:

@@ -14,6 +14,7 @@ from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ...host._vendor import VendorLibrary
 from ..wire._messages import Forget, Frequencies, Prepare, Roll, Transform, decode
 from ..wire._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
+from ._hooks import compile_hooks, link
 from ._prototypes import FORWARD, INVERSE, PROTOTYPES, REFUSALS, STATUS_NAMES, TRANSFORM_TYPES
 from ._source import (
     BY_SIZE,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ..wire._plan import Layout, Program
+    from ._hooks import Linkable
 
 
 @cache
@@ -44,6 +46,7 @@ class CudaFft:
         self._library: Final = _library()
         self._pointer: Final = context.pointer
         self._stream: Final = stream
+        self._context: Final = context
         self._kernels: Final = Kernels(context, stream, SOURCE)
         self._plans: dict[int, _Plan] = {}
         self.handlers: Final = {
@@ -73,8 +76,12 @@ class CudaFft:
     def _plan(self, number: int, spec: bytes) -> _Plan:
         made = self._plans.get(number)
         if made is None:
+            decoded = decode(spec)
+            hooks: list[Linkable] = []
+            if decoded.load or decoded.store:
+                hooks = compile_hooks(decoded, self._context.compute_capability)
             made = self._plans[number] = _Plan(
-                self._library, self._kernels, self._stream.pointer, plan(decode(spec))
+                self._library, self._kernels, self._stream.pointer, plan(decoded), hooks
             )
         return made
 
@@ -129,10 +136,16 @@ class _Plan:
     """
 
     def __init__(
-        self, library: VendorLibrary, kernels: Kernels, stream: int, program: Program
+        self,
+        library: VendorLibrary,
+        kernels: Kernels,
+        stream: int,
+        program: Program,
+        hooks: list[Linkable],
     ) -> None:
         self._library = library
         self._kernels = kernels
+        self._hooks = hooks
         self._handles: list[int] = []
         self._work_at: dict[int, int] = {}
         self._scratch = program.scratch
@@ -230,6 +243,7 @@ class _Plan:
         self._handles.append(handle)
         call("cufftSetAutoAllocation", handle, 0)
         call("cufftSetStream", handle, stream)
+        link(self._library, handle, self._hooks)
         work = c_size_t()
         # The type of the computation is the complex one of the precision.
         computed = TRANSFORM_TYPES[COMPLEX.get(layout.source_type, layout.source_type)]

@@ -10,6 +10,8 @@ from typing import Final
 
 from ...host._numbers import CUDA_TYPES, DATA_TYPES
 
+_SET_CALLBACK: Final = "int str ptr size int ptr*"
+
 PROTOTYPES: Final = {
     "cufftCreate": "int*",
     "cufftDestroy": "int",
@@ -19,6 +21,8 @@ PROTOTYPES: Final = {
     "cufftGetVersion": "int*",
     "cufftXtMakePlanMany": ("int int i64* i64* i64 i64 int i64* i64 i64 int i64 size* int"),
     "cufftXtExec": "int ptr ptr int",
+    "cufftXtSetJITCallback": _SET_CALLBACK,
+    "__cufftXtSetJITCallback_12_7": _SET_CALLBACK,
 }
 
 STATUSES: Final = {
@@ -43,6 +47,14 @@ ENUMS: Final = {
     **STATUSES,
     "CUFFT_FORWARD": -1,
     "CUFFT_INVERSE": 1,
+    "CUFFT_CB_LD_COMPLEX": 0,
+    "CUFFT_CB_LD_COMPLEX_DOUBLE": 1,
+    "CUFFT_CB_LD_REAL": 2,
+    "CUFFT_CB_LD_REAL_DOUBLE": 3,
+    "CUFFT_CB_ST_COMPLEX": 4,
+    "CUFFT_CB_ST_COMPLEX_DOUBLE": 5,
+    "CUFFT_CB_ST_REAL": 6,
+    "CUFFT_CB_ST_REAL_DOUBLE": 7,
     **DATA_TYPES,
 }
 """Values used here, as the headers name them; a test compares them with the headers."""

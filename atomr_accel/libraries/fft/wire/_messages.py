@@ -15,6 +15,20 @@ from ....wire import Message
 from ....wire import encode as encode_part
 
 
+class Hook(msgspec.Struct, frozen=True, array_like=True):
+    """A function that a transform calls for each element that it loads, or stores.
+
+    Attributes:
+        name: of the function.
+        source: CUDA C++; empty on the CPU.
+        function: pickled, for the CPU; empty elsewhere.
+    """
+
+    name: str
+    source: str
+    function: bytes
+
+
 class Spec(Message, frozen=True):
     """A transform with everything but its addresses; equal ones share a plan.
 
@@ -34,6 +48,7 @@ class Spec(Message, frozen=True):
         conjugate: conjugate what is complex: the input of ``c2r``, the output of ``r2c``.
         source_aligned, target_aligned: whether the buffers begin where a complex number of
             the precision could, which cuFFT asks of real ones too.
+        load, store: what is called for each element.
     """
 
     kind: Literal["c2c", "r2c", "c2r"]
@@ -47,6 +62,8 @@ class Spec(Message, frozen=True):
     conjugate: bool
     source_aligned: bool = True
     target_aligned: bool = True
+    load: Hook | None = None
+    store: Hook | None = None
 
 
 def encode(spec: Spec) -> bytes:

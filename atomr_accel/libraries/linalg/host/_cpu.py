@@ -11,8 +11,8 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....host._lane import Later
 from ..wire._forms import forms, square_u
-from ..wire._messages import Compute, Plan, Problem
-from ._failures import require_success
+from ..wire._messages import Compute, Plan, Problem, Require
+from ._failures import NOT_FINITE, require_success
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
@@ -27,7 +27,11 @@ class CpuSolver:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self.handlers: Final = {Plan: self._plan, Compute: self._compute}
+        self.handlers: Final = {
+            Plan: self._plan,
+            Compute: self._compute,
+            Require: self._require,
+        }
 
     def close(self) -> None:
         """Nothing is held."""
@@ -39,7 +43,7 @@ class CpuSolver:
     def _compute(self, message: Compute) -> Later | None:
         self._context.check()
         problem = message.problem
-        info: Any = self._context.array(message.info, (problem.batch,), DTYPES["int32"])
+        info = self._info(message)
         info[...] = 0
         stacks = [
             self._stack(address, problem.batch, *form)
@@ -48,6 +52,14 @@ class CpuSolver:
         for at in range(problem.batch if all(problem.sizes[:2]) else 0):
             info[at] = ROUTINES[problem.routine](problem, *[stack[at] for stack in stacks])
         return Later(partial(require_success, message, info.copy())) if message.failure else None
+
+    def _require(self, message: Require) -> Later:
+        self._context.check()
+        return Later(partial(require_success, message, self._info(message).copy()))
+
+    def _info(self, message: Compute | Require) -> Array:
+        """A number for each matrix."""
+        return self._context.array(message.info, (message.problem.batch,), DTYPES["int32"])
 
     def _stack(self, address: int, batch: int, rows: int, columns: int, dtype: str) -> Array:
         """Column-major matrices."""
@@ -200,11 +212,37 @@ def _ldl(problem: Problem, a: Array, d: Array, permutation: Array) -> int:
     lower, hermitian = problem.options
     if hermitian:
         np.fill_diagonal(a, a.diagonal().real.copy())  # SciPy warns of what it ignores
-    a[...], d[...], permutation[:, 0] = ldl(a, lower=bool(lower), hermitian=bool(hermitian))
+    # Of the triangle that is read it is known, and the other one does not matter.
+    a[...], d[...], permutation[:, 0] = ldl(
+        a, lower=bool(lower), hermitian=bool(hermitian), check_finite=False
+    )
     return 0
 
 
 # --- all of them ----------------------------------------------------------------------------
+
+
+def _finite(routine: Callable[..., int], *, lower: int | None = None, inputs: int = 1) -> Any:
+    """Of matrices that hold NaN or infinity: with these, LAPACK may iterate without end.
+
+    Args:
+        routine: what executes it otherwise.
+        lower: which option says that it reads the lower triangle, or else the upper one; the
+            other may hold anything.
+        inputs: how many matrices it reads.
+    """
+
+    def checked(problem: Problem, *buffers: Array) -> int:
+        for a in buffers[:inputs]:
+            read = a
+            if lower is not None:
+                read = np.tril(a) if problem.options[lower] else np.triu(a)
+            if not np.isfinite(read).all():
+                return NOT_FINITE
+        return routine(problem, *buffers)
+
+    return checked
+
 
 ROUTINES: Final[dict[str, Callable[..., int]]] = {
     "potrf": _potrf,
@@ -216,15 +254,15 @@ ROUTINES: Final[dict[str, Callable[..., int]]] = {
     "trsm": _trsm,
     "geqrf": _geqrf,
     "orgqr": _orgqr,
-    "gesvd": _gesvd,
-    "gesvdj": _gesvd,
-    "gesvdr": _gesvd,
-    "gesvda": _gesvd,
-    "syevd": _syevd,
-    "syevj": _syevd,
-    "syevdx": _syevdx,
-    "sygvd": _sygvd,
-    "geev": _geev,
-    "ldl": _ldl,
+    "gesvd": _finite(_gesvd),
+    "gesvdj": _finite(_gesvd),
+    "gesvdr": _finite(_gesvd),
+    "gesvda": _finite(_gesvd),
+    "syevd": _finite(_syevd, lower=1),
+    "syevj": _finite(_syevd, lower=1),
+    "syevdx": _finite(_syevdx, lower=1),
+    "sygvd": _finite(_sygvd, lower=2, inputs=2),
+    "geev": _finite(_geev),
+    "ldl": _finite(_ldl, lower=0),
 }
 """What executes a routine on one matrix; gives LAPACK's info."""

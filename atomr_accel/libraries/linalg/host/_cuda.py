@@ -16,7 +16,7 @@ from ...blas.host._cuda_handle import Handle, load_cublas
 from ...host._numbers import Scalars
 from ...host._vendor import VendorLibrary, undone_on_error
 from ..wire._forms import forms
-from ..wire._messages import Compute, Plan, Problem
+from ..wire._messages import Compute, Plan, Problem, Require
 from ._cuda_routines import WAITING, Sizes, Work, routine_of
 from ._failures import require_success
 from ._prototypes import ENUMS, PROTOTYPES, REFUSALS, STATUS_NAMES
@@ -47,7 +47,11 @@ class CudaSolver:
             self._made.callback(self._solver.close)
             self._infos: Final = _Infos(stream)
             self._made.callback(self._infos.close)
-        self.handlers: Final = {Plan: self._prepare, Compute: self._compute}
+        self.handlers: Final = {
+            Plan: self._prepare,
+            Compute: self._compute,
+            Require: self._require,
+        }
 
     @staticmethod
     def preload() -> None:
@@ -93,6 +97,11 @@ class CudaSolver:
         if not message.failure or self._stream.captures:
             return None
         return self._infos.fetch(info, message)
+
+    def _require(self, message: Require) -> Later | None:
+        if self._stream.captures:
+            return None
+        return self._infos.fetch(self._context.pointer(message.info), message)
 
     def _one_by_one(
         self, plan: _Plan, problem: Problem, buffers: tuple[int, ...], info: int, work: Work
@@ -226,7 +235,7 @@ class _Infos:
         self._free: list[_Cell] = []
         self._all: list[_Cell] = []
 
-    def fetch(self, info: int, message: Compute) -> Later:
+    def fetch(self, info: int, message: Compute | Require) -> Later:
         """Have it copied behind all that is queued, to be read when that is done."""
         count = message.problem.batch
         cell = next((each for each in self._free if each.room >= count), None)
@@ -241,7 +250,7 @@ class _Infos:
             check("cuMemcpyDtoHAsync", copy)
         return Later(partial(self._read, cell, message))
 
-    def _read(self, cell: _Cell, message: Compute) -> None:
+    def _read(self, cell: _Cell, message: Compute | Require) -> None:
         found = np.ctypeslib.as_array((c_int32 * cell.room).from_address(cell.pointer))
         info = found[: message.problem.batch].copy()
         self._free.append(cell)

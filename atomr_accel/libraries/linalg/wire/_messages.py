@@ -82,3 +82,17 @@ class Compute(Message, frozen=True):
     workspace: int
     work: int
     failure: str
+
+
+class Require(Message, frozen=True):
+    """Raise ``LinAlgError`` where the program has found something wrong with matrices.
+
+    Attributes:
+        problem: which they are of.
+        info: address of an int32 for each matrix, 0 where nothing is wrong.
+        failure: what the error says.
+    """
+
+    problem: Problem
+    info: int
+    failure: str

@@ -20,7 +20,17 @@ from ...._dtypes import DTYPES
 from ...._errors import LibraryError
 from ...host._vendor import Id128, VendorLibrary
 from ..wire._exchange import REDUCING, exchange
-from ..wire._messages import ID_BYTES, Abort, AskBegun, Collect, Join, MakeId, Step
+from ..wire._messages import (
+    ID_BYTES,
+    Abort,
+    AskBegun,
+    Collect,
+    Join,
+    MakeId,
+    Revoke,
+    Shrink,
+    Step,
+)
 from ._prototypes import (
     BYTES,
     HOST_IMMEDIATE,
@@ -70,6 +80,20 @@ class Communicator:
             "ncclCommInitRankConfig", byref(self._cell), self.size, found, self.rank, config()
         )
         self.settle("ncclCommInitRankConfig")
+
+    def revoke(self) -> None:
+        """Stop what is under way; the other lane finds out, and shrinks it then."""
+        self._call("ncclCommRevoke", self._cell, 0)
+
+    def shrink(self, parent: Communicator, excluded: tuple[int, ...]) -> None:
+        """Be there once all others are that are left of the parent."""
+        parent.settle("ncclCommRevoke")
+        ranks = (c_int * len(excluded))(*excluded)
+        parent.call(
+            "ncclCommShrink", parent.handle, ranks, len(excluded), byref(self._cell), config(), 0
+        )
+        parent.settle("ncclCommShrink")  # it is then that there is a new one
+        self.settle("ncclCommShrink")
 
     @property
     def handle(self) -> c_void_p:
@@ -143,6 +167,7 @@ class CudaCollectives:
         self.handlers: Final = {
             MakeId: self._make_id,
             Join: self._join,
+            Shrink: self._shrink,
             Collect: self._collect,
         }
 
@@ -166,6 +191,14 @@ class CudaCollectives:
         joined = Communicator(self._library, message.rank, message.size)
         self._joined[message.communicator] = joined
         joined.join(message.meeting)
+
+    def _shrink(self, message: Shrink) -> None:
+        parent = self._joined.get(message.parent)
+        if parent is None:
+            raise_aborted()
+        joined = Communicator(self._library, message.rank, message.size)
+        self._joined[message.communicator] = joined
+        joined.shrink(parent, message.excluded)
 
     def _collect(self, message: Collect) -> None:
         joined = self._joined.get(message.communicator)
@@ -248,12 +281,16 @@ class CudaCollectives:
 
 @final
 class CudaAborts:
-    """Aborts communicators, and tells how far they are, while the other lane waits."""
+    """Aborts and revokes communicators, and tells how far they are, while the other lane waits."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream
         self._joined = _communicators.setdefault(context, {})
-        self.handlers: Final = {Abort: self._abort, AskBegun: self._ask_begun}
+        self.handlers: Final = {
+            Abort: self._abort,
+            Revoke: self._revoke,
+            AskBegun: self._ask_begun,
+        }
 
     def close(self) -> None:
         """The other lane's executor aborts what is left."""
@@ -262,6 +299,12 @@ class CudaAborts:
         joined = self._joined.pop(message.communicator, None)
         if joined is not None:
             joined.abort()
+
+    def _revoke(self, message: Revoke) -> None:
+        joined = self._joined.get(message.communicator)
+        if joined is None:
+            raise_aborted()
+        joined.revoke()
 
     def _ask_begun(self, message: AskBegun) -> int:
         joined = self._joined.get(message.communicator)

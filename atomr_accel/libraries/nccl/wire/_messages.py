@@ -109,6 +109,32 @@ class Abort(Message, frozen=True):
     communicator: int
 
 
+class Revoke(Message, frozen=True):
+    """Stop what is under way in a communicator, which is to be shrunk (``ncclCommRevoke``)."""
+
+    required: ClassVar = True
+
+    communicator: int
+
+
+class Shrink(Message, frozen=True):
+    """Be a rank of what is left of a communicator that was revoked (``ncclCommShrink``).
+
+    Attributes:
+        communicator: its number.
+        parent: the number of the one that it is left of, which must be left afterwards.
+        excluded: the ranks of the parent that are gone.
+        rank: which rank of the new one.
+        size: how many there are.
+    """
+
+    communicator: int
+    parent: int
+    excluded: tuple[int, ...]
+    rank: int
+    size: int
+
+
 class AskBegun(Message, frozen=True):
     """Ask how many ``Collect`` of a communicator this rank has begun.
 

@@ -239,37 +239,83 @@ class CpuSparse:
         )
 
     def _matrix(self, matrix: Matrix, at: tuple[int, ...]) -> Any:
-        """A sparse operand; what a device would not survive is a fault here, too."""
-        rows, columns = matrix.shape
-        r, c = matrix.block
-        majors = {"csr": rows, "csc": columns, "bsr": rows // r}.get(matrix.format)
-        count = matrix.nnz if majors is None else majors + 1
-        major = self._array(at[0], (count,), matrix.index)
-        indices = self._array(at[1], (matrix.nnz,), matrix.index)
-        shape = (matrix.nnz, r, c) if matrix.format == "bsr" else (matrix.nnz,)
-        data = wide(self._array(at[2], shape, matrix.dtype))
-        if majors is None:
-            self._require_within(major, rows)
-            self._require_within(indices, columns)
-            return scipy.sparse.coo_array((data, (major, indices)), shape=matrix.shape)
-        if major[0] or major[-1] != matrix.nnz or (np.diff(major) < 0).any():
-            self._fault("an indptr that is none")
-        self._require_within(indices, rows if matrix.format == "csc" else columns // c)
-        make: Any = getattr(scipy.sparse, f"{matrix.format}_array")
-        return make((data, indices, major), shape=matrix.shape)
+        return matrix_at(self._context, matrix, at)
 
     def _require_within(self, indices: Array, bound: int) -> None:
-        if indices.size and (indices.min() < 0 or indices.max() >= bound):
-            self._fault(f"an index out of bounds for {bound}")
+        require_within(self._context, indices, bound)
 
-    def _fault(self, what: str) -> None:
-        fault = StickyFault(
-            f"a sparse matrix has {what}: an illegal address",
-            status=_ILLEGAL_ADDRESS,
-            status_name="CUDA_ERROR_ILLEGAL_ADDRESS",
-        )
-        self._context.fail(fault)
-        raise fault
+
+def matrix_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:
+    """A sparse operand; what a device would not survive is a fault here, too."""
+    if matrix.format in ("blocked-ell", "sliced-ell"):
+        return _ell_at(context, matrix, at)
+    rows, columns = matrix.shape
+    r, c = matrix.block
+    majors = {"csr": rows, "csc": columns, "bsr": rows // r}.get(matrix.format)
+    count = matrix.nnz if majors is None else majors + 1
+    index = DTYPES[matrix.index]
+    major = context.array(at[0], (count,), index)
+    indices = context.array(at[1], (matrix.nnz,), index)
+    shape = (matrix.nnz, r, c) if matrix.format == "bsr" else (matrix.nnz,)
+    data = wide(context.array(at[2], shape, DTYPES[matrix.dtype]))
+    if majors is None:
+        require_within(context, major, rows)
+        require_within(context, indices, columns)
+        return scipy.sparse.coo_array((data, (major, indices)), shape=matrix.shape)
+    if major[0] or major[-1] != matrix.nnz or (np.diff(major) < 0).any():
+        _fault(context, "a sparse matrix has an indptr that is none")
+    require_within(context, indices, rows if matrix.format == "csc" else columns // c)
+    make: Any = getattr(scipy.sparse, f"{matrix.format}_array")
+    return make((data, indices, major), shape=matrix.shape)
+
+
+def _ell_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:
+    """A matrix with rows of equal length, by rows."""
+    rows, columns = matrix.shape
+    size, across = matrix.block
+    index, dtype = DTYPES[matrix.index], DTYPES[matrix.dtype]
+    if matrix.format == "blocked-ell":
+        majors = rows // size
+        indices = context.array(at[1], (majors, matrix.nnz // majors), index)
+        data = wide(context.array(at[2], (rows, matrix.nnz // majors * size), dtype))
+        split = data.reshape(majors, size, -1, size)
+        row, place = np.nonzero(indices >= 0)
+        data, minor = split[row, :, place, :], indices[row, place]
+    else:
+        slices = -(-rows // size)
+        offsets = context.array(at[0], (slices + 1,), index)
+        indices = context.array(at[1], (matrix.padded,), index)
+        (place,) = np.nonzero(indices >= 0)
+        begin = np.searchsorted(offsets, place, side="right") - 1
+        row = begin * size + (place - offsets[begin]) % size
+        data = wide(context.array(at[2], (matrix.padded,), dtype))[place]
+        minor, majors = indices[place], rows
+    require_within(context, minor, columns // across)
+    require_within(context, row, majors)
+    if matrix.format == "sliced-ell":
+        return scipy.sparse.coo_array((data, (row, minor)), shape=matrix.shape)
+    pointers = np.searchsorted(row, np.arange(majors + 1))
+    return scipy.sparse.bsr_array((data, minor, pointers), shape=matrix.shape)
+
+
+def require_within(context: CpuContext, indices: Array, bound: int) -> None:
+    """Indices are in bounds; others are a fault.
+
+    Raises:
+        StickyFault: they are not.
+    """
+    if indices.size and (indices.min() < 0 or indices.max() >= bound):
+        _fault(context, f"there is an index out of bounds for {bound}")
+
+
+def _fault(context: CpuContext, what: str) -> None:
+    fault = StickyFault(
+        f"{what}: an illegal address",
+        status=_ILLEGAL_ADDRESS,
+        status_name="CUDA_ERROR_ILLEGAL_ADDRESS",
+    )
+    context.fail(fault)
+    raise fault
 
 
 def number(value: Scalar) -> complex | float:

@@ -43,6 +43,8 @@ _SOMEWHERE: Final = 1 << 12
 _ZERO: Final = (0.0, (0.0, 0.0))
 _N: Final = ENUMS["CUSPARSE_OPERATION_NON_TRANSPOSE"]
 _PENTADIAGONAL_BY_QR: Final = 0
+_TIMES_MATRICES: Final = ("bsr", "blocked-ell")
+"""Formats that the library multiplies with matrices only."""
 
 
 class _Prepared(NamedTuple):
@@ -191,12 +193,14 @@ class CudaSparse:
         self, made: ExitStack, spec: Spec, at: Sequence[int], alpha: Any, beta: Any
     ) -> _Prepared:
         matrix = spec.matrices[0]
-        if matrix.format == "bsr":  # which the library multiplies with matrices only
+        if matrix.format in _TIMES_MATRICES:
             return self._matmat(made, spec, at, alpha, beta, column=True)
         handle, compute = self._handle, computed(spec.dtype)
         name = "CUSPARSE_SPMV_ALG_DEFAULT"
         if spec.deterministic:
             name = f"CUSPARSE_SPMV_{'COO' if matrix.format == 'coo' else 'CSR'}_ALG2"
+        elif matrix.format == "sliced-ell":
+            name = "CUSPARSE_SPMV_SELL_ALG1"
         a = handle.matrix(made, matrix, at[:3])
         x, y = (
             handle.dense(made, each, spec.dtype, place)
@@ -442,6 +446,8 @@ def _solver(spec: Spec) -> str:
 
 def _spmm_algorithm(spec: Spec) -> str:
     form = spec.matrices[0].format
+    if form == "blocked-ell":
+        return "CUSPARSE_SPMM_BLOCKED_ELL_ALG1"
     if form == "csr" and spec.deterministic:
         return "CUSPARSE_SPMM_CSR_ALG3"
     if form == "coo" and spec.deterministic:

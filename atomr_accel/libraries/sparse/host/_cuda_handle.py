@@ -128,15 +128,38 @@ class Handle:
         return cell.value
 
     def matrix(self, made: ExitStack, matrix: Matrix, parts: Sequence[int]) -> int:
-        """A sparse matrix whose parts are at these pointers."""
+        """A sparse matrix whose parts are at these pointers.
+
+        Raises:
+            Unsupported: cuSPARSE takes no such matrix.
+        """
         index, dtype = INDEX_TYPES[matrix.index], CUDA_TYPES[matrix.dtype]
         rows, columns = matrix.shape
+        if matrix.format != "bsr" and matrix.nnz > rows * columns:
+            raise Unsupported(
+                f"cuSPARSE takes no {rows} by {columns} matrix with {matrix.nnz} elements: some "
+                "are there more than once, so add them up first: "
+                "await device.sparse.sum_duplicates(a)"
+            )
         if matrix.format == "coo":
             kinds: tuple[int, ...] = (index, _BASE, dtype)
             return self.create(made, "Coo", rows, columns, matrix.nnz, *parts, *kinds)
         kinds = (index, index, _BASE, dtype)
+        if matrix.format == "blocked-ell":
+            size = matrix.block[0]
+            width = matrix.nnz * size // (rows // size)
+            sizes: tuple[int, ...] = rows, columns, size, width
+            return self.create(made, "BlockedEll", *sizes, *parts[1:], *kinds[1:])
+        if matrix.format == "sliced-ell":
+            sizes = matrix.nnz, matrix.padded, matrix.block[0]
+            return self.create(made, "SlicedEll", rows, columns, *sizes, *parts, *kinds)
         if matrix.format == "bsr":
             r, c = matrix.block
+            if r != c:
+                raise Unsupported(
+                    f"cuSPARSE takes square blocks only, not {r} by {c}: convert the matrix "
+                    "first: await device.sparse.tocsr(a)"
+                )
             sizes = rows // r, columns // c, matrix.nnz, r, c
             return self.create(made, "Bsr", *sizes, *parts, *kinds, _ROW)
         what = matrix.format.capitalize()

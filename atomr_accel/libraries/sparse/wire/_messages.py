@@ -17,26 +17,31 @@ from ....wire import encode as encode_part
 Scalar = float | tuple[float, float]
 """A number; complex ones as their two parts."""
 Format = Literal["csr", "csc", "coo", "bsr"]
+AnyFormat = Format | Literal["blocked-ell", "sliced-ell"]
 
 
 class Matrix(msgspec.Struct, frozen=True, array_like=True):
     """A sparse matrix without its content. It has three parts: two of indices, and the data.
 
+    A ``blocked-ell`` matrix has no pointers, and its indices for the first part, too.
+
     Attributes:
         format: SciPy's name.
         shape: rows and columns.
-        nnz: stored elements; blocks of ``bsr``.
+        nnz: stored elements; blocks of ``bsr`` and, with padding, of ``blocked-ell``.
         index: dtype of its indices.
         dtype: element type.
-        block: rows and columns of a block.
+        block: rows and columns of a block; of ``sliced-ell`` rows of a slice, and 1.
+        padded: elements of ``sliced-ell`` with padding.
     """
 
-    format: Format
+    format: AnyFormat
     shape: tuple[int, int]
     nnz: int
     index: str
     dtype: str
     block: tuple[int, int] = (1, 1)
+    padded: int = 0
 
 
 class Dense(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,8 @@
 from .factor import FACTORIZATIONS
 from .products import PRODUCTS
 from .routines import ROUTINES
+from .stacked import STACKED
 
-OPERATIONS = [*ROUTINES, *PRODUCTS, *FACTORIZATIONS]
+OPERATIONS = [*ROUTINES, *PRODUCTS, *STACKED, *FACTORIZATIONS]
 
 __all__ = ["OPERATIONS"]

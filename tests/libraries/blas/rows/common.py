@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,20 @@ def method(name: str, **fixed: Any) -> Callable[..., Any]:
     return call
 
 
-SIZES = ("m", "n", "k", "batch_a", "batch_b", "nrhs", "lead", "shape_a", "shape_b", "sizes")
+SIZES = (
+    "m",
+    "n",
+    "k",
+    "batch_a",
+    "batch_b",
+    "nrhs",
+    "lead",
+    "shape_a",
+    "shape_b",
+    "sizes",
+    "lead_a",
+    "lead_x",
+)
 """What of a case is a size rather than an option."""
 
 
@@ -93,6 +107,41 @@ def banded(a: Array, case: Case) -> Array:
         for j in range(max(0, i - kl), min(n, i + ku + 1)):
             whole[i, j] = a[ku + i - j, j]
     return whole
+
+
+def diagonals(a: Array, case: Case) -> Array:
+    """The matrix of a band that holds one triangle; the other one is zeros."""
+    k, n = a.shape[0] - 1, a.shape[1]
+    whole = np.zeros((n, n), a.dtype)
+    for i, j in inside(n, case, k):
+        whole[i, j] = a[i - j if case["lower"] else k + i - j, j]
+    return whole
+
+
+def inside(n: int, case: Case, k: int | None = None) -> list[tuple[int, int]]:
+    """Where the elements of a triangle are, or of a band of it, one column after the other."""
+    most = n if k is None else k
+    return [
+        (i, j)
+        for j in range(n)
+        for i in (
+            range(j, min(n, j + most + 1)) if case["lower"] else range(max(0, j - most), j + 1)
+        )
+    ]
+
+
+def unpacked(ap: Array, case: Case) -> Array:
+    """The matrix of a packed triangle; the other one is zeros."""
+    n = (math.isqrt(8 * len(ap) + 1) - 1) // 2
+    whole = np.zeros((n, n), ap.dtype)
+    for at, place in enumerate(inside(n, case)):
+        whole[place] = ap[at]
+    return whole
+
+
+def repacked(whole: Array, case: Case) -> Array:
+    """A packed triangle of a matrix."""
+    return np.array([whole[at] for at in inside(len(whole), case)], whole.dtype)
 
 
 def hide(a: Array, lower: Any = False, diag: Any = 0, **_: Any) -> Array:

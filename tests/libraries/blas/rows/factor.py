@@ -129,6 +129,15 @@ FACTORIZATIONS = [
         factor=256,
     ),
     Operation(
+        "blas.matinv_batched",
+        DOUBLES,
+        STACKS[::3],
+        lambda sample, lead, n: (sample.regular(*lead, n, n),),
+        lambda device, a, **_: device.blas.matinv_batched(a),
+        inverses,
+        factor=256,
+    ),
+    Operation(
         "blas.geqrf_batched",
         DOUBLES,
         product(lead=[(), (3,), (2, 2)], m=[1, 5, 17], n=[1, 5]),

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .common import banded, op, solve, symmetric, triangular
+from atomr_accel.libraries.blas.host._cpu_rotations import rotg, rotm, rotmg
+
+from .common import banded, diagonals, op, repacked, solve, symmetric, triangular, unpacked
 
 if TYPE_CHECKING:
     from atomr_accel.libraries.blas.wire._rows import Operand, Row
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 FUNCTIONS: dict[str, Any] = {
     name: getattr(np, name)
     for name in ("abs", "argmax", "argmin", "conj", "diag", "imag", "outer", "real", "sqrt", "sum")
-}
+} | {"rotg": rotg, "rotm": rotm, "rotmg": rotmg}
 
 
 def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> list[Any]:
@@ -52,9 +54,11 @@ def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> l
         if operand.structure:
             half = np.tril if case["lower"] else np.triu
             inside = half(np.ones(result.shape, bool))
-            result = np.where(inside, result, arrays[operand.name])
+            result = np.where(inside, result, whole(operand, arrays[operand.name], case))
             if operand.structure == "hermitian" and result.dtype.kind == "c":
                 np.fill_diagonal(result.imag, 0)
+        if operand.form:
+            result = repacked(result, case)
         found.append(result)
     return found
 
@@ -71,11 +75,12 @@ def magnitudes(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) ->
 
 def whole(operand: Operand, array: Array, case: Case) -> Array:
     """An operand as it counts."""
+    if operand.form:
+        form = unpacked if operand.form == "packed" else diagonals if operand.structure else banded
+        array = form(array, case)
     if operand.written:
         return array
-    if operand.structure == "band":
-        array = banded(array, case)
-    elif operand.structure == "triangular":
+    if operand.structure == "triangular":
         array = triangular(array, case)
     elif operand.structure:
         array = symmetric(array, case, hermitian=operand.structure == "hermitian")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from atomr_accel.libraries.blas.wire._rows import ROWS, Operand, Row
+from atomr_accel.libraries.blas.wire._rows import ROWS, Operand, Row, packed
 
 from ...conformance import HALF, Near, Operation, product
-from .common import ALPHA, BETA, hide, room, scalar, taken, turned
+from .common import ALPHA, BETA, hide, inside, repacked, room, scalar, taken, turned
 from .formulas import evaluate, magnitudes
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 DOCUMENTED: Final = ("axpy", "scal", "dot", "dotc", "nrm2", "gemv")
 """The routines that cuBLAS promises for 16-bit types."""
+
+ALIKE: Final = ("gemm3m", "herkx", "syrkx")
+"""The routines that are like others, of which fewer sizes are tried."""
 
 SCALARS: Final[dict[str, complex]] = dict(a=ALPHA, alpha=ALPHA, beta=BETA, c=0.75, s=BETA)  # noqa: C408
 
@@ -35,7 +38,14 @@ CHOICES: Final[dict[str, list[Any]]] = {
 }
 MANY, SOME = 20, 5
 """Of more cases than that, every how many-th is tried without an output, or in place."""
+FEW: Final = 7
+"""Of routines that are like others, every how many-th case is tried."""
 STEPS: Final[Case] = {"offx": 1, "incx": 2, "offy": 2, "incy": 3}
+
+
+def is_alike(row: Row) -> bool:
+    """Whether a row is like others, but for how its matrices are stored."""
+    return row.name in ALIKE or any(each.form and each.structure for each in row.operands)
 
 
 def cases(row: Row) -> list[Case]:
@@ -51,6 +61,9 @@ def cases(row: Row) -> list[Case]:
     sizes: dict[str, list[int]] = {"m": [0, 1, 5, 33], "n": [0, 1, 7], "k": [0, 1, 7]}
     if "m" not in row.sizes:
         sizes["n"] = sizes["m"]
+    alike = is_alike(row)
+    if alike:
+        sizes = {"m": [0, 5], "n": [0, 1, 7], "k": [0, 2]}
     elif row.counts:
         sizes |= {"m": [1, 6, 9], "n": [1, 6]}
     options = {
@@ -58,6 +71,7 @@ def cases(row: Row) -> list[Case]:
         for option in (*row.options, *(size for size in row.sizes if size in CHOICES))
     }
     found = product(**{size: sizes[size] for size in row.sizes if size in sizes}, **options)
+    found = found[:: FEW if alike else 1]
     small = {"m": [5], "n": [7], "k": [3]}
     letters = {option: by_letters(row, option) for option in options}
     axes = {f"{word}{axis}" for axis in row.steps for word in ("off", "inc")}
@@ -101,7 +115,11 @@ def shape_of(operand: Operand, case: Case) -> tuple[int, ...]:
         return (room(size_of(operand.shape[0], case), *steps_of(operand, case)),)
     m, n = (size_of(size, case) for size in operand.shape)
     m, n = turned(m, n, case.get(operand.trans, 0))
-    return (case["kl"] + case["ku"] + 1, n) if operand.structure == "band" else (m, n)
+    if operand.form == "packed":
+        return (packed(n),)
+    if operand.form:
+        return ((case["k"] if operand.structure else case["kl"] + case["ku"]) + 1, n)
+    return m, n
 
 
 def steps_of(operand: Operand, case: Case) -> tuple[int, int]:
@@ -117,9 +135,11 @@ def inputs(row: Row, left_out: str, sample: Sample, **case: Any) -> tuple[Array,
     arrays = []
     for operand in given(row, left_out):
         shape = shape_of(operand, case)
-        if operand.structure == "triangular":
+        if operand.form and operand.structure:
+            array = partly(operand, sample, case)
+        elif operand.structure == "triangular":
             array = hide(sample.triangular(shape[0], unit=case["diag"] == 1), **case)
-        elif operand.structure and not operand.written and operand.structure != "band":
+        elif operand.structure and not operand.written:
             array = hide(sample.array(*shape), lower=case["lower"])
         else:
             array = sample.array(*shape)
@@ -127,10 +147,32 @@ def inputs(row: Row, left_out: str, sample: Sample, **case: Any) -> tuple[Array,
     return tuple(arrays)
 
 
-async def call(row: Row, left_out: str, place: str, device: Any, *refs: Any, **case: Any) -> Any:
-    """Call the method: without what is left out, which is made or goes to the place."""
+def partly(operand: Operand, sample: Sample, case: Case) -> Array:
+    """A matrix with structure in a band or packed; what must not be read is poisoned."""
+    n = case["n"]
+    whole = sample.array(n, n)
+    if operand.structure == "triangular":
+        whole = sample.triangular(n, unit=case["diag"] == 1)
+        if case["diag"]:
+            np.fill_diagonal(whole, np.nan)
+    if operand.form == "packed":
+        return repacked(whole, case)
+    k = case["k"]
+    band = np.full((k + 1, n), np.nan, whole.dtype)
+    for i, j in inside(n, case, k):
+        band[i - j if case["lower"] else k + i - j, j] = whole[i, j]
+    return band
+
+
+async def call(
+    row: Row, left_out: str, place: str, device: Any, *refs: Any, placed: Any = None, **case: Any
+) -> Any:
+    """Call the method: without what is left out, which is made or goes to the place.
+
+    Scalars are those of all cases, but for those that are placed.
+    """
     arguments = dict(zip([each.name for each in given(row, left_out)], refs, strict=True))
-    options = scalars_of(row, refs[0]) | {
+    options = (scalars_of(row, refs[0]) | (placed or {})) | {
         key: value
         for key, value in case.items()
         if key in (*row.options, *row.counts) or key.startswith(("off", "inc"))
@@ -192,6 +234,8 @@ REAL_RESULTS: Final = {"complex128": "float32", "clongdouble": "float64", "compl
 
 def made(operand: Operand, like: Array, case: Case) -> Array:
     """What the call makes itself, before it is written."""
+    if operand.form:
+        return np.zeros(shape_of(operand, case), like.dtype)
     sizes = [size_of(size, case) for size in operand.shape]
     return np.zeros([len(like) if size is None else size for size in sizes], like.dtype)
 
@@ -211,7 +255,7 @@ def operations(row: Row) -> list[Operation]:
         ways.append((" without out", output.name, ""))
     ways += [(f" in place of {place}", output.name, place) for place in row.in_place]
     found = []
-    for text, left_out, place in ways:
+    for text, left_out, place in (ways[0], ways[-1]) if is_alike(row) else ways:
         tried = cases(row)
         if place:
             trans = next(each.trans for each in row.operands if each.name == place)
@@ -247,4 +291,9 @@ def as_placed(case: Case) -> bool:
     )
 
 
-ROUTINES: Final = [operation for row in ROWS.values() for operation in operations(row)]
+ROTATIONS: Final = ("rotg", "rotm", "rotmg")
+"""Tested by what they promise, since there are several right answers."""
+
+ROUTINES: Final = [
+    operation for row in ROWS.values() if row.name not in ROTATIONS for operation in operations(row)
+]

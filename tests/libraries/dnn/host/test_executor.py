@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeFrontend:
     from atomr_accel.libraries.dnn.host import (
         _cuda,
+        _cuda_losses,
         _cuda_routines,
         _cuda_sequences,
         _plans,
@@ -63,7 +64,8 @@ def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path
         monkeypatch.setattr(module, "load_frontend", lambda: fake)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
-    monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)
+    for module in (_cuda_losses, _cuda_sequences):
+        monkeypatch.setattr(module, "Kernels", FakeOwn)
     monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: library)
     executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
     for lane in (LANE, PLANNER):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.libraries.dnn.graph._builder import Builder
-from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host._rewrite import cut
 from atomr_accel.libraries.dnn.host.fallback import (
     _convs as _own_convs,
@@ -33,9 +32,8 @@ from atomr_accel.libraries.dnn.wire._graph import Graph, packed_strides
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 from atomr_accel.libraries.host._device_code import C_TYPES
 
-from ...conformance import dtype_of, eps_of
 from ...host_kernels import compile_kernels, needs_compiler, on_host
-from .graph_memory import addresses_of, memory
+from .graph_memory import addresses_of, compare, filled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,36 +53,6 @@ def attributes_of(op: str) -> list[dict[str, Any]]:
     if op.startswith("swish"):
         return [{"swish_beta": 1.5}]
     return [plain, {**plain, **CLIPPED}] if "relu" in op else [plain]
-
-
-def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
-    """Memory for a graph's buffers, with positive and negative numbers."""
-    arrays = {}
-    for id_ in graph.buffers():
-        tensor = graph.tensors[id_]
-        values: Array = rng.uniform(-2, 2, tensor.extent)
-        if tensor.dtype == "bool":
-            values = values > 0
-        if tensor.dtype in INTEGERS:
-            limits = np.iinfo(tensor.dtype)
-            values = rng.integers(limits.min, limits.max, tensor.extent, limits.dtype)
-        arrays[id_] = values.astype(dtype_of(tensor.dtype))
-    return arrays
-
-
-def compare(graph: Graph, got: dict[int, Array], arrays: dict[int, Array], scalars: Any) -> None:
-    """Hold what a kernel wrote against the CPU backend."""
-    expected = {id_: array.copy() for id_, array in arrays.items()}
-    interpret(graph, addresses_of(expected), scalars, memory)
-    for id_ in graph.written():
-        dtype = got[id_].dtype
-        if dtype.kind in "biu":
-            np.testing.assert_array_equal(got[id_], expected[id_])
-            continue
-        one, other = got[id_].astype(float), expected[id_].astype(float)
-        np.testing.assert_allclose(
-            one, other, rtol=32 * eps_of(dtype), atol=64 * eps_of(dtype), equal_nan=True
-        )
 
 
 # --- single nodes -------------------------------------------------------------------------

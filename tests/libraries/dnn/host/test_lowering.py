@@ -113,6 +113,43 @@ def test_activations_alone_are_computed_by_own_kernels(tmp_path: Path) -> None:
     assert dict(zip(expected, verdicts, strict=True)) == expected
 
 
+def statistics(dtype: str, *, last: bool) -> Graph:
+    """What a convolution gives, and the sums of its channels."""
+    builder = Builder()
+    window = {"pre_padding": (1, 1), "post_padding": (1, 1), "stride": (1, 1), "dilation": (1, 1)}
+    x = builder.tensor((4, 64, 8, 8), dtype, last=last)
+    w = builder.tensor((32, 64, 3, 3), dtype, last=last)
+    y = builder.node("conv_fprop", image=x, weight=w, **window)["y"]
+    for symbol in (y, *builder.node("genstats", input=y).values()):
+        builder.output(symbol)
+    return builder.finish()
+
+
+def moved(op: str, dtype: str, **attributes: Any) -> Graph:
+    """What is moved, and then multiplied."""
+    builder = Builder()
+    a = builder.node(op, input=builder.tensor((4, 64, 32), dtype), **attributes)["y"]
+    product = builder.node("matmul", A=a, B=builder.tensor((4, a.shape[-1], 16), dtype))["c"]
+    builder.output(product)
+    return builder.finish()
+
+
+def test_moves_are_our_own_and_statistics_are_part_of_a_convolution(tmp_path: Path) -> None:
+    expected = [
+        (statistics("float16", last=True), "takes conv_fprop+genstats"),
+        (statistics("float16", last=False), "takes conv_fprop | own genstats"),
+        (statistics("float32", last=True), "takes conv_fprop | own genstats"),
+        (
+            moved("slice", "float16", starts=(0, 8, 0), stops=(4, 40, 32)),
+            "takes own slice | matmul",
+        ),
+        (moved("reshape", "bfloat16", shape=(4, 128, 16)), "takes own reshape | matmul"),
+        (moved("transpose", "float16", permutation=(0, 2, 1)), "takes own transpose | matmul"),
+    ]
+    verdicts = offer([encode(graph) for graph, _ in expected], tmp_path)
+    assert verdicts == [verdict for _, verdict in expected]
+
+
 def attention(**given: Any) -> bytes:
     """A graph of attention with two short sequences, unless something else is said."""
     sizes = {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 8}

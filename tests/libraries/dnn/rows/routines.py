@@ -24,7 +24,7 @@ DTYPES = (*HALF, *REAL)
 def windows(case: Case) -> dict[str, Any]:
     return {
         name: case[name]
-        for name in ("window", "stride", "padding", "layout", "count_include_pad")
+        for name in ("window", "stride", "padding", "layout", "count_include_pad", "ceil_mode")
         if name in case
     }
 
@@ -53,10 +53,12 @@ def places(case: Case) -> list[tuple[tuple[int, ...], tuple[slice, ...], int]]:
     """For each place of the window: where, what of the image is in it, and its size."""
     window, stride, padding = tuples(case)
     space = case["space"]
-    counts = [
-        (size + 2 * pad - taps) // step + 1
-        for size, taps, step, pad in zip(space, window, stride, padding, strict=True)
-    ]
+    counts = []
+    for size, taps, step, pad in zip(space, window, stride, padding, strict=True):
+        begins = range(-pad, size + pad - taps + 1, step)
+        if case.get("ceil_mode") and begins[-1] + taps < size + pad and begins[-1] + step < size:
+            begins = range(-pad, begins[-1] + step + 1, step)
+        counts.append(len(begins))
     found = []
     for at in itertools.product(*map(range, counts)):
         begin = [i * step - pad for i, step, pad in zip(at, stride, padding, strict=True)]
@@ -64,8 +66,12 @@ def places(case: Case) -> list[tuple[tuple[int, ...], tuple[slice, ...], int]]:
             slice(max(0, low), min(size, low + taps))
             for low, taps, size in zip(begin, window, space, strict=True)
         )
-        # Only what overlaps the padded image counts, which all of a window here does.
-        found.append((at, inside, int(np.prod(window))))
+        # Only what overlaps the padded image counts.
+        over = [
+            min(low + taps, size + pad) - low
+            for low, taps, size, pad in zip(begin, window, space, padding, strict=True)
+        ]
+        found.append((at, inside, int(np.prod(over))))
     return found
 
 
@@ -179,6 +185,17 @@ POOLS: list[Case] = [
     {"lead": (1, 8), "space": (9, 7), "window": (3, 2), "stride": (2, 1), "padding": (1, 0)},
     {"lead": (2, 8), "space": (9, 7), "window": 3, "stride": 2, "padding": 1, "layout": "NHWC"},
     {"lead": (1, 2), "space": (4, 5, 6), "window": (2, 3, 2), "stride": 2, "padding": (1, 1, 0)},
+    {"lead": (2, 3), "space": (8,), "window": 3, "stride": 2, "ceil_mode": True},
+    {"lead": (2, 3), "space": (8,), "window": 4, "stride": 4, "ceil_mode": True},
+    {
+        "lead": (1, 3),
+        "space": (6, 8),
+        "window": (2, 4),
+        "stride": 3,
+        "padding": (1, 2),
+        "ceil_mode": True,
+        "layout": "NHWC",
+    },
 ]
 AVERAGES = [{**case, "count_include_pad": include} for case in POOLS for include in (True, False)]
 

@@ -602,9 +602,10 @@ template <class R, int GROUP, class T> FN T reduce_row(T value, T* shared) {
     __syncthreads();  // what was there before has been read
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
     __syncthreads();
-    value = shared[0];
+    const T* mine = shared + threadIdx.x / GROUP * (GROUP / 32);  // a block may have several rows
+    value = mine[0];
 #pragma unroll
-    for (int i = 1; i < GROUP / 32; ++i) value = R::of(value, shared[i]);
+    for (int i = 1; i < GROUP / 32; ++i) value = R::of(value, mine[i]);
   }
   return value;
 }

@@ -1,17 +1,59 @@
-// 0, 1, 2, ...: what a sort of positions moves.
-__global__ void positions(long long* out, long long count) {
-  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-  long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  for (; at < count; at += step) out[at] = at;
-}
+// What comes before and after CUB's sorts: positions in the place of values, and numbers in the
+// place of floats. Each thread takes several elements in turn.
+#define EACH                                                            \
+  const long long step = static_cast<long long>(gridDim.x) * blockDim.x; \
+  for (long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += step)
 
-struct alignas(8) Wide {
-  unsigned long long parts[2];
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned;
+using u64 = unsigned long long;
+struct alignas(8) u128 {
+  u64 parts[2];
 };
 
-// Values of 16 bytes, in the order of positions that were sorted in their place.
-__global__ void gather(Wide* out, const Wide* values, const long long* places, long long count) {
-  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-  long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  for (; at < count; at += step) out[at] = values[places[at]];
+// 0, 1, 2, ...: what a sort of positions moves.
+__global__ void positions(long long* out, long long count) {
+  EACH out[at] = at;
+}
+
+// What no sort has written yet.
+__global__ void nowhere(long long* out, long long count) {
+  EACH out[at] = -1;
+}
+
+// Values in the order of positions that were sorted in their place, where there are any.
+template <class T> __global__ void gather(T* out, const T* values, const long long* places, long long count) {
+  EACH {
+    const long long place = places[at];
+    if (place >= 0) out[at] = values[place];
+  }
+}
+
+// The bits of floats as numbers in their order: NaN are beyond all others, on the side of their
+// sign; -0 comes before 0.
+template <class U> __device__ U map(U bits) {
+  const U sign = static_cast<U>(1) << (8 * sizeof(U) - 1);
+  return bits & sign ? ~bits : bits | sign;
+}
+template <class U> __global__ void mapped(U* out, const U* given, long long count) {
+  EACH out[at] = map(given[at]);
+}
+
+// The same, but both zeros are one.
+template <class U> __global__ void ordered(U* out, const U* given, long long count) {
+  const U sign = static_cast<U>(1) << (8 * sizeof(U) - 1);
+  EACH {
+    const U bits = given[at];
+    out[at] = map(bits == sign ? static_cast<U>(0) : bits);
+  }
+}
+
+// The way back from what was mapped.
+template <class U> __global__ void floats(U* out, const U* given, long long count) {
+  const U sign = static_cast<U>(1) << (8 * sizeof(U) - 1);
+  EACH {
+    const U bits = given[at];
+    out[at] = bits & sign ? bits ^ sign : ~bits;
+  }
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from . import _attention, _convs, _nodes, _norms, _products
+from . import _attention, _blocks, _convs, _moves, _nodes, _norms, _products, _resamples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from ...wire._graph import Graph
     from ._launch import Form, Launch
 
-_FAMILIES: Final = (_convs, _products, _norms, _attention, _nodes)
+_FAMILIES: Final = (
+    *(_convs, _products, _norms, _attention),
+    *(_resamples, _moves, _blocks, _nodes),
+)
 
 
 def computes(graph: Graph) -> bool:

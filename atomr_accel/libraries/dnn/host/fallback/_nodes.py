@@ -15,7 +15,7 @@ from ._launch import THREADS, Form, Number, Part, Pointer, form
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...wire._graph import Attribute, Graph, Node, Tensor
+    from ...wire._graph import Attribute, Graph, Tensor
 
 MOST_INPUTS: Final = 5
 
@@ -36,6 +36,9 @@ OPERATIONS: Final = frozenset(
 )
 """What ``pointwise.cu`` has a struct for."""
 
+_STATISTICS: Final = ("ADD", "SQUARES")
+"""What ``genstats`` computes, as modes of reductions."""
+
 _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
 
@@ -43,7 +46,7 @@ def computes(graph: Graph) -> bool:
     """Whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
-    return (node.op in OPERATIONS or node.op == "reduction") and all(
+    return (node.op in OPERATIONS or node.op in ("reduction", "genstats")) and all(
         tensor.dtype in _TYPES and tensor.ragged < 0 for tensor in tensors
     )
 
@@ -90,9 +93,8 @@ def _numbers(attributes: Mapping[str, Attribute]) -> bytes:
     )
 
 
-def packed_reduction(graph: Graph, node: Node) -> list[Part]:
+def packed_reduction(graph: Graph, source: int, target: int) -> list[Part]:
     """The arguments of a reduction kernel."""
-    ((_, source),), ((_, target),) = node.inputs, node.outputs
     x, y = graph.tensors[source], graph.tensors[target]
     data = b""
     for summed in (False, True):
@@ -142,6 +144,12 @@ def _words(values: Sequence[int]) -> bytes:
 def forms(graph: Graph) -> list[Form]:
     """What computes a graph for which ``computes`` is true."""
     (node,) = graph.nodes
+    if node.op == "genstats":
+        return [
+            _reduction(graph, mode, target)
+            for mode, (_, target) in zip(_STATISTICS, node.outputs, strict=True)
+            if graph.tensors[target].kind == "buffer"
+        ]
     ((_, target),) = node.outputs
     order = dict(node.inputs)
     ids = [order[name] for name in NODES[node.op].inputs]
@@ -154,14 +162,21 @@ def forms(graph: Graph) -> list[Form]:
         compute = "int64" if signed else "uint64"
     types = [out.dtype, *(graph.tensors[id_].dtype for id_ in ids)]
     if node.op == "reduction":
-        name = reduction_name(str(attributes["mode"]), compute, types)
-        parts = packed_reduction(graph, node)
-        return [form(REDUCTIONS, name, math.prod(out.shape) * THREADS, *parts)]
+        return [_reduction(graph, str(attributes["mode"]), target)]
     name = pointwise_name(
         node.op, compute, stored_as(node.op, integers) if integers else compute, types
     )
     parts = packed_node(graph, ids, target, attributes)
     return [form(POINTWISE, name, math.prod(out.shape), *parts)]
+
+
+def _reduction(graph: Graph, mode: str, target: int) -> Form:
+    """A reduction of a node's input to one of its outputs."""
+    ((_, source),) = graph.nodes[0].inputs
+    x, y = graph.tensors[source], graph.tensors[target]
+    name = reduction_name(mode, graph.compute, [y.dtype, x.dtype])
+    parts = packed_reduction(graph, source, target)
+    return form(REDUCTIONS, name, math.prod(y.shape) * THREADS, *parts)
 
 
 def pointwise_name(op: str, compute: str, result: str, types: Sequence[str]) -> str:

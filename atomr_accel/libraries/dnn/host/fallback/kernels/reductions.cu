@@ -29,6 +29,7 @@ MODE(Min, infinity(), value, next < sum || next != next ? next : sum, sum)
 MODE(Amax, 0, fabs(value), next > sum || next != next ? next : sum, sum)
 MODE(Norm1, 0, fabs(value), sum + next, sum)
 MODE(Norm2, 0, value * value, sum + next, sqrt(sum))
+MODE(Squares, 0, value * value, sum + next, sum)
 
 struct Dims { i64 count, ndim; i64 shape[DIMS]; i64 from[DIMS]; i64 to[DIMS]; };
 

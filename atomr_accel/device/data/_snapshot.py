@@ -1,0 +1,517 @@
+"""Snapshots: what several buffers hold at one point of the program's order, kept elsewhere.
+
+All the copies that make one are submitted with nothing awaited in between, and read their buffers
+as any op does: what was called before comes before, and what is called later waits for them. So a
+snapshot is consistent without a second copy on the device, and takes what the bus takes.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, final
+
+import numpy as np
+import trio
+
+from ..._errors import DeviceLost, Unsupported
+from ...lanes import uninterrupted
+from ...libraries._arguments import require_readable, require_writable
+from ...memory import GpuRef, Hold
+from ...wire import SLAB_SHIFT, Copy
+from .._context import MEMORY_LANE
+from .._failures import taken_down
+from ._arrays import check_like
+from ._snapshot_file import read_arrays, write_arrays
+from ._transfer import ENDED, in_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from os import PathLike
+
+    from ...lanes import Bytes, HostHandle, Op, Piece
+    from .._core import DeviceCore
+    from ..interop._windows import Window
+    from ._pinned import Pinned
+
+_CHUNK: Final = 64 << 20
+"""Bytes that one op moves, so that other transfers get their turns."""
+
+_ALIGNED: Final = 256
+
+Layout = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStatistics:
+    """A snapshot at one moment.
+
+    Attributes:
+        state: ``"moving"``: its copies are under way; ``"complete"``; ``"failed"``; or
+            ``"closed"``.
+        place: where it is: ``"host"``, or the name of a device.
+        nbytes: how many bytes it has.
+        moved: how many of them have arrived.
+        seconds: how long that has taken so far, from when it was taken.
+    """
+
+    state: Literal["moving", "complete", "failed", "closed"]
+    place: str
+    nbytes: int
+    moved: int
+    seconds: float
+
+
+@final
+@uninterrupted
+class _Moves:
+    """Copies under way that belong together.
+
+    Args:
+        then: called when all have arrived; what it returns is why they are worth nothing.
+    """
+
+    def __init__(self, then: Callable[[], Exception | None] = lambda: None) -> None:
+        self._then = then
+        self._left = 1  # until ``all``
+        self._begun: Final = trio.current_time()
+        self._ended: float | None = None
+        self._over: Final = trio.Event()
+        self._failed: Op | None = None
+        self._error: Exception | None = None
+        self.moved: int = 0
+
+    def add(
+        self, core: DeviceCore, host: HostHandle, op: Op, nbytes: int, release: Callable[[], None]
+    ) -> None:
+        """An op was submitted; ``release`` once nothing touches its memory any more."""
+        self._left += 1
+        op.when_answered(partial(self._answered, core, host, op, nbytes, release))
+
+    def all(self) -> None:
+        """There are no more."""
+        self._settle()
+
+    def _answered(
+        self,
+        core: DeviceCore,
+        host: HostHandle,
+        op: Op,
+        nbytes: int,
+        release: Callable[[], None],
+    ) -> None:
+        error = op.error
+        if isinstance(error, ENDED):  # the host may still be moving data
+            core.reaper.quarantine(host, release)
+        else:
+            release()
+        if error is None:
+            self.moved += nbytes
+        elif self._failed is None:
+            self._failed = op
+        self._settle()
+
+    def _settle(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._ended = trio.current_time()
+            if self._failed is None:
+                self._error = self._then()
+            self._over.set()
+
+    @property
+    def over(self) -> bool:
+        """Whether all have ended."""
+        return self._over.is_set()
+
+    @property
+    def failed(self) -> bool:
+        """Whether one of them has failed."""
+        return self._failed is not None or self._error is not None
+
+    @property
+    def seconds(self) -> float:
+        """From the first of them until now, or to their end."""
+        return (trio.current_time() if self._ended is None else self._ended) - self._begun
+
+    async def wait(self) -> None:
+        """Wait for all of them; raises what one has failed with."""
+        await self._over.wait()
+        if self._failed is not None:
+            await self._failed.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # as often as somebody asks
+
+
+@final
+class _OnHost:
+    """Page-locked memory of the program, which goes with the snapshot."""
+
+    def __init__(self, pinned: Pinned, piece: Piece, nbytes: int) -> None:
+        self._closed = False
+        self.pinned: Final = pinned
+        self.piece: Final = piece
+        self.bytes: Final[Bytes] = piece.array((nbytes,), np.dtype(np.uint8))
+
+    def close(self) -> None:
+        """Give it back, in the program's thread."""
+        if not self._closed:
+            self._closed = True
+            self.pinned.drop(self.piece)
+
+    def __del__(self) -> None:
+        # In any thread, in the middle of anything: the program's own does the rest.
+        if not self._closed:
+            self.pinned.dropped.append(self.piece)
+
+
+@final
+class Snapshot:
+    """What several buffers held at one point of the program's order; see ``Device.snapshot``.
+
+    It is kept for as long as it is held, whatever becomes of its device; ``close`` gives its
+    memory back earlier. ``Device.restore`` makes buffers of it again, on any device.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        *,
+        memory: _OnHost | None = None,
+        arrays: Sequence[np.ndarray[Any, Any]] = (),
+        refs: Sequence[GpuRef] = (),
+        moves: _Moves | None = None,
+        source: DeviceCore | None = None,
+    ) -> None:
+        self._layouts: Final = tuple(layouts)
+        self._memory = memory
+        self._arrays = tuple(arrays)
+        self._refs = tuple(refs)
+        self._moves = moves
+        self._source = source  # has windows to close, once all is there
+        self._restores: list[_Moves] = []
+        self._place = refs[0].device if refs else "host"
+        self._closed = False
+
+    def __repr__(self) -> str:
+        said = self.statistics()
+        return f"<Snapshot of {len(self)} buffers on {said.place}, {said.state}>"
+
+    def __len__(self) -> int:
+        """How many buffers it is of."""
+        return len(self._layouts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers together."""
+        return sum(_nbytes(layout) for layout in self._layouts)
+
+    @property
+    def place(self) -> str:
+        """Where it is: ``"host"``, or the name of a device."""
+        return self._place
+
+    async def wait(self) -> None:
+        """Wait until it is complete.
+
+        Raises:
+            ContextPoisoned: a device has failed before it was; the snapshot is worth nothing.
+            DeviceLost: likewise, for good.
+            ValueError: it was closed.
+        """
+        self._require_open()
+        if self._moves is not None:
+            await self._moves.wait()
+        if self._source is not None and self._source.memory.unmapped:
+            with suppress(DeviceLost):
+                await self._source.growth.unmap()
+        await trio.lowlevel.checkpoint()
+
+    async def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """What is in it, once it is complete: arrays that cannot be written, without a copy.
+
+        Whoever holds one keeps the memory.
+
+        Raises:
+            Unsupported: it is on a device: restore it, or ``get`` what you restore.
+            ContextPoisoned, DeviceLost, ValueError: as ``wait``.
+        """
+        await self.wait()
+        if self._refs:
+            raise Unsupported(f"this snapshot is on {self._place}, and the host has no array of it")
+        found = [array.view() for array in self._arrays]
+        for array in found:
+            array.flags.writeable = False
+        return tuple(found)
+
+    async def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, once it is complete.
+
+        The file is there in full or not at all: it is written beside it, flushed to the disk,
+        and put in its place then.
+
+        Args:
+            path: where to; a file that is there is replaced.
+
+        Raises:
+            OSError: it could not be written.
+            Unsupported: it is on a device.
+            ContextPoisoned, DeviceLost, ValueError: as ``wait``.
+        """
+        await in_worker(write_arrays, path, await self.arrays())
+
+    @classmethod
+    async def load(cls, path: str | PathLike[str]) -> Self:
+        """Read what ``save`` has written, into ordinary memory, and verify it.
+
+        Args:
+            path: the file.
+
+        Returns:
+            A snapshot that is complete.
+
+        Raises:
+            OSError: it could not be read.
+            ValueError: it is no such file, was cut off, or has changed since it was written.
+        """
+        arrays = await in_worker(read_arrays, path)
+        return cls([(array.shape, array.dtype) for array in arrays], arrays=arrays)
+
+    def close(self) -> None:
+        """Give its memory back, now or once its copies have ended. It is of no use any more."""
+        self._closed = True
+        self._arrays = self._refs = ()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def statistics(self) -> SnapshotStatistics:
+        """How far it is."""
+        moves = self._moves
+        state: Literal["moving", "complete", "failed", "closed"] = "complete"
+        if self._closed:
+            state = "closed"
+        elif moves is not None and moves.over:
+            state = "failed" if moves.failed else "complete"
+        elif moves is not None:
+            state = "moving"
+        return SnapshotStatistics(
+            state=state,
+            place=self._place,
+            nbytes=self.nbytes,
+            moved=self.nbytes if moves is None else moves.moved,
+            seconds=0.0 if moves is None else moves.seconds,
+        )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("the snapshot was closed")
+
+    def _require_idle(self) -> None:
+        """Refuse to be taken again while something reads or writes it."""
+        self._require_open()
+        under_way = [*self._restores, *([] if self._moves is None else [self._moves])]
+        if not all(moves.over for moves in under_way):
+            raise ValueError("out is still being taken or restored; wait for that first")
+        self._restores.clear()
+
+
+# --- taking one ----------------------------------------------------------------------------
+
+
+async def take(
+    core: DeviceCore, refs: Sequence[GpuRef], peer: DeviceCore | None, out: Snapshot | None
+) -> Snapshot:
+    """See ``Device.snapshot``."""
+    for at, ref in enumerate(refs):
+        require_readable(ref, core.memory, f"ref {at}")
+    layouts = [(ref.shape, ref.dtype) for ref in refs]
+    if peer is core:
+        raise ValueError(f"a snapshot of {core.name} on {core.name} would be lost with it")
+    if out is not None:
+        out._require_idle()
+        if peer is not None or out._memory is None or out._memory.pinned is not core.pinned:
+            raise ValueError("out must be a snapshot in host memory that this device has taken")
+        if list(out._layouts) != layouts:
+            raise ValueError("out is of buffers of other shapes or dtypes")
+    if peer is not None and any(_nbytes(layout) for layout in layouts):
+        return await _to_peer(core, refs, layouts, peer)
+    snapshot = out
+    if snapshot is None:
+        made = await _host_memory(core, layouts)
+        snapshot = Snapshot(layouts, memory=made, arrays=_arrays_in(made, layouts))
+    memory = snapshot._memory
+    assert memory is not None
+    piece = memory.piece
+    host = await core.pinned.mapped(piece.address)
+    if out is not None:
+        out._require_idle()
+    # From here on nothing is awaited: all of it is one point of the program's order.
+    blocks = [require_readable(ref, core.memory, f"ref {at}") for at, ref in enumerate(refs)]
+    moves = snapshot._moves = _Moves()
+    for block, start, layout in zip(blocks, _starts(layouts), layouts, strict=True):
+        for begin, length in _chunks(_nbytes(layout)):
+            message = Copy(piece.address + start + begin, block.address + begin, length)
+            op = core.submit(core.ports[MEMORY_LANE], "snapshot", message, (block,), ())
+            piece.hold()
+            moves.add(core, host, op, length, piece.drop)
+    moves.all()
+    return snapshot
+
+
+async def _host_memory(core: DeviceCore, layouts: Sequence[Layout]) -> _OnHost:
+    nbytes = sum(_rounded(layout) for layout in layouts)
+    await core.ready()
+    return _OnHost(core.pinned, await core.pinned.take(nbytes), nbytes)
+
+
+async def _to_peer(
+    core: DeviceCore, refs: Sequence[GpuRef], layouts: Sequence[Layout], peer: DeviceCore
+) -> Snapshot:
+    """Have our host write to sealed memory of a peer, which is sealed when all is there."""
+    if peer.backend != core.backend:
+        raise Unsupported(f"{core.name} cannot write to the memory of {peer.name}")
+    while True:
+        copies = [await peer.empty(shape, dtype, sealed=True) for shape, dtype in layouts]
+        epoch = peer.memory.epoch
+        windows: dict[int, Window] = {}
+        try:
+            for slab in {peer.memory.slab_of(copy._block) for copy in copies}:
+                window = await core.windows.open(peer, slab)
+                if window is None:
+                    await peer.ready()  # or it is lost
+                    raise Unsupported(
+                        f"{core.name} cannot write to the memory of {peer.name}; without `to` the "
+                        "snapshot is taken to host memory"
+                    )
+                windows[slab.id] = window
+            blocks = [
+                require_readable(ref, core.memory, f"ref {at}") for at, ref in enumerate(refs)
+            ]
+            context = core.context
+            good = all(window.context is context for window in windows.values())
+            if context is None or not good or peer.memory.epoch is not epoch:
+                continue
+            moves = _Moves(partial(_seal_all, peer, copies))
+            for block, copy in zip(blocks, copies, strict=True):
+                slab = peer.memory.slab_of(copy._block)
+                window = windows[slab.id]
+                to = window.number << SLAB_SHIFT | (copy._block.address - (slab.id << SLAB_SHIFT))
+                for begin, length in _chunks(copy.nbytes):
+                    message = Copy(to + begin, block.address + begin, length)
+                    op = core.submit(core.ports[MEMORY_LANE], "snapshot", message, (block,), ())
+                    window.hold()
+                    hold = Hold(copy._block)
+                    moves.add(core, context.host, op, length, partial(_let_go, hold, window))
+            moves.all()
+            return Snapshot(layouts, refs=copies, moves=moves, source=core)
+        finally:
+            for window in windows.values():
+                window.close()
+
+
+def _let_go(hold: Hold, window: Window) -> None:
+    hold.release()
+    window.release()
+
+
+def _seal_all(peer: DeviceCore, copies: Sequence[GpuRef]) -> Exception | None:
+    """All has arrived; an error if the peer has failed meanwhile."""
+    memory = peer.memory
+    if any(copy._block.epoch is not memory.epoch for copy in copies):
+        fault = peer.lifecycle.last_fault
+        if fault is None or memory.over is not None:
+            return DeviceLost(f"the snapshot is gone: {peer.name} {memory.over}")
+        return taken_down("snapshot", fault)
+    for copy in copies:
+        memory.seal(copy._block)
+    return None
+
+
+# --- restoring one -------------------------------------------------------------------------
+
+
+def in_memory_of(core: DeviceCore, snapshot: Snapshot) -> bool:
+    """Whether it lies in page-locked memory that the device's host can reach."""
+    memory = snapshot._memory
+    return memory is not None and memory.pinned is core.pinned
+
+
+def check_outs(core: DeviceCore, snapshot: Snapshot, out: Sequence[GpuRef]) -> None:
+    """Buffers can take what the snapshot has."""
+    if len(out) != len(snapshot):
+        raise ValueError(f"the snapshot is of {len(snapshot)} buffers, and out has {len(out)}")
+    for at, (ref, (shape, dtype)) in enumerate(zip(out, snapshot._layouts, strict=True)):
+        require_writable(ref, core.memory, f"out {at}", strided=True)
+        check_like(ref, shape, dtype, f"out {at}", "the snapshot's buffer")
+
+
+async def restore_directly(
+    core: DeviceCore, snapshot: Snapshot, out: Sequence[GpuRef] | None
+) -> list[GpuRef]:
+    """Copy from page-locked memory: all at once, as it was taken."""
+    memory = snapshot._memory
+    assert memory is not None
+    piece, layouts = memory.piece, snapshot._layouts
+    while True:
+        refs = list(out) if out is not None else [await core.empty(*layout) for layout in layouts]
+        host = await core.pinned.mapped(piece.address)
+        if out is None and any(ref.is_stale for ref in refs):
+            continue  # a rebuild has come between, and nothing was in them
+        blocks = [require_writable(ref, core.memory, f"out {at}") for at, ref in enumerate(refs)]
+        snapshot._require_open()
+        moves = _Moves()
+        snapshot._restores.append(moves)
+        for block, start, layout in zip(blocks, _starts(layouts), layouts, strict=True):
+            for begin, length in _chunks(_nbytes(layout)):
+                message = Copy(block.address + begin, piece.address + start + begin, length)
+                op = core.submit(core.ports[MEMORY_LANE], "restore", message, (), (block,))
+                piece.hold()
+                moves.add(core, host, op, length, piece.drop)
+        moves.all()
+        try:
+            await moves.wait()
+        finally:
+            if moves.over and moves in snapshot._restores:
+                snapshot._restores.remove(moves)
+        return refs
+
+
+# --- where things are ----------------------------------------------------------------------
+
+
+def _nbytes(layout: Layout) -> int:
+    shape, dtype = layout
+    return math.prod(shape) * dtype.itemsize
+
+
+def _rounded(layout: Layout) -> int:
+    return -(-_nbytes(layout) // _ALIGNED) * _ALIGNED
+
+
+def _starts(layouts: Sequence[Layout]) -> list[int]:
+    """Where each buffer begins in host memory."""
+    starts, end = [], 0
+    for layout in layouts:
+        starts.append(end)
+        end += _rounded(layout)
+    return starts
+
+
+def _arrays_in(memory: _OnHost, layouts: Sequence[Layout]) -> list[np.ndarray[Any, Any]]:
+    return [
+        memory.bytes[start : start + _nbytes(layout)].view(layout[1]).reshape(layout[0])
+        for start, layout in zip(_starts(layouts), layouts, strict=True)
+    ]
+
+
+def _chunks(nbytes: int) -> list[tuple[int, int]]:
+    return [(begin, min(_CHUNK, nbytes - begin)) for begin in range(0, nbytes, _CHUNK)]

@@ -1,0 +1,110 @@
+"""Snapshots as files: arrays behind a head that tells what they are, with checksums of all.
+
+A file is ``magic``, the head's length and CRC-32 (little-endian), the head (msgpack), and the
+arrays, each at a multiple of 4096 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import tempfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import msgspec
+import numpy as np
+
+from ..._dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAGIC: Final = b"atomrsn1"
+_HEAD: Final = struct.Struct("<8sII")
+_ALIGNED: Final = 4096
+_MOST_HEAD: Final = 1 << 30
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    crc: int
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Write contiguous arrays, so that the file is there in full or not at all."""
+    target = Path(path)
+    entries = [_Entry(each.dtype.name, each.shape, zlib.crc32(_bytes(each))) for each in arrays]
+    head = msgspec.msgpack.encode(entries)
+    made, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(made, "wb") as file:
+            file.write(_HEAD.pack(_MAGIC, len(head), zlib.crc32(head)) + head)
+            for array in arrays:
+                file.seek(_aligned(file.tell()))
+                file.write(_bytes(array))
+            file.truncate(file.tell())
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)  # or a loss of power may bring the old file back
+    finally:
+        os.close(directory)
+
+
+def read_arrays(path: str | os.PathLike[str]) -> list[np.ndarray[Any, Any]]:
+    """Read them back.
+
+    Raises:
+        ValueError: it is no such file, or has not what was written.
+    """
+    with Path(path).open("rb") as file:
+        try:
+            return [_read(file, entry) for entry in _entries(file)]
+        except (msgspec.DecodeError, struct.error, EOFError, KeyError) as error:
+            raise ValueError(f"{os.fspath(path)} is no complete snapshot: {error}") from None
+
+
+def _entries(file: BinaryIO) -> list[_Entry]:
+    magic, length, crc = _HEAD.unpack(file.read(_HEAD.size))
+    if magic != _MAGIC or length > _MOST_HEAD:
+        raise EOFError("it does not begin as one")
+    head = file.read(length)
+    if len(head) < length or zlib.crc32(head) != crc:
+        raise EOFError("its head was cut off or has changed")
+    return msgspec.msgpack.decode(head, type=list[_Entry])
+
+
+def _read(file: BinaryIO, entry: _Entry) -> np.ndarray[Any, Any]:
+    dtype = DTYPES[entry.dtype]
+    if math.prod(entry.shape) * dtype.itemsize > os.fstat(file.fileno()).st_size:
+        raise EOFError("it was cut off")
+    array = np.empty(entry.shape, dtype)
+    file.seek(_aligned(file.tell()))
+    data = _bytes(array)
+    while data:
+        count = file.readinto(data)  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError("it was cut off")
+        data = data[count:]
+    if zlib.crc32(_bytes(array)) != entry.crc:
+        raise EOFError("an array has changed since it was written")
+    return array
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNED) * _ALIGNED

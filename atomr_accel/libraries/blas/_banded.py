@@ -1,0 +1,412 @@
+"""Level 2: bands and packed triangles, which hold less than a whole matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._op import D, op
+from ._routines import RowRoutines
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from .._request import Request
+    from ._checks import Number, Trans
+
+
+class Banded(RowRoutines[D]):
+    """The part of ``Blas`` for bands and packed triangles, as SciPy and LAPACK store them."""
+
+    @op
+    def gbmv(
+        self,
+        m: int,
+        n: int,
+        kl: int,
+        ku: int,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        trans: Trans = 0,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Band matrix times vector: ``alpha * op(a) @ x + beta * out``.
+
+        Vendor function: ``cublas<t>gbmv_64``, after ``cublas<t>geam_64``, which brings the
+        band into the vendor's order.
+
+        Args:
+            m: rows of the matrix.
+            n: columns of the matrix.
+            kl: how many diagonals there are below the main one.
+            ku: how many there are above it.
+            a: the band as SciPy stores it (``scipy.linalg.solve_banded``): shape
+                (kl + ku + 1, n), with element (i, j) at ``a[ku + i - j, j]``.
+            x: n elements, or m with ``trans``; same dtype.
+            out: as in ``gemv``.
+            alpha: as in ``gemv``.
+            beta: as in ``gemv``.
+            trans: as in ``gemv``.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+            offy: where ``out`` begins.
+            incy: steps in ``out``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: sizes or shapes that do not fit, ``beta`` without ``out``, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("gbmv", locals())
+
+    @op
+    def sbmv(
+        self,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Symmetric band matrix times vector: ``alpha * a @ x + beta * out``.
+
+        For float32 and float64. Vendor function: ``cublas<t>sbmv_64``, after
+        ``cublas<t>geam_64``, as for ``gbmv``.
+
+        Args:
+            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n),
+                with element (i, j) of the upper triangle at ``a[k + i - j, j]``, of the lower
+                one at ``a[i - j, j]``. The corners that this leaves are not read.
+            x: n elements, same dtype.
+            out: as in ``gemv``.
+            alpha: as in ``gemv``.
+            beta: as in ``gemv``.
+            lower: the band holds the lower triangle, not the upper one.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+            offy: where ``out`` begins.
+            incy: steps in ``out``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("sbmv", locals())
+
+    @op
+    def hbmv(
+        self,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Hermitian band matrix times vector; as ``sbmv``, for complex64 and complex128.
+
+        The imaginary part of the diagonal is not read. Vendor function:
+        ``cublas<t>hbmv_64``, after ``cublas<t>geam_64``.
+        """
+        return self._routine("hbmv", locals())
+
+    @op
+    def spmv(
+        self,
+        ap: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Packed symmetric matrix times vector: ``alpha * a @ x + beta * out``.
+
+        For float32 and float64. Vendor function: ``cublas<t>spmv_64``.
+
+        Args:
+            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2
+                elements, one column after the other. Element (i, j) of the upper triangle is
+                at ``ap[i + j * (j + 1) // 2]``, of the lower one at
+                ``ap[i + j * (2 * n - j - 1) // 2]``.
+            x: n elements, same dtype.
+            out: as in ``gemv``.
+            alpha: as in ``gemv``.
+            beta: as in ``gemv``.
+            lower: ``ap`` holds the lower triangle, not the upper one.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+            offy: where ``out`` begins.
+            incy: steps in ``out``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("spmv", locals())
+
+    @op
+    def hpmv(
+        self,
+        ap: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Packed Hermitian matrix times vector; as ``spmv``, for complex64 and complex128.
+
+        The imaginary part of the diagonal is not read. Vendor function:
+        ``cublas<t>hpmv_64``.
+        """
+        return self._routine("hpmv", locals())
+
+    @op
+    def spr(
+        self,
+        x: GpuRef,
+        *,
+        ap: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Add a vector's outer product with itself to a packed matrix, in place.
+
+        ``a += alpha * outer(x, x)``, for float32 and float64. Vendor function:
+        ``cublas<t>spr_64``.
+
+        Args:
+            x: n elements.
+            ap: the triangle, as in ``spmv``: n * (n + 1) / 2 elements, same dtype, not sealed,
+                no memory in common with the inputs. Zeros if absent.
+            alpha: the factor.
+            lower: ``ap`` holds the lower triangle, not the upper one.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+
+        Returns:
+            ``ap``.
+
+        Raises:
+            ValueError: shapes that do not fit, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("spr", locals())
+
+    @op
+    def hpr(
+        self,
+        x: GpuRef,
+        *,
+        ap: GpuRef | None = None,
+        alpha: float | GpuRef = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Add ``alpha * outer(x, conj(x))`` to a packed Hermitian matrix, in place.
+
+        As ``spr``, for complex64 and complex128, with a real ``alpha``; the imaginary part of
+        the diagonal becomes 0. Vendor function: ``cublas<t>hpr_64``.
+        """
+        return self._routine("hpr", locals())
+
+    @op
+    def spr2(
+        self,
+        x: GpuRef,
+        y: GpuRef,
+        *,
+        ap: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Add ``alpha * (outer(x, y) + outer(y, x))`` to a packed symmetric matrix, in place.
+
+        As ``spr`` with a second vector ``y`` of n elements. Vendor function:
+        ``cublas<t>spr2_64``.
+        """
+        return self._routine("spr2", locals())
+
+    @op
+    def hpr2(
+        self,
+        x: GpuRef,
+        y: GpuRef,
+        *,
+        ap: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a packed matrix.
+
+        In place, as ``hpr`` with a second vector ``y`` of n elements and any ``alpha``. Vendor
+        function: ``cublas<t>hpr2_64``.
+        """
+        return self._routine("hpr2", locals())
+
+    @op
+    def tbmv(
+        self,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        lower: bool = False,
+        trans: Trans = 0,
+        diag: int = 0,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Triangular band matrix times vector: ``op(a) @ x``.
+
+        Vendor function: ``cublas<t>tbmv_64``, after ``cublas<t>geam_64``, as for ``gbmv``.
+
+        Args:
+            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n),
+                with element (i, j) of the upper triangle at ``a[k + i - j, j]``, of the lower
+                one at ``a[i - j, j]``. The corners that this leaves are not read.
+            x: n elements, same dtype.
+            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
+                Made if absent.
+            lower: the band holds the lower triangle, not the upper one.
+            trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
+            diag: 1 takes the diagonal as ones and does not read it.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: shapes that do not fit, aliasing with the matrix.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("tbmv", locals())
+
+    @op
+    def tbsv(
+        self,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        lower: bool = False,
+        trans: Trans = 0,
+        diag: int = 0,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Solve a triangular system of a band: ``op(a) @ out = x``.
+
+        Vendor function: ``cublas<t>tbsv_64``, after ``cublas<t>geam_64``. A singular matrix is
+        not looked for: a zero on the diagonal gives infinities and NaNs. Arguments, result and
+        errors are those of ``tbmv``.
+        """
+        return self._routine("tbsv", locals())
+
+    @op
+    def tpmv(
+        self,
+        ap: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        lower: bool = False,
+        trans: Trans = 0,
+        diag: int = 0,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Packed triangular matrix times vector: ``op(a) @ x``.
+
+        Vendor function: ``cublas<t>tpmv_64``.
+
+        Args:
+            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2
+                elements, one column after the other. Element (i, j) of the upper triangle is
+                at ``ap[i + j * (j + 1) // 2]``, of the lower one at
+                ``ap[i + j * (2 * n - j - 1) // 2]``.
+            x: n elements, same dtype.
+            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
+                Made if absent.
+            lower: ``ap`` holds the lower triangle, not the upper one.
+            trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
+            diag: 1 takes the diagonal as ones and does not read it.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: shapes that do not fit, aliasing with the matrix.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("tpmv", locals())
+
+    @op
+    def tpsv(
+        self,
+        ap: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        lower: bool = False,
+        trans: Trans = 0,
+        diag: int = 0,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Solve a packed triangular system: ``op(a) @ out = x``.
+
+        Vendor function: ``cublas<t>tpsv_64``. A singular matrix is not looked for: a zero on
+        the diagonal gives infinities and NaNs. Arguments, result and errors are those of
+        ``tpmv``.
+        """
+        return self._routine("tpsv", locals())

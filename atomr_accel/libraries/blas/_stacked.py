@@ -1,0 +1,229 @@
+"""Products of matrices and vectors, and triangular systems, of many small matrices at once."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from .._arguments import (
+    require_dtype,
+    require_no_alias,
+    require_readable,
+    require_shape,
+    require_writable,
+)
+from .._op import D, op
+from .._request import Submission
+from ..wire._broadcast import broadcast
+from ..wire._options import flag
+from ._checks import (
+    FLOATS,
+    LARGEST_INT,
+    SINGLE_OR_DOUBLE,
+    UINT8,
+    Number,
+    Routines,
+    Side,
+    Trans,
+    diagonal,
+    on_the_right,
+    operation,
+    require_kind,
+    scalar,
+    scales_nothing,
+)
+from .wire._messages import GemmEx, ProductOptions, Stacked
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from ...wire import Message
+    from .._request import Driver, Request
+
+_POINTERS = 3 * 8
+"""Bytes of pointers for each matrix."""
+
+_ADJOINT = 2
+
+
+class StackedRoutines(Routines[D]):
+    """The part of ``Blas`` for batches at levels 2 and 3."""
+
+    @op
+    def gemv_batched(
+        self,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        trans: Trans = 0,
+    ) -> Request[GpuRef]:
+        """Matrices times vectors: ``alpha * op(a) @ x + beta * out``; as ``numpy.matvec``.
+
+        Vendor function: ``cublas<t>gemvStridedBatched_64`` where one stride leads from each to the
+        next, ``cublas<t>gemvBatched_64`` otherwise; for conjugates those of ``gemm``.
+
+        Args:
+            a: shape (..., m, n).
+            x: shape (..., n), or (..., m) with ``trans``; same dtype. Leading dimensions are
+                broadcast.
+            out: shape (..., m), or (..., n) with ``trans``; same dtype, not sealed, no memory in
+                common with the inputs. Made if absent.
+            alpha: scales the products.
+            beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
+            trans: 1 (``"T"``) for the transposes of ``a``, 2 (``"C"``) for their conjugates.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            memory = driver.memory
+            block_a, block_x = require_readable(a, memory, "a"), require_readable(x, memory, "x")
+            dtype = require_kind(a, FLOATS, "gemv_batched")
+            require_dtype(x, a.dtype, "x", "a")
+            turned = operation(trans, "trans")
+            if len(a.shape) < 2:
+                raise ValueError(f"a must have at least 2 dimensions, not shape {a.shape}")
+            m, n = a.shape[:-3:-1] if turned else a.shape[-2:]
+            if x.shape[-1:] != (n,):
+                raise ValueError(
+                    f"x has shape {x.shape}, but op(a) is {m} by {n} (a has shape {a.shape}, "
+                    f"trans={trans!r}), so its last dimension must be {n}"
+                )
+            batch = broadcast(a.shape, (*x.shape, 1))
+            shape = (*batch.shape, m)
+            result = driver.output(shape, a.dtype) if out is None else out
+            block = require_writable(result, memory, "out")
+            require_dtype(result, a.dtype, "out", "a")
+            require_shape(result, shape, "out")
+            require_no_alias("gemv_batched", [("out", result)], [("a", a), ("x", x)])
+            factors = scalar(alpha, a.dtype, "alpha"), scalar(beta, a.dtype, "beta")
+            fresh = scales_nothing(factors[1], out)
+            several = len(batch.sizes) > 1
+            pointers = driver.output((_POINTERS * batch.products if several else 0,), UINT8)._block
+            places = block_a.address, block_x.address, block.address
+            _, sizes, strides_a, strides_x = batch
+            message: Message
+            if turned == _ADJOINT and a.dtype.kind == "c":
+                options = ProductOptions(
+                    dtype, dtype, "32F" if dtype == "complex64" else "64F", turned, 0
+                )
+                message = GemmEx(
+                    *places,
+                    (m, 1, n),
+                    *(sizes, strides_a, strides_x),
+                    options,
+                    *factors,
+                    pointers.address,
+                )
+            else:
+                message = Stacked(
+                    *("gemv", dtype),
+                    *places,
+                    (a.shape[-2], a.shape[-1]),
+                    *(sizes, strides_a, strides_x),
+                    (turned,),
+                    *factors,
+                    pointers.address,
+                )
+            reads = (block_a, block_x) if fresh else (block_a, block_x, block)
+            return Submission(message, reads, (block, pointers), result)
+
+        return self._request("gemv_batched", prepare)
+
+    @op
+    def trsm_batched(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        side: Side = 0,
+        lower: bool = False,
+        trans_a: Trans = 0,
+        diag: int = 0,
+    ) -> Request[GpuRef]:
+        """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
+
+        Vendor function: ``cublas<t>trsmBatched``. A singular matrix is not looked for: a zero on
+        the diagonal gives infinities and NaNs.
+
+        Args:
+            a: shape (..., m, m), or (..., n, n) on the right, of which one triangle is read. Its
+                leading dimensions are broadcast to those of ``b``.
+            b: right-hand sides: shape (..., m, n), same dtype.
+            out: where to put the solutions: a buffer shaped as ``b``, or ``b`` itself.
+                Made if absent.
+            alpha: scales ``b``.
+            side: 0 (``"L"``) for ``op(a) @ out``, 1 (``"R"``) for ``out @ op(a)``.
+            lower: the lower triangles hold the data, not the upper ones.
+            trans_a: 1 (``"T"``) for the transposes of ``a``, 2 (``"C"``) for their conjugates.
+            diag: 1 takes the diagonals as ones and does not read them.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: shapes that do not fit, aliasing, sizes of 2**31 or more.
+            TypeError: unequal or unsupported dtypes.
+        """
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            memory = driver.memory
+            block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
+            dtype = require_kind(a, SINGLE_OR_DOUBLE, "trsm_batched")
+            require_dtype(b, a.dtype, "b", "a")
+            right = on_the_right(side)
+            options = (
+                int(right),
+                int(flag(lower, "lower")),
+                operation(trans_a, "trans_a"),
+                diagonal(diag, "diag"),
+            )
+            if len(b.shape) < 2:
+                raise ValueError(f"b must have at least 2 dimensions, not shape {b.shape}")
+            *lead, m, n = b.shape
+            order = n if right else m
+            if a.shape[-2:] != (order, order):
+                raise ValueError(
+                    f"b has shape {b.shape}, side={side!r}, so a must have shape "
+                    f"(..., {order}, {order}), not {a.shape}"
+                )
+            batch = broadcast(a.shape, b.shape)
+            if batch.shape != tuple(lead):
+                raise ValueError(
+                    f"a has shape {a.shape}, whose leading dimensions do not broadcast to those "
+                    f"of b, which has {b.shape}"
+                )
+            if max(m, n, math.prod(lead)) > LARGEST_INT:
+                raise ValueError(f"b has shape {b.shape}: the library counts to 2**31 - 1")
+            result = driver.output(b.shape, b.dtype) if out is None else out
+            block = require_writable(result, memory, "out")
+            require_dtype(result, b.dtype, "out", "b")
+            require_shape(result, b.shape, "out")
+            require_no_alias(
+                "trsm_batched",
+                [("out", result)],
+                [("a", a), ("b", b)],
+                in_place=[("out", "b")],
+            )
+            pointers = driver.output((_POINTERS * batch.products,), UINT8)._block
+            message = Stacked(
+                *("trsm", dtype),
+                *(block_a.address, block_b.address, block.address),
+                (m, n),
+                *batch[1:],
+                options,
+                *(scalar(alpha, a.dtype, "alpha"), scalar(0.0, a.dtype, "beta")),
+                pointers.address,
+            )
+            return Submission(message, (block_a, block_b), (block, pointers), result)
+
+        return self._request("trsm_batched", prepare)

@@ -1,0 +1,231 @@
+"""CUB's sorts: how each is built, and called, and what kernels of ours do around them."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from ...._dtypes import DTYPES
+from ._calls import SOMEWHERE, WIDE, Call, place, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..wire._spec import Spec
+    from ._calls import Kit, Launcher
+
+_POSITION: Final = "uint64"
+
+
+def _gather(dtype: str) -> str:
+    """The kernel that gathers values of a dtype."""
+    return f"gather<u{8 * DTYPES[dtype].itemsize}>"
+
+
+class PairSort(Call):
+    """Buffers: keys and values, and where these go; 0 for values that are not there.
+
+    Positions are sorted in the place of wide values, which are gathered by them afterwards. For
+    radix sorts the bindings declare what is no number of C++'s as large as a key, and then find
+    that they are tuned for something else. Merge sorts have tiles that do not fit into a block's
+    shared memory; CUB then launches other ones, of which the bindings know nothing.
+    """
+
+    buffers = 4
+
+    def __init__(self, spec: Spec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        keys, values = spec.dtypes
+        self._gathers = values == WIDE
+        if self._gathers:
+            values = _POSITION
+        self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
+
+    def stand_ins(self) -> list[int]:
+        """Values may be missing."""
+        return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
+
+    def beside(self, count: int) -> int:
+        """The sorted positions."""
+        return 8 * count if self._gathers else 0
+
+    def before(
+        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+    ) -> Sequence[int]:
+        """Where values go, there are positions before."""
+        if not self._gathers:
+            return pointers
+        keys, _, sorted_keys, sorted_values = pointers
+        launch("positions", count, sorted_values)
+        return keys, sorted_values, sorted_keys, beside
+
+    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+        """Gather values."""
+        if self._gathers:
+            launch(_gather(WIDE), count, pointers[3], pointers[1], beside)
+
+
+class RadixSort(PairSort):
+    """By the bits of keys."""
+
+    result = "DeviceRadixSortBuildResult"
+
+    def __init__(self, spec: Spec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        b = self.bindings
+        self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
+        self._bits = 8 * DTYPES[spec.dtypes[0]].itemsize
+
+    def before(
+        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+    ) -> Sequence[int]:
+        """An order is the positions, sorted."""
+        if self.spec.algorithm == "argsort":
+            launch("positions", count, pointers[1])
+        return super().before(launch, pointers, beside, count)
+
+    def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        del sizes
+        order = self.bindings.SortOrder
+        direction = order.DESCENDING if self.spec.descending else order.ASCENDING
+        return direction, *self._buffers[:2], self._whole, b""
+
+    def run(
+        self,
+        built: Any,
+        pointers: Sequence[int],
+        sizes: tuple[int, ...],
+        values: Sequence[bytes],
+        scratch: tuple[int, int],
+        stream: int,
+    ) -> int:
+        del values
+        place(self._buffers, pointers)
+        keys, items, sorted_keys, sorted_items = self._buffers
+        buffers = keys, sorted_keys, items, sorted_items
+        bits = 0, self._bits
+        needed: int = built.compute(
+            *scratch, *buffers, self._whole, sizes[0], *bits, False, -1, stream
+        )[0]
+        return needed
+
+
+class MergeSort(PairSort):
+    """By an operator."""
+
+    result = "DeviceMergeSortBuildResult"
+
+    def __init__(self, spec: Spec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        self._operator = kit.operator(spec.operators[0])
+
+    def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        del sizes
+        return *self._buffers, self._operator
+
+    def run(
+        self,
+        built: Any,
+        pointers: Sequence[int],
+        sizes: tuple[int, ...],
+        values: Sequence[bytes],
+        scratch: tuple[int, int],
+        stream: int,
+    ) -> int:
+        del values
+        place(self._buffers, pointers)
+        needed: int = built.compute(*scratch, *self._buffers, sizes[0], self._operator, stream)
+        return needed
+
+
+class SegmentedSort(Call):
+    """Buffers: keys, values, where segments begin and end, and where keys and values go.
+
+    CUB compares floats of short segments, and NaN have no part in that. So floats are sorted as
+    whole numbers of the same order. Where there are values, or these are wide, positions are sorted
+    in their place: what they say is written afterwards, and what is in no segment is left alone.
+    """
+
+    buffers = 6
+    result = "DeviceSegmentedSortBuildResult"
+
+    def __init__(self, spec: Spec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        keys, values, offsets = spec.dtypes
+        self._size = DTYPES[keys].itemsize
+        self._floats = "float" in keys
+        self._gathers = bool(values) and (self._floats or values == WIDE)
+        self._word = f"u{8 * self._size}"
+        if self._floats:
+            keys = f"uint{8 * self._size}"
+        if self._gathers:
+            values = _POSITION
+        dtypes = keys, values, offsets, offsets, keys, values
+        self._buffers = [kit.pointer(dtype) for dtype in dtypes]
+
+    def beside(self, count: int) -> int:
+        """Keys in, keys out, and positions likewise."""
+        return sum(self._parts(count))
+
+    def _parts(self, count: int) -> tuple[int, int, int, int]:
+        keys = whole(self._size * count) if self._floats else 0
+        positions = whole(8 * count) if self._gathers else 0
+        return keys, keys if self._gathers else 0, positions, positions
+
+    def before(
+        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+    ) -> Sequence[int]:
+        """Other keys, and positions for values."""
+        keys, values, begins, ends, to, values_to = pointers
+        at = [*accumulate(self._parts(count), initial=beside)]
+        if self._floats and self._gathers:
+            launch(f"ordered<{self._word}>", count, at[0], keys)
+            keys, to = at[0], at[1]
+        elif self._floats:
+            # Both zeros are one only where it matters what comes with them.
+            launch(f"mapped<{self._word}>", count, at[0], keys)
+            launch(f"mapped<{self._word}>", count, to, to)
+            keys = at[0]
+        if self._gathers:
+            launch("positions", count, at[2])
+            launch("nowhere", count, at[3])
+            values, values_to = at[2], at[3]
+        return keys, values, begins, ends, to, values_to
+
+    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+        """Keys as they were, and values."""
+        keys, values, _, _, to, values_to = pointers
+        places = beside + sum(self._parts(count)[:3])
+        if self._floats and not self._gathers:
+            launch(f"floats<{self._word}>", count, to, to)
+        elif self._floats:
+            launch(f"gather<{self._word}>", count, to, keys, places)
+        if self._gathers:
+            launch(_gather(self.spec.dtypes[1]), count, values_to, values, places)
+
+    def stand_ins(self) -> list[int]:
+        """Values may be missing."""
+        pair = [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0]
+        return [*pair, SOMEWHERE, SOMEWHERE, *pair]
+
+    def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        del sizes
+        order = self.bindings.SortOrder
+        direction = order.DESCENDING if self.spec.descending else order.ASCENDING
+        return direction, *self._buffers[:4]
+
+    def run(
+        self,
+        built: Any,
+        pointers: Sequence[int],
+        sizes: tuple[int, ...],
+        values: Sequence[bytes],
+        scratch: tuple[int, int],
+        stream: int,
+    ) -> int:
+        del values
+        place(self._buffers, pointers)
+        keys, items, begin, end, sorted_keys, sorted_items = self._buffers
+        buffers = keys, sorted_keys, items, sorted_items
+        needed: int = built.compute(*scratch, *buffers, *sizes, begin, end, False, -1, stream)[0]
+        return needed

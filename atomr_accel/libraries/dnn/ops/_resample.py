@@ -1,0 +1,366 @@
+"""Images of another size: pooling that fits, and interpolation, with their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ....memory import GpuRef
+from ..._arguments import require_dtype, require_readable
+from ..._op import D, op
+from ...wire._options import LARGEST, flag, real, whole
+from ..graph._builder import Builder
+from ..graph._layout import (
+    Steps,
+    exact,
+    image,
+    is_last,
+    logical,
+    physical,
+    require_float,
+    steps,
+)
+from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
+
+if TYPE_CHECKING:
+    from ..._request import Request
+
+Attributes = dict[str, Any]
+
+_SPACES: Final = range(1, 4)
+_MODES: Final = {
+    "nearest": ("NEAREST", _SPACES),
+    "nearest-exact": ("NEAREST_EXACT", _SPACES),
+    "linear": ("LINEAR", (1,)),
+    "bilinear": ("LINEAR", (2,)),
+    "trilinear": ("LINEAR", (3,)),
+    "bicubic": ("CUBIC", (2,)),
+    "area": ("AVGPOOL", _SPACES),
+}
+"""What calls it, the node's mode, and for how many dimensions of space it is."""
+
+
+class ResamplingPart(DnnPart[D]):
+    """Requests for the operations of ``_resample_nodes``."""
+
+    def _resample(
+        self,
+        name: str,
+        op: str,
+        x: GpuRef,
+        attributes: Attributes,
+        layout: str | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        """Ask for images of another size."""
+        memory = self._device.memory
+
+        def make() -> GraphCall:
+            require_readable(x, memory, "x")
+            require_float(x, "x")
+            last = _last(x.shape, layout)
+            builder = Builder()
+            source = image(builder, x, last=last)
+            y = builder.output(builder.node(op, input=source, **attributes)["y"])
+            outputs = (Output(y.id, physical(y.shape, last=last)),)
+            return GraphCall(EncodedGraph(builder.finish()), ((source.id, "x"),), outputs)
+
+        return self._request(f"dnn.{name}", _key(op, attributes, layout), (x,), (out,), make)
+
+    def _resample_backward(
+        self,
+        name: str,
+        op: str,
+        grad: GpuRef,
+        x: GpuRef | tuple[int, ...],
+        attributes: Attributes,
+        layout: str | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        """Ask for a gradient by images, of which some need no more than the shape."""
+        memory = self._device.memory
+        given = x if isinstance(x, GpuRef) else None
+        shape = x.shape if isinstance(x, GpuRef) else _shape(x)
+
+        def make() -> GraphCall:
+            require_readable(grad, memory, "grad")
+            require_float(grad, "grad")
+            last = _last(shape, layout)
+            if grad.ndim != len(shape):
+                raise ValueError(f"grad has shape {grad.shape}, which no images {shape} give")
+            builder = Builder()
+            loss = image(builder, grad, last=last)
+            reads = [(loss.id, "grad")]
+            more = {}
+            if given is not None:
+                require_readable(given, memory, "x")
+                require_dtype(given, grad.dtype, "x", "grad")
+                more = {"input": image(builder, given, last=last)}
+                reads.append((more["input"].id, "x"))
+            images = logical(shape, last=last)
+            node = builder.node(f"{op}_backward", loss=loss, shape=images, **more, **attributes)
+            dx = builder.output(node["dx"])
+            return GraphCall(EncodedGraph(builder.finish()), reads, (Output(dx.id, shape),))
+
+        key = (*_key(op, attributes, layout), shape)
+        refs = (grad,) if given is None else (grad, given)
+        return self._request(f"dnn.{name}", key, refs, (out,), make)
+
+
+class Resampling(ResamplingPart[D]):
+    """Images of another size.
+
+    What they have in common: ``x`` is float16, bfloat16, float32 or float64 of shape (batch,
+    channels, ...space) with one to three dimensions of space; by ``layout``, such as ``"NHWC"``,
+    channels are last. ``out``, where the result goes, is made if absent. Gradients take
+    ``grad``, the gradient by the result, and return the shape that ``x`` has. Sums are float32, or
+    float64 for float64, and the same each time.
+
+    They raise ValueError for shapes and sizes that do not fit, or an ``out`` that overlaps an
+    argument; TypeError for dtypes that do not fit, or what is no ref; ``GpuRefStale`` for a ref of
+    an older generation, or freed; ``GpuRefSealed`` for an ``out`` that is sealed; ``OutOfMemory``
+    where there is no room for the result.
+
+    cuDNN's frontend has no such operation, so on CUDA kernels of this package compute them.
+    """
+
+    @op
+    def adaptive_avg_pool(
+        self,
+        x: GpuRef,
+        output_size: Steps,
+        *,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Averages over as many windows as are wanted, as even as they can be.
+
+        Window ``i`` of ``n`` goes from ``floor(i * size / n)`` to before
+        ``ceil((i + 1) * size / n)``. As ``torch.nn.functional.adaptive_avg_pool2d``; see the class.
+
+        Args:
+            x: images.
+            output_size: how many windows, one number or one for each dimension of space.
+            layout: where channels are; by default first.
+            out: where to put the result. Made if absent.
+
+        Returns:
+            Shape (batch, channels, ...output_size), or channels last.
+        """
+        attributes = _fitting("AVGPOOL", x, output_size)
+        return self._resample("adaptive_avg_pool", "adaptive_pool", x, attributes, layout, out)
+
+    @op
+    def adaptive_avg_pool_grad(
+        self,
+        grad: GpuRef,
+        shape: tuple[int, ...],
+        *,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``adaptive_avg_pool``; see the class.
+
+        Args:
+            grad: gradient by the result, whose shape tells how many windows there were.
+            shape: of ``x``.
+            layout: where channels are; by default first.
+            out: where to put the gradient. Made if absent.
+        """
+        attributes = {"mode": "AVGPOOL", "size": _space(grad, layout)}
+        name = "adaptive_avg_pool_grad"
+        return self._resample_backward(
+            name, "adaptive_pool", grad, tuple(shape), attributes, layout, out
+        )
+
+    @op
+    def adaptive_max_pool(
+        self,
+        x: GpuRef,
+        output_size: Steps,
+        *,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The largest elements of the windows of ``adaptive_avg_pool``; NaN where there is one.
+
+        As ``torch.nn.functional.adaptive_max_pool2d``; see the class.
+
+        Args:
+            x: images.
+            output_size: how many windows, one number or one for each dimension of space.
+            layout: where channels are; by default first.
+            out: where to put the result. Made if absent.
+
+        Returns:
+            Shape (batch, channels, ...output_size), or channels last.
+        """
+        attributes = _fitting("MAXPOOL", x, output_size)
+        return self._resample("adaptive_max_pool", "adaptive_pool", x, attributes, layout, out)
+
+    @op
+    def adaptive_max_pool_grad(
+        self,
+        grad: GpuRef,
+        x: GpuRef,
+        *,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``adaptive_max_pool``; of equal elements the first one gets it.
+
+        See the class.
+
+        Args:
+            grad: gradient by the result, whose shape tells how many windows there were.
+            x: what ``adaptive_max_pool`` was called with.
+            layout: where channels are; by default first.
+            out: where to put the gradient. Made if absent.
+        """
+        require_readable(x, self._device.memory, "x")
+        attributes = {"mode": "MAXPOOL", "size": _space(grad, layout)}
+        name = "adaptive_max_pool_grad"
+        return self._resample_backward(name, "adaptive_pool", grad, x, attributes, layout, out)
+
+    @op
+    def interpolate(
+        self,
+        x: GpuRef,
+        size: Steps | None = None,
+        *,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool = False,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Images of another size, between whose elements there is interpolated.
+
+        As ``torch.nn.functional.interpolate``, with ``recompute_scale_factor=True``: where elements
+        are is told by the two sizes alone. ``nearest`` takes element ``floor(i * size / n)``
+        exactly, and ``nearest-exact`` that at the centre of place ``i``. ``bicubic`` is Keys'
+        kernel with -3/4. What has weight 0 does not count, an infinity neither. See the class.
+
+        Args:
+            x: images.
+            size: how many elements there are to be, one number or one for each dimension of
+                space.
+            scale_factor: in its place, by what numbers sizes are multiplied; the results are
+                rounded down.
+            mode: ``"nearest"``, ``"nearest-exact"``, ``"area"``, which is ``adaptive_avg_pool``;
+                ``"linear"``, ``"bilinear"`` or ``"trilinear"`` by the dimensions of space; or
+                ``"bicubic"``.
+            align_corners: whether the first and the last elements stay where they are, and not
+                their outer edges; for the linear ones and ``"bicubic"``.
+            layout: where channels are; by default first.
+            out: where to put the result. Made if absent.
+
+        Returns:
+            Shape (batch, channels, ...size), or channels last.
+        """
+        require_readable(x, self._device.memory, "x")
+        space = _space(x, layout)
+        if (size is None) == (scale_factor is None):
+            raise ValueError("interpolate takes either a size or a scale_factor")
+        if scale_factor is not None:
+            sizes = _scaled(space, scale_factor)
+        else:
+            assert size is not None
+            sizes = steps(size, len(space), "size")
+        op, attributes = _interpolation(mode, sizes, align_corners)
+        return self._resample("interpolate", op, x, attributes, layout, out)
+
+    @op
+    def interpolate_grad(
+        self,
+        grad: GpuRef,
+        shape: tuple[int, ...],
+        *,
+        mode: str = "nearest",
+        align_corners: bool = False,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``interpolate``; see the class.
+
+        Args:
+            grad: gradient by the result, whose shape tells the size.
+            shape: of ``x``.
+            mode: as ``interpolate`` had it.
+            align_corners: as ``interpolate`` had it.
+            layout: where channels are; by default first.
+            out: where to put the gradient. Made if absent.
+        """
+        require_readable(grad, self._device.memory, "grad")
+        op, attributes = _interpolation(mode, _space(grad, layout), align_corners)
+        name = "interpolate_grad"
+        return self._resample_backward(name, op, grad, tuple(shape), attributes, layout, out)
+
+
+def _fitting(mode: str, x: Any, output_size: Steps) -> Attributes:
+    dims = max(1, len(getattr(x, "shape", ())) - 2)  # what is no image is told of later
+    return {"mode": mode, "size": steps(output_size, dims, "output_size")}
+
+
+def _interpolation(
+    mode: str, sizes: tuple[int, ...], align_corners: bool
+) -> tuple[str, Attributes]:
+    """The node of a mode, and its attributes."""
+    known = _MODES.get(mode)
+    if known is None:
+        raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
+    name, dims = known
+    if len(sizes) not in dims:
+        fitting = [each for each, (_, spaces) in _MODES.items() if len(sizes) in spaces]
+        raise ValueError(
+            f"mode {mode!r} is not for {len(sizes)} dimensions of space; "
+            f"use one of {', '.join(fitting)}"
+        )
+    if flag(align_corners, "align_corners") and name not in ("LINEAR", "CUBIC"):
+        raise ValueError(f"align_corners is for linear and cubic modes, not for {mode!r}")
+    if mode == "area":
+        return "adaptive_pool", {"mode": name, "size": sizes}
+    return "interpolate", {"mode": name, "size": sizes, "align_corners": bool(align_corners)}
+
+
+def _scaled(space: tuple[int, ...], scale_factor: float | Sequence[float]) -> tuple[int, ...]:
+    several = isinstance(scale_factor, Sequence)
+    given = list(scale_factor) if several else [scale_factor] * len(space)  # type: ignore[arg-type]
+    if len(given) != len(space):
+        raise ValueError(
+            f"scale_factor must be a number or {len(space)} of them, not {scale_factor!r}"
+        )
+    factors = [real(each, "scale_factor", least=0) for each in given]
+    sizes = tuple(math.floor(size * factor) for size, factor in zip(space, factors, strict=True))
+    if not min(sizes) >= 1 or max(sizes) > LARGEST:
+        raise ValueError(f"scale_factor {scale_factor!r} makes {sizes} of {space}")
+    return sizes
+
+
+def _key(op: str, attributes: Attributes, layout: str | None) -> tuple[Any, ...]:
+    return op, exact(tuple(attributes.values())), layout
+
+
+def _last(shape: tuple[int, ...], layout: str | None) -> bool:
+    """Whether channels are last.
+
+    Raises:
+        ValueError: it is no image, or none with elements.
+    """
+    if len(shape) - 2 not in _SPACES or 0 in shape:
+        raise ValueError(
+            f"x must have a batch, channels and one to three dimensions of space, none of "
+            f"them 0, not shape {shape}"
+        )
+    return is_last(layout, len(shape))
+
+
+def _space(ref: GpuRef, layout: str | None) -> tuple[int, ...]:
+    """The dimensions of space."""
+    shape = tuple(getattr(ref, "shape", (1, 1, 1)))
+    return logical(shape, last=_last(shape, layout))[2:]
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    return tuple(whole(each, "shape", 0) for each in given)

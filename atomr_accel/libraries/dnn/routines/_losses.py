@@ -1,0 +1,402 @@
+"""``device.dnn``: losses."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ...._dtypes import DTYPES
+from ...._errors import Unsupported
+from ..._arguments import require_no_alias, require_readable, require_shape, require_writable
+from ..._op import D, op
+from ..._request import Request, Submission
+from ...wire._options import flag, real, whole
+from ..graph._layout import require_float
+from ..graph._run import LANE, DnnPart
+from ..wire._loss_messages import CrossEntropy, Ctc, scratch_count
+from ..wire._nodes import wider
+
+if TYPE_CHECKING:
+    from ....memory import Block, GpuRef
+    from ..._request import Driver
+
+_MOST_LABELS: Final = 255
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Losses(DnnPart[D]):
+    """What a network's results are held against what they should be with.
+
+    cuDNN has no cross-entropy. On CUDA kernels of this package compute losses, in float32, or
+    float64 for float64, and the same each time.
+
+    They raise ValueError for shapes and numbers that do not fit, and on the CPU for classes and
+    lengths that are out of range; on CUDA what would be read by these is not, and NaN. They raise
+    TypeError for dtypes that do not fit, or what is no ref; ``GpuRefStale`` for a ref of an older
+    generation, or freed; ``GpuRefSealed`` for an ``out`` that is sealed; ``OutOfMemory`` where
+    there is no room for the result; ``Unsupported`` for what cuDNN does not take where it is to.
+    """
+
+    @op
+    def cross_entropy(
+        self,
+        x: GpuRef,
+        target: GpuRef,
+        weight: GpuRef | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """How far scores are from what they should be: ``-log_softmax(x)[target]``.
+
+        As ``torch.nn.functional.cross_entropy`` with targets that are classes; see the class.
+
+        Args:
+            x: scores, float16, bfloat16, float32 or float64; shape (batch, classes, ...), or
+                (classes,).
+            target: the right classes, int32 or int64; the shape of ``x`` without that of classes.
+            weight: how much each class counts, shape (classes,), dtype of ``x``; by default
+                alike.
+            ignore_index: a target that does not count.
+            reduction: ``"mean"`` divides the sum of all losses by that of the weights of their
+                targets; without any it is NaN. ``"sum"``, or ``"none"`` for each of them.
+            label_smoothing: the share of each target that all classes get alike, from 0 to 1.
+            out: where to put the result. Made if absent.
+
+        Returns:
+            A scalar, or the shape of ``target``; dtype of ``x``.
+        """
+        call = _Entropy(self, x, target, weight, ignore_index, reduction, label_smoothing)
+        shape = call.rows if reduction == "none" else ()
+        return self._loss("dnn.cross_entropy", call, {}, shape, out)
+
+    @op
+    def cross_entropy_grad(
+        self,
+        grad: GpuRef,
+        x: GpuRef,
+        target: GpuRef,
+        weight: GpuRef | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``cross_entropy`` by ``x``; see the class.
+
+        Args:
+            grad: gradient by the result, of its shape, dtype of ``x``.
+            x: scores.
+            target: the right classes.
+            weight: how much each class counts.
+            ignore_index: a target that does not count.
+            reduction: as ``cross_entropy`` had it.
+            label_smoothing: as ``cross_entropy`` had it.
+            out: where to put the gradient. Made if absent.
+
+        Returns:
+            Shape and dtype of ``x``; zeros where a target does not count.
+        """
+        call = _Entropy(self, x, target, weight, ignore_index, reduction, label_smoothing)
+        require_readable(grad, self._device.memory, "grad")
+        require_shape(grad, call.rows if reduction == "none" else (), "grad")
+        return self._loss("dnn.cross_entropy_grad", call, {"dy": grad}, x.shape, out)
+
+    @op
+    def ctc_loss(
+        self,
+        log_probs: GpuRef,
+        targets: GpuRef,
+        input_lengths: GpuRef,
+        target_lengths: GpuRef,
+        *,
+        blank: int = 0,
+        reduction: Reduction = "mean",
+        zero_infinity: bool = False,
+        cudnn: bool = False,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """How improbable targets are, whenever in a sequence each of them comes.
+
+        Connectionist temporal classification (Graves et al., 2006), as
+        ``torch.nn.functional.ctc_loss``; see the class.
+
+        Args:
+            log_probs: logarithms of probabilities, as of ``log_softmax``: float16, bfloat16,
+                float32 or float64 of shape (steps, batch, classes).
+            targets: classes, int32 or int64; shape (batch, most), of whose rows the beginnings
+                count, or (sum of ``target_lengths``,), one behind the other.
+            input_lengths: how many steps each sequence has, shape (batch,), dtype of ``targets``.
+            target_lengths: how many targets each sequence has, likewise.
+            blank: the class that is no target.
+            reduction: ``"mean"`` divides each loss by the number of its targets, and the sum by
+                the number of sequences. ``"sum"``, or ``"none"`` for each of them.
+            zero_infinity: whether a sequence too short for its targets, whose loss is infinite,
+                has a loss and a gradient of 0.
+            cudnn: whether on CUDA cuDNN computes what is ordinary: ``cudnnCTCLoss_v8``. It takes
+                float32, rows of at most 255 targets in int32, and blank 0. Sequences without
+                targets, and those too short for theirs, are left to a kernel of this package.
+            out: where to put the result. Made if absent.
+
+        Returns:
+            A scalar, or shape (batch,); dtype of ``log_probs``.
+        """
+        call = _Classification(
+            *(self, log_probs, targets, input_lengths, target_lengths),
+            *(blank, reduction, zero_infinity, cudnn),
+        )
+        shape = log_probs.shape[1:2] if reduction == "none" else ()
+        return self._loss("dnn.ctc_loss", call, {}, shape, out)
+
+    @op
+    def ctc_loss_grad(
+        self,
+        grad: GpuRef,
+        log_probs: GpuRef,
+        targets: GpuRef,
+        input_lengths: GpuRef,
+        target_lengths: GpuRef,
+        *,
+        blank: int = 0,
+        reduction: Reduction = "mean",
+        zero_infinity: bool = False,
+        cudnn: bool = False,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``ctc_loss`` by the scores of which ``log_probs`` is ``log_softmax``.
+
+        That is what PyTorch gives for ``log_probs``, too: ``log_softmax_grad`` leaves it as it is.
+        What is behind a sequence's end has gradient 0; a sequence with an infinite loss has NaN,
+        unless ``zero_infinity``. See the class.
+
+        Args:
+            grad: gradient by the result, of its shape, dtype of ``log_probs``.
+            log_probs: logarithms of probabilities.
+            targets: classes.
+            input_lengths: how many steps each sequence has.
+            target_lengths: how many targets each sequence has.
+            blank: the class that is no target.
+            reduction: as ``ctc_loss`` had it.
+            zero_infinity: as ``ctc_loss`` had it.
+            cudnn: as for ``ctc_loss``.
+            out: where to put the gradient. Made if absent.
+
+        Returns:
+            Shape and dtype of ``log_probs``.
+        """
+        call = _Classification(
+            *(self, log_probs, targets, input_lengths, target_lengths),
+            *(blank, reduction, zero_infinity, cudnn),
+        )
+        require_readable(grad, self._device.memory, "grad")
+        require_shape(grad, log_probs.shape[1:2] if reduction == "none" else (), "grad")
+        return self._loss("dnn.ctc_loss_grad", call, {"dy": grad}, log_probs.shape, out)
+
+    def _loss(
+        self,
+        name: str,
+        call: _Entropy | _Classification,
+        more: dict[str, GpuRef],
+        shape: tuple[int, ...],
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        """A request for a loss, or with the gradient ``dy`` by it for its gradient."""
+        memory, inputs = self._device.memory, {**call.inputs, **more}
+        dtype = call.dtype
+        named = [("grad" if name == "dy" else name, ref) for name, ref in inputs.items()]
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            blocks: list[Block] = [require_readable(ref, memory, what) for what, ref in named]
+            if more and more["dy"].dtype is not dtype:
+                raise TypeError(f"grad has dtype {more['dy'].dtype.name}, not {dtype.name}")
+            result = out
+            if result is None:
+                result = driver.output(shape, dtype)
+            else:
+                require_writable(result, memory, "out")
+                if result.shape != shape or result.dtype is not dtype:
+                    raise (ValueError if result.shape != shape else TypeError)(
+                        f"out is {result.dtype.name} of shape {result.shape}, but the result is "
+                        f"{dtype.name} of shape {shape}"
+                    )
+                require_no_alias(name, [("out", result)], named)
+            count = call.scratch(gradient=bool(more))
+            scratch = self._plans.workspaces.obtain(driver, max(1, count) * dtype_size(dtype.name))
+            places: dict[str, Any] = {
+                what: block.address for what, block in zip(inputs, blocks, strict=True)
+            }
+            places["dx" if more else "y"] = result._block.address
+            message = call.message({"y": 0, **places, "scratch": scratch.address})
+            return Submission(message, blocks, [result._block, scratch], result)
+
+        return Request(LANE, name, prepare)
+
+
+def dtype_size(dtype: str) -> int:
+    """Bytes of a number of the type that losses of a dtype are computed in."""
+    return DTYPES[wider(dtype)].itemsize
+
+
+class _Entropy:
+    """A cross-entropy, checked.
+
+    Attributes:
+        inputs: what it reads, by the message's names.
+        rows: the shape of targets.
+        dtype: of its result.
+    """
+
+    def __init__(
+        self,
+        part: DnnPart[Any],
+        x: GpuRef,
+        target: GpuRef,
+        weight: GpuRef | None,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+    ) -> None:
+        memory = part._device.memory
+        require_readable(x, memory, "x")
+        require_readable(target, memory, "target")
+        require_float(x, "x")
+        _require_index(target, "target")
+        if not x.ndim or 0 in x.shape:
+            raise ValueError(
+                f"x has classes, and a batch before them, none of them 0, not {x.shape}"
+            )
+        axis = min(1, x.ndim - 1)
+        self.rows = (*x.shape[:axis], *x.shape[axis + 1 :])
+        require_shape(target, self.rows, "target")
+        self.inputs = {"x": x, "target": target}
+        if weight is not None:
+            require_readable(weight, memory, "weight")
+            require_shape(weight, (x.shape[axis],), "weight")
+            if weight.dtype is not x.dtype:
+                raise TypeError(f"weight has dtype {weight.dtype.name}, but x has {x.dtype.name}")
+            self.inputs["weight"] = weight
+        self.dtype = x.dtype
+        self._shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
+        self._index = target.dtype.name
+        self._reduction = _reduction(reduction)
+        self._ignore = whole(ignore_index, "ignore_index")
+        self._smoothing = real(label_smoothing, "label_smoothing", least=0)
+        if self._smoothing > 1:
+            raise ValueError(f"label_smoothing must be from 0 to 1, not {label_smoothing}")
+
+    def scratch(self, *, gradient: bool) -> int:
+        """How many numbers it needs."""
+        return 1 if gradient else 2 * self._shape[0] * self._shape[2]
+
+    def message(self, places: dict[str, Any]) -> CrossEntropy:
+        """What the lane executes, with its addresses."""
+        return CrossEntropy(
+            shape=self._shape,
+            dtype=self.dtype.name,
+            index=self._index,
+            reduction=self._reduction,
+            ignore=self._ignore,
+            smoothing=self._smoothing,
+            **{"weight": 0, **places},
+        )
+
+
+class _Classification:
+    """Connectionist temporal classification, checked.
+
+    Attributes:
+        inputs: what it reads, by the message's names.
+        dtype: of its result.
+    """
+
+    def __init__(
+        self,
+        part: DnnPart[Any],
+        log_probs: GpuRef,
+        targets: GpuRef,
+        input_lengths: GpuRef,
+        target_lengths: GpuRef,
+        blank: int,
+        reduction: str,
+        zero_infinity: bool,
+        cudnn: bool,
+    ) -> None:
+        memory = part._device.memory
+        whole_ones = {
+            "targets": targets,
+            "input_lengths": input_lengths,
+            "target_lengths": target_lengths,
+        }
+        require_readable(log_probs, memory, "log_probs")
+        require_float(log_probs, "log_probs")
+        for name, ref in whole_ones.items():
+            require_readable(ref, memory, name)
+            _require_index(ref, name)
+            if ref.dtype is not targets.dtype:
+                raise TypeError(
+                    f"{name} has dtype {ref.dtype.name}, but targets has {targets.dtype.name}"
+                )
+        if log_probs.ndim != 3 or 0 in log_probs.shape:
+            raise ValueError(
+                "log_probs has shape (steps, batch, classes), none of them 0, not "
+                f"{log_probs.shape}"
+            )
+        steps, batch, classes = log_probs.shape
+        if targets.ndim not in (1, 2) or (targets.ndim == 2 and targets.shape[0] != batch):
+            raise ValueError(
+                f"targets has shape ({batch}, most), or one dimension, not {targets.shape}"
+            )
+        for name in ("input_lengths", "target_lengths"):
+            require_shape(whole_ones[name], (batch,), name)
+        self.inputs = {"log_probs": log_probs, **whole_ones}
+        self.dtype = log_probs.dtype
+        self._shape = (steps, batch, classes)
+        self._index = targets.dtype.name
+        self._size = targets.size
+        self._width = targets.shape[1] if targets.ndim == 2 else 0
+        self._blank = whole(blank, "blank", 0, classes - 1)
+        self._reduction = _reduction(reduction)
+        self._zero = flag(zero_infinity, "zero_infinity")
+        self._vendor = flag(cudnn, "cudnn")
+        wanted = (self.dtype.name, self._index, self._blank) == ("float32", "int32", 0)
+        if self._vendor and not (wanted and 0 < self._width <= _MOST_LABELS and classes > 1):
+            raise Unsupported(
+                f"cuDNN's CTC takes float32, rows of 1 to {_MOST_LABELS} targets in int32, classes "
+                f"beside blank, and blank 0; not {self.dtype.name}, targets {targets.shape} in "
+                f"{self._index}, {classes} classes and blank {self._blank}"
+            )
+
+    def scratch(self, *, gradient: bool) -> int:
+        """How many numbers it needs."""
+        steps, batch, _ = self._shape
+        return scratch_count(steps, batch, self._size, gradient=gradient)
+
+    def message(self, places: dict[str, Any]) -> Ctc:
+        """What the lane executes, with its addresses."""
+        return Ctc(
+            shape=self._shape,
+            dtype=self.dtype.name,
+            index=self._index,
+            size=self._size,
+            width=self._width,
+            blank=self._blank,
+            reduction=self._reduction,
+            zero_infinity=self._zero,
+            vendor=self._vendor,
+            **places,
+        )
+
+
+def _reduction(reduction: str) -> str:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    return reduction
+
+
+def _require_index(ref: GpuRef, name: str) -> None:
+    if ref.dtype.name not in ("int32", "int64"):
+        raise TypeError(f"{name} must be int32 or int64, not {ref.dtype.name}")

@@ -1,0 +1,346 @@
+"""``device.dnn``: pooling in windows that move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ..._arguments import require_int32, require_readable
+from ..._op import D, op
+from ...wire._options import flag
+from ..graph._layout import Steps, is_last, physical, steps
+from ..ops._resample import ResamplingPart
+from ..wire._graph import Tensor, strides_of
+from ..wire._routine_messages import Pool
+from ._routine import RoutinePart, image_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ....memory import GpuRef
+    from ..._request import Request
+
+
+_NODES: Final = {
+    "max": "MAXPOOL",
+    "average": "AVGPOOL_INCLUDE_PADDING",
+    "average_valid": "AVGPOOL_EXCLUDE_PADDING",
+}
+"""The modes of ``Pool``, as the node ``resample`` has them."""
+
+
+class Pooling(RoutinePart[D], ResamplingPart[D]):
+    """Largest elements and averages in windows that move over images.
+
+    Places that are only partly inside (``ceil_mode``) cuDNN's routines do not have, so on CUDA a
+    kernel of this package computes these calls. An average there is divided by how much of the
+    window is over image and padding.
+    """
+
+    @op
+    def max_pool(
+        self,
+        x: GpuRef,
+        window: Steps,
+        *,
+        stride: Steps | None = None,
+        padding: Steps = 0,
+        ceil_mode: bool = False,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The largest element in each place of a window.
+
+        Vendor function: ``cudnnPoolingForward``.
+
+        Args:
+            x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
+                one to three dimensions of space.
+            window: its size.
+            stride: how far it moves; by default its own size.
+            padding: how much is added on both sides, at most half of the window.
+            ceil_mode: whether a last place counts that is only partly inside.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
+            out: where to put the result. Made if absent.
+
+        Returns:
+            Shape (batch, channels, ...places), or channels last.
+
+        Raises:
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
+        """
+        require_readable(x, self._device.memory, "x")
+        pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
+        return self._pool(pooling, x, layout, out)
+
+    @op
+    def max_pool_grad(
+        self,
+        grad: GpuRef,
+        y: GpuRef,
+        x: GpuRef,
+        window: Steps,
+        *,
+        stride: Steps | None = None,
+        padding: Steps = 0,
+        ceil_mode: bool = False,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``max_pool`` by ``x``; of equal elements the first one gets it.
+
+        Vendor function: ``cudnnPoolingBackward``.
+
+        Args:
+            grad: gradient by the result.
+            y: what ``max_pool`` gave.
+            x: what ``max_pool`` was called with, shape (batch, channels, ...space).
+            window: its size.
+            stride: how far it moves; by default its own size.
+            padding: how much is added on both sides, at most half of the window.
+            ceil_mode: whether a last place counts that is only partly inside.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
+            out: where to put the gradient. Made if absent.
+
+        Returns:
+            Shape and dtype of ``x``.
+
+        Raises:
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
+        """
+        require_readable(x, self._device.memory, "x")
+        pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
+        return self._pool_backward(pooling, grad, y, x, layout, out)
+
+    @op
+    def avg_pool(
+        self,
+        x: GpuRef,
+        window: Steps,
+        *,
+        stride: Steps | None = None,
+        padding: Steps = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The average of the elements in each place of a window.
+
+        Vendor function: ``cudnnPoolingForward``.
+
+        Args:
+            x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
+                one to three dimensions of space.
+            window: its size.
+            stride: how far it moves; by default its own size.
+            padding: how much is added on both sides, at most half of the window.
+            ceil_mode: whether a last place counts that is only partly inside.
+            count_include_pad: whether padding counts as zeros; otherwise it does not count.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
+            out: where to put the result. Made if absent.
+
+        Returns:
+            Shape (batch, channels, ...places), or channels last.
+
+        Raises:
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
+        """
+        mode = _average(include=count_include_pad)
+        require_readable(x, self._device.memory, "x")
+        pooling = _Pooling(mode, x, window, stride, padding, layout, ceil_mode)
+        return self._pool(pooling, x, layout, out)
+
+    @op
+    def avg_pool_grad(
+        self,
+        grad: GpuRef,
+        shape: tuple[int, ...],
+        window: Steps,
+        *,
+        stride: Steps | None = None,
+        padding: Steps = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``avg_pool`` by ``x``.
+
+        Vendor function: ``cudnnPoolingBackward``.
+
+        Args:
+            grad: gradient by the result.
+            shape: of ``x``.
+            window: its size.
+            stride: how far it moves; by default its own size.
+            padding: how much is added on both sides, at most half of the window.
+            ceil_mode: whether a last place counts that is only partly inside.
+            count_include_pad: whether padding counts as zeros; otherwise it does not count.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
+            out: where to put the gradient. Made if absent.
+
+        Returns:
+            ``shape``, and the dtype of ``grad``.
+
+        Raises:
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
+        """
+        require_readable(grad, self._device.memory, "grad")
+        like = _Like(tuple(shape), grad.dtype)
+        mode = _average(include=count_include_pad)
+        pooling = _Pooling(mode, like, window, stride, padding, layout, ceil_mode)
+        return self._pool_backward(pooling, grad, None, None, layout, out)
+
+    def _pool(
+        self, pooling: _Pooling, x: GpuRef, layout: str | None, out: GpuRef | None
+    ) -> Request[GpuRef]:
+        name = f"{pooling.mode}_pool"
+        if pooling.partial:
+            return self._resample(name, "resample", x, pooling.attributes(), layout, out)
+
+        def message(inputs: list[Any], output: Any) -> Pool:
+            return pooling.message(x=inputs[0], y=output)
+
+        require_int32(self._device, "pooling", pooling.counts())
+        return self._routine(f"dnn.{name}", {"x": x}, pooling.y_shape, out, message)
+
+    def _pool_backward(
+        self,
+        pooling: _Pooling,
+        grad: GpuRef,
+        y: GpuRef | None,
+        x: GpuRef | None,
+        layout: str | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        inputs = {"grad": grad}
+        expected = {"grad": pooling.y_shape}
+        if y is not None and x is not None:
+            inputs |= {"y": y, "x": x}
+            expected["y"] = pooling.y_shape
+        for name, shape in expected.items():
+            require_readable(inputs[name], self._device.memory, name)
+            if inputs[name].shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, not {inputs[name].shape}")
+
+        name = f"{pooling.mode}_pool_grad"
+        if pooling.partial:
+            by = pooling.x_shape if x is None else x
+            attributes = pooling.attributes()
+            return self._resample_backward(name, "resample", grad, by, attributes, layout, out)
+
+        def message(given: list[Any], output: Any) -> Pool:
+            dy_at, y_at, x_at = (*given, 0, 0)[:3]
+            return pooling.message(x=x_at, y=y_at, dy=dy_at, dx=output)
+
+        require_int32(self._device, "pooling", pooling.counts())
+        return self._routine(f"dnn.{name}", inputs, pooling.x_shape, out, message)
+
+
+class _Like:
+    """What is known of a tensor that is not there."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+
+class _Pooling:
+    """How a window moves, checked.
+
+    Attributes:
+        mode: as ``Pool`` has it.
+        partial: whether its last places are only partly inside, which the routine has not.
+        x_shape, y_shape: as the caller has them.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        x: Any,
+        window: Steps,
+        stride: Steps | None,
+        padding: Steps,
+        layout: str | None,
+        ceil_mode: bool,
+    ) -> None:
+        self.mode = mode
+        image = image_of(x, layout)
+        dims = len(image.shape) - 2
+        sizes = steps(window, dims, "window")
+        moves = sizes if stride is None else steps(stride, dims, "stride")
+        around = steps(padding, dims, "padding", 0)
+        places = []
+        ceil = flag(ceil_mode, "ceil_mode")
+        self.partial = False
+        for size, taps, step, extra in zip(image.shape[2:], sizes, moves, around, strict=True):
+            if 2 * extra > taps:
+                raise ValueError(f"padding {extra} is more than half of a window of {taps}")
+            if size + 2 * extra < taps:
+                raise ValueError(
+                    f"a window of {taps} does not fit into {size} elements with padding {extra}"
+                )
+            room = size + 2 * extra - taps
+            count = room // step + 1
+            if ceil and room % step and count * step < size + extra:
+                self.partial = True
+                count += 1
+            places.append(count)
+        shape = (*image.shape[:2], *places)
+        last = is_last(layout, len(shape))
+        result = Tensor(image.dtype, shape, strides_of(shape, last=last), last=last)
+        self.x_shape = tuple(x.shape)
+        self.y_shape = physical(shape, last=last)
+        self._numbers = (sizes, around, moves)
+        self._tensors = (image, result)
+
+    def counts(self) -> Iterator[int]:
+        """The numbers that cuDNN takes as ints."""
+        for numbers in self._numbers:
+            yield from numbers
+        for tensor in self._tensors:
+            yield from (*tensor.shape, *tensor.strides)
+
+    def attributes(self) -> dict[str, Any]:
+        """Those of the node that has it, too, and places that are only partly inside."""
+        window, padding, stride = self._numbers
+        return {
+            "mode": _NODES[self.mode],
+            "window": window,
+            "stride": stride,
+            "pre_padding": padding,
+            "post_padding": padding,
+            "ceil_mode": True,
+        }
+
+    def message(self, *, x: Any, y: Any, dy: Any = 0, dx: Any = 0) -> Pool:
+        """What the lane executes, with its addresses."""
+        return Pool(self.mode, *self._numbers, *self._tensors, x, y, dy, dx)
+
+
+def _average(*, include: bool) -> str:
+    return "average" if flag(include, "count_include_pad") else "average_valid"

@@ -1,0 +1,97 @@
+"""How calls become requests for cuDNN's routines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ..._arguments import require_no_alias, require_readable, require_writable
+from ..._op import D
+from ..._request import Request, Submission
+from ..graph._layout import is_last, logical
+from ..graph._run import LANE, DnnPart
+from ..wire._graph import Tensor, strides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....memory import Block, GpuRef
+    from ..._request import Driver
+
+DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
+_RANKS: Final = range(3, 6)
+
+
+class RoutinePart(DnnPart[D]):
+    """Requests for routines with one result."""
+
+    def _routine(
+        self,
+        name: str,
+        inputs: dict[str, GpuRef],
+        shape: tuple[int, ...],
+        out: GpuRef | None,
+        message: Callable[[list[Any], Any], Any],
+        *,
+        in_place: bool = False,
+    ) -> Request[GpuRef]:
+        """A request for a routine with one result.
+
+        Args:
+            name: what to call it.
+            inputs: what it reads, all of one dtype.
+            shape: of the result.
+            out: where the caller wants it.
+            message: makes the message from the addresses of inputs and result.
+            in_place: whether ``out`` may be one of the inputs.
+        """
+        memory = self._device.memory
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            first = next(iter(inputs.values()))
+            blocks: list[Block] = []
+            for what, ref in inputs.items():
+                blocks.append(require_readable(ref, memory, what))
+                if ref.dtype.name not in DTYPES_OF_ROUTINES:
+                    known = ", ".join(DTYPES_OF_ROUTINES)
+                    raise TypeError(f"{what} must be one of {known}, not {ref.dtype.name}")
+                if ref.dtype is not first.dtype:
+                    raise TypeError(
+                        f"{what} has dtype {ref.dtype.name}, but another input has "
+                        f"{first.dtype.name}; they must be the same"
+                    )
+            result = out
+            if result is None:
+                result = driver.output(shape, first.dtype)
+            else:
+                _check_out(name, result, inputs, shape, in_place=in_place)
+                require_writable(result, memory, "out")
+            places = [block.address for block in blocks]
+            return Submission(
+                message(places, result._block.address), blocks, [result._block], result
+            )
+
+        return Request(LANE, name, prepare)
+
+
+def image_of(x: Any, layout: str | None) -> Tensor:
+    """How an image lies in memory, as (batch, channels, ...space)."""
+    if len(x.shape) not in _RANKS or 0 in x.shape:
+        raise ValueError(
+            f"x must have a batch, channels and one to three dimensions of space, none of "
+            f"them 0, not shape {x.shape}"
+        )
+    last = is_last(layout, len(x.shape))
+    shape = logical(x.shape, last=last)
+    return Tensor(x.dtype.name, shape, strides_of(shape, last=last), last=last)
+
+
+def _check_out(
+    op: str, out: GpuRef, inputs: dict[str, GpuRef], shape: tuple[int, ...], *, in_place: bool
+) -> None:
+    first = next(iter(inputs.values()))
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")
+    if out.dtype is not first.dtype:
+        raise TypeError(f"out has dtype {out.dtype.name}, but the result has {first.dtype.name}")
+    may_be = [("out", name) for name in inputs] if in_place else []
+    require_no_alias(op, [("out", out)], inputs.items(), in_place=may_be)

@@ -1,0 +1,406 @@
+"""Direct solvers: factorizations of sparse matrices, and solves with their factors."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, final, get_args
+
+from ..._errors import GpuRefStale
+from .._arguments import require_dtype, require_readable, same_place
+from .._library import LaneSpec
+from .._op import Awaited, D, Facade, op
+from .._request import Request, Submission
+from ..wire._options import real, whole
+from ._part import SparsePart, require_sparse
+from ._products import by_rows, require_format
+from .wire._direct import (
+    Drop,
+    Factorize,
+    Kind,
+    Pivoting,
+    Reordering,
+    SolveBy,
+    System,
+    Triangle,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...memory import Block, GpuRef
+    from .._library import Home
+    from .._request import Driver
+    from ..array._steps import Steps
+    from ._array import SparseRef
+
+T = TypeVar("T")
+Trans = Literal["N", "T", "H"]
+
+DIRECT: Final = LaneSpec(
+    "sparse-direct",
+    {
+        "cpu": "atomr_accel.libraries.sparse.host._direct_cpu:CpuDirect",
+        "cuda": "atomr_accel.libraries.sparse.host._direct_cuda:CudaDirect",
+    },
+    blocks=True,
+)
+"""Its library orders rows on the host's processor, and waits for the device to tell how it went."""
+
+_TRANS: Final = {"N": 0, "T": 1, "H": 2}
+_MOST_STEPS: Final = 1000
+_numbers: Final = itertools.count(1)
+
+
+@final
+class SparseLU(Facade[D]):
+    """The factors of a sparse matrix, which ``device.sparse.splu`` makes.
+
+    The host keeps them; they are gone after a rebuild. The matrix must not change meanwhile, but
+    by ``refactorize``. ``await lu(b)`` is ``await lu.solve(b)``, and ``batch.using(lu)`` is the
+    same in a batch.
+    """
+
+    def __init__(
+        self,
+        device: Home,
+        steps: Callable[[str, Callable[[Steps], GpuRef]], Request[GpuRef]],
+        factors: Factors,
+    ) -> None:
+        self._device = device
+        self._in_steps: Final = steps
+        self._factors: Final = factors
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.matrix!r}>"
+
+    @property
+    def matrix(self) -> SparseRef:
+        """The matrix whose factors they are."""
+        return self._factors.matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        return self._factors.matrix.shape
+
+    @op
+    def solve(self, b: GpuRef, trans: Trans = "N") -> Request[GpuRef]:
+        """Solve ``op(a) @ x = b``; as ``scipy.sparse.linalg.SuperLU.solve``.
+
+        Vendor function: ``cudssExecute`` with ``CUDSS_PHASE_SOLVE``.
+
+        Args:
+            b: shape (n,) or (n, k), the matrix's dtype. Right sides by columns, as ``y.T`` is,
+                need no copy.
+            trans: "T" for the transpose of the matrix, "H" for its conjugate.
+
+        Returns:
+            The solutions, of the shape of ``b``, by columns if ``b`` is.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another shape, or another ``trans``.
+            GpuRefStale: the device was rebuilt since the factorization, or a ref is stale.
+            LinAlgError: the last ``refactorize`` failed.
+            Unsupported: in a recording, on CUDA; what cuDSS does not do, such as a transpose of
+                some kinds of matrices.
+        """
+        return self._in_steps("solve", self._factors.solving(b, trans))
+
+    @op
+    def __call__(self, b: GpuRef) -> Request[GpuRef]:
+        """``solve(b)``, as what ``scipy.sparse.linalg.factorized`` gives is called.
+
+        Args:
+            b: as for ``solve``.
+
+        Returns:
+            The solutions.
+        """
+        return self._in_steps("solve", self._factors.solving(b, "N"))
+
+    @op
+    def refactorize(self, a: SparseRef) -> Request[SparseLU[Awaited]]:
+        """Take the factors of another matrix of the same structure.
+
+        What was found of the structure is used again, so it takes a part of the time of ``splu``.
+
+        Vendor function: ``cudssExecute`` with ``CUDSS_PHASE_REFACTORIZATION``.
+
+        Args:
+            a: with the refs of indices of the matrix that was factorized first:
+                ``a.with_data(data)``.
+
+        Returns:
+            This object, whose factors are now those of ``a``.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: other indices.
+            LinAlgError: the matrix is singular, once that is known; there are no factors then.
+            GpuRefStale: the device was rebuilt since the factorization.
+            Unsupported: in a batch or a recording.
+        """
+        lu: Any = self
+        factors = self._factors
+
+        def prepare(driver: Driver) -> Submission[SparseLU[Awaited]]:
+            there = factors.matrix
+            require_sparse(a, "a")
+            pairs = zip(a.parts[:2], there.parts[:2], strict=True)
+            alike = (a.format, a.shape) == (there.format, there.shape)
+            if not alike or not all(same_place(one, other) for one, other in pairs):
+                raise ValueError(
+                    "a must have the refs of indices that the factors were made of: "
+                    "lu.matrix.with_data(data)"
+                )
+            require_dtype(a.data, there.dtype, "a", "the matrix")
+            kept = factors.here(driver)
+            return factors.factorizing(driver, a, kept, lu)
+
+        return Request(DIRECT, "sparse.refactorize", prepare)
+
+
+@final
+class Factors:
+    """What a program knows of factors in the host; shared by all copies of a ``SparseLU``.
+
+    Attributes:
+        matrix: the matrix.
+    """
+
+    def __init__(self, part: SparsePart[Any], matrix: SparseRef, system: System) -> None:
+        self._part: Final = part
+        self._system: Final = system
+        self._number: Final = next(_numbers)
+        self._kept: Block | None = None
+        self.matrix = matrix
+
+    def keep(self, driver: Driver) -> Block:
+        """What stands for the factors, which are going to be made."""
+        self._kept = driver.keeper.keep(DIRECT.name, "sparse.drop", Drop(self._number))
+        return self._kept
+
+    def here(self, driver: Driver) -> Block:
+        """What stands for the factors.
+
+        Raises:
+            GpuRefStale: they are gone.
+        """
+        kept = self._kept
+        if kept is None or kept.epoch is not driver.memory.epoch:
+            raise GpuRefStale("the device was rebuilt since the factorization; make another")
+        return kept
+
+    def factorizing(
+        self, driver: Driver, matrix: SparseRef, kept: Block, result: T
+    ) -> Submission[T]:
+        """What is submitted of a factorization, which has to be waited for: it may fail."""
+        parts = self._parts(driver, matrix)
+        message = Factorize(self._number, self._system, tuple(each.address for each in parts))
+
+        def finish(_answer: Any) -> T:
+            self.matrix = matrix
+            return result
+
+        return Submission(message, parts, (kept,), finish=finish)
+
+    def solving(self, b: GpuRef, trans: Trans) -> Callable[[Steps], GpuRef]:
+        """The steps of a solve."""
+        if trans not in _TRANS:
+            raise ValueError(f"trans must be 'N', 'T' or 'H', not {trans!r}")
+        self._part._require_ref(b, "b")
+        n = self.matrix.shape[0]
+        require_dtype(b, self.matrix.dtype, "b", "the matrix")
+        if b.ndim not in (1, 2) or b.shape[0] != n:
+            raise ValueError(f"b has shape {b.shape}, but the matrix has {n} rows")
+        taken = _TRANS[trans]
+        if self._by_columns:  # what was factorized is the transpose
+            if taken == 2 and self.matrix.dtype.kind == "c":
+                raise ValueError(
+                    "a complex csc matrix is not taken conjugated; convert it with tocsr"
+                )
+            taken = 0 if taken else 1
+
+        def build(steps: Steps) -> GpuRef:
+            given = steps.ref(b, "b")
+            lying = given.ndim == 2 and given.T.contiguous
+            # The library has right sides one after the other.
+            right = steps.contiguous(given.T)
+            x = steps.output(right.shape, right.dtype)
+            count = right.size // n if n else 0
+
+            def prepare(driver: Driver) -> Submission[None]:
+                parts = self._parts(driver, self.matrix)
+                source, target, kept = right._block, x._block, self.here(driver)
+                message = SolveBy(
+                    self._number,
+                    tuple(each.address for each in parts),
+                    *(source.address, target.address, n, count, taken),
+                )
+                return Submission(message, (*parts, source), (target, kept))
+
+            steps.do(Request(DIRECT, "sparse.solve", prepare))
+            return x.T if lying or x.ndim == 1 else steps.contiguous(x.T)
+
+        return build
+
+    @property
+    def _by_columns(self) -> bool:
+        return self.matrix.format == "csc"
+
+    def _parts(self, driver: Driver, matrix: SparseRef) -> tuple[Block, ...]:
+        names = ("major", "indices", "data")
+        return tuple(
+            require_readable(driver.stand_in(part), driver.memory, f"a.{name}")
+            for part, name in zip(matrix.parts, names, strict=True)
+        )
+
+
+class DirectSolves(SparsePart[D]):
+    """Systems of sparse matrices, solved by factorizing them."""
+
+    @op
+    def splu(
+        self,
+        a: SparseRef,
+        *,
+        kind: Kind = "general",
+        triangle: Triangle = "full",
+        reordering: Reordering = "default",
+        pivoting: Pivoting = "auto",
+        pivot_threshold: float | None = None,
+        pivot_epsilon: float | None = None,
+        refinement: int = 0,
+    ) -> Request[SparseLU[Awaited]]:
+        """Factorize a square sparse matrix; as ``scipy.sparse.linalg.splu``.
+
+        Vendor functions: ``cudssExecute`` with ``CUDSS_PHASE_ANALYSIS`` and
+        ``CUDSS_PHASE_FACTORIZATION``.
+
+        Args:
+            a: ``csr`` or ``csc`` with sorted indices, each place there once; float32, float64,
+                complex64 or complex128. cuDSS factorizes a ``csc`` one as its transpose.
+            kind: what is known of it: "general", "symmetric", "hermitian", or "spd": positive
+                definite, symmetric or Hermitian. That halves the work, and is not checked but that
+                a matrix which turns out not to be positive definite is an error.
+            triangle: of a kind other than "general", which part is stored: "full", or the "lower"
+                or "upper" triangle, with the diagonal.
+            reordering: how rows and columns are ordered: "default", "btf_colamd", "colamd",
+                "amd", "nested_dissection" or "none".
+            pivoting: where pivots are looked for, by cuDSS's names: "auto", "none", "global_col",
+                "global_row", "diagonal", "local_block" or "bunch_kaufman".
+            pivot_threshold: from 0 to 1: how large a pivot must be beside the largest one.
+            pivot_epsilon: pivots of a smaller magnitude count as zero. By default that is for
+                cuDSS to say; on the CPU only zeros do.
+            refinement: steps of iterative refinement of each solve.
+
+        SuperLU, on the CPU, goes by ``kind="spd"``, ``triangle``, ``pivot_threshold``,
+        ``pivot_epsilon`` and ``refinement``, and of orders it has "none", "colamd" and "amd".
+
+        Returns:
+            The factors, with methods ``solve`` and ``refactorize``.
+
+        Raises:
+            LinAlgError: the matrix is singular, or not positive definite, once that is known.
+            TypeError: another format or dtype.
+            ValueError: not square, or options that are none.
+            LibraryMissing: cuDSS is not installed.
+            Unsupported: in a batch or a recording; what cuDSS does not do.
+        """
+        return self._factorized(
+            a, kind, triangle, reordering, pivoting, pivot_threshold, pivot_epsilon, refinement
+        )
+
+    @op
+    def factorized(self, a: SparseRef) -> Request[SparseLU[Awaited]]:
+        """Factors to be called with right sides; as ``scipy.sparse.linalg.factorized``.
+
+        Args:
+            a: as for ``splu``, whose defaults it takes.
+
+        Returns:
+            What ``splu`` gives: ``await solve(b)``.
+
+        Raises:
+            LinAlgError, TypeError, ValueError, LibraryMissing, Unsupported: as ``splu``.
+        """
+        return self._factorized(a)
+
+    @op
+    def spsolve(
+        self, a: SparseRef, b: GpuRef, *, kind: Kind = "general", refinement: int = 0
+    ) -> Request[GpuRef]:
+        """Solve ``a @ x = b``; as ``scipy.sparse.linalg.spsolve``.
+
+        The factors are not kept: ``splu`` keeps them, for further right sides.
+
+        Args:
+            a: as for ``splu``.
+            b: shape (n,) or (n, k), same dtype.
+            kind: as for ``splu``.
+            refinement: likewise.
+
+        Returns:
+            The solutions, of the shape of ``b``.
+
+        Raises:
+            LinAlgError, LibraryMissing, Unsupported: as ``splu``.
+            TypeError: another format, unequal or unsupported dtypes.
+            ValueError: shapes that do not fit.
+        """
+
+        def build(steps: Steps) -> GpuRef:
+            made = steps.driver.perform(self._factorized(a, kind, refinement=refinement))
+            assert made is not None  # it has a finish, so batches refuse it
+            return made._factors.solving(b, "N")(steps)
+
+        require_format(a, "a")
+        self._require_ref(b, "b")
+        return self._steps("spsolve", build)
+
+    def _factorized(
+        self,
+        a: SparseRef,
+        kind: Kind = "general",
+        triangle: Triangle = "full",
+        reordering: Reordering = "default",
+        pivoting: Pivoting = "auto",
+        threshold: float | None = None,
+        epsilon: float | None = None,
+        refinement: int = 0,
+    ) -> Request[SparseLU[Awaited]]:
+        swapped = require_format(a, "a") == "csc"
+        if a.shape[0] != a.shape[1]:
+            raise ValueError(f"a has shape {a.shape}; it must be square")
+        for name, value, known in (
+            ("kind", kind, Kind),
+            ("triangle", triangle, Triangle),
+            ("reordering", reordering, Reordering),
+            ("pivoting", pivoting, Pivoting),
+        ):
+            if value not in get_args(known):
+                names = ", ".join(map(repr, get_args(known)))
+                raise ValueError(f"{name} must be one of {names}, not {value!r}")
+        if threshold is not None:
+            threshold = real(threshold, "pivot_threshold", least=0.0)
+        if epsilon is not None:
+            epsilon = real(epsilon, "pivot_epsilon", least=0.0)
+        steps = whole(refinement, "refinement", least=0, most=_MOST_STEPS)
+        if kind == "general" and triangle != "full":
+            raise ValueError("of a general matrix the whole is stored: triangle must be 'full'")
+        if swapped:
+            triangle = _OTHER[triangle]
+
+        def prepare(driver: Driver) -> Submission[SparseLU[Awaited]]:
+            matrix, _ = self._matrix(driver, by_rows(a), "a", ("csr",))
+            options = (kind, triangle, reordering, pivoting, threshold, epsilon, steps)
+            system = System(matrix, *options, self._device.deterministic)
+            factors = Factors(self, a, system)
+            lu: SparseLU[Awaited] = SparseLU(self._home, self._steps, factors)
+            return factors.factorizing(driver, a, factors.keep(driver), lu)
+
+        return Request(DIRECT, "sparse.splu", prepare)
+
+
+_OTHER: Final[dict[Triangle, Triangle]] = {"full": "full", "lower": "upper", "upper": "lower"}

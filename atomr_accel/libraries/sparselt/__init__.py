@@ -1,0 +1,1 @@
+"""cuSPARSELt: products with matrices of which two of four elements are zero."""

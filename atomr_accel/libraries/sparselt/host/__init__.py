@@ -1,0 +1,1 @@
+"""cuSPARSELt: executors, inside a host."""

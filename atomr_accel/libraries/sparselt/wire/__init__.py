@@ -1,0 +1,1 @@
+"""cuSPARSELt: what both sides of the wall know."""

@@ -1,0 +1,151 @@
+"""What the lane of structured sparsity executes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
+
+from ....wire import Message
+from ....wire import encode as encode_part
+
+Algorithm = Literal["strip", "tile"]
+
+GROUP: Final = {"float32": 2}
+"""How many elements of a row half of which are zero; 4 of other types."""
+
+
+class Structured(msgspec.Struct, frozen=True, array_like=True):
+    """A matrix by rows without gaps, half of whose elements are zero.
+
+    Attributes:
+        rows, columns: its shape.
+        dtype: element type.
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+
+    @property
+    def group(self) -> int:
+        """How many elements of a row half of which are zero."""
+        return GROUP.get(self.dtype, 4)
+
+
+class Dense(msgspec.Struct, frozen=True, array_like=True):
+    """A matrix that lies by rows or by columns.
+
+    Attributes:
+        rows, columns: its shape.
+        ld: elements from one row, or column, to the next.
+        by_rows: whether the elements of a row follow each other.
+        dtype: element type.
+    """
+
+    rows: int
+    columns: int
+    ld: int
+    by_rows: bool
+    dtype: str
+
+
+class Spec(msgspec.Struct, frozen=True, array_like=True):
+    """A product without addresses and numbers: ``d = epilogue(alpha * a @ b + beta * c)``.
+
+    Attributes:
+        a: the compressed matrix.
+        b, c, d: the others.
+        activation: ``"relu"``, ``"gelu"`` or the empty string.
+        bias: dtype of the bias; the empty string for none.
+        tuned: whether algorithms are tried the first time.
+    """
+
+    a: Structured
+    b: Dense
+    c: Dense
+    d: Dense
+    activation: str
+    bias: str
+    tuned: bool
+
+
+def encode(spec: Spec) -> bytes:
+    """A spec as messages carry it; equal ones give the same bytes."""
+    return encode_part(spec, "sparselt.matmul")
+
+
+@lru_cache(512)
+def decode(encoded: bytes) -> Spec:
+    """The spec that ``encode`` was given."""
+    return msgspec.msgpack.decode(encoded, type=Spec)
+
+
+class Prune(Message, frozen=True):
+    """Set the smaller half of each group of elements to zero.
+
+    Attributes:
+        matrix: what is pruned.
+        algorithm: which elements are one group's.
+        source: its address.
+        target: where the result goes, perhaps there.
+    """
+
+    matrix: Structured
+    algorithm: Algorithm
+    source: int
+    target: int
+
+
+class Check(Message, frozen=True):
+    """Tell whether half of each group of elements is zero."""
+
+    returns: ClassVar[Any] = bool
+
+    matrix: Structured
+    source: int
+
+
+class Measure(Message, frozen=True):
+    """Tell how many bytes a compressed matrix has, and how many it takes to compress it."""
+
+    returns: ClassVar[Any] = tuple[int, int]
+
+    matrix: Structured
+
+
+class Compress(Message, frozen=True):
+    """Compress a matrix.
+
+    Attributes:
+        matrix: what is compressed.
+        source: its address.
+        target: where the result goes.
+        scratch: scratch memory.
+    """
+
+    matrix: Structured
+    source: int
+    target: int
+    scratch: int
+
+
+class Multiply(Message, frozen=True):
+    """Multiply a compressed matrix.
+
+    Attributes:
+        spec: an encoded ``Spec``.
+        a, b, c, d: addresses; d may be c.
+        bias: address of the bias, or 0.
+        alpha, beta: numbers; with beta 0, c is not read.
+    """
+
+    spec: bytes
+    a: int
+    b: int
+    c: int
+    d: int
+    bias: int
+    alpha: float
+    beta: float

@@ -1,0 +1,232 @@
+"""cuDSS in SciPy, behind the same symbols: what runs ``CudaDirect`` without a GPU.
+
+It goes by what it is given through the prototypes alone: things by handle, options and answers by
+pointer, in the types that the library has for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
+
+from atomr_accel._dtypes import DTYPES
+from atomr_accel._errors import LibraryError
+from atomr_accel.libraries.host._numbers import CUDA_TYPES
+from atomr_accel.libraries.host._vendor import TYPES
+from atomr_accel.libraries.sparse.host import _prototypes_dss as prototypes
+
+from .cublas import FakeContext
+from .lapack import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+
+Array = np.ndarray[Any, Any]
+
+ENUMS: Final = prototypes.ENUMS
+DTYPE_OF: Final = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
+INDEX: Final = {value: np.dtype(name) for name, value in prototypes.INDEX_TYPES.items()}
+OPTION: Final = {ENUMS[f"CUDSS_CONFIG_{name}"]: name for name in prototypes.OPTIONS}
+PHASES: Final = {
+    ENUMS[f"CUDSS_PHASE_{name}"]: name
+    for name in ("ANALYSIS", "FACTORIZATION", "REFACTORIZATION", "SOLVE")
+}
+INVALID_VALUE: Final = 3
+
+
+class FakeDss:
+    """What ``VendorLibrary`` is for ``CudaDirect``."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.things: dict[int, Any] = {}
+        self.phases: list[str] = []
+        self.refused: set[str] = set()
+        self.functions: dict[str, Any] = {}
+        for name, words in prototypes.PROTOTYPES.items():
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
+            self.functions[name] = kind(functools.partial(self.guarded, name))
+
+    def call(self, function: str, *args: Any) -> None:
+        if status := self.functions[function](*args):
+            raise self.error(function, status)
+
+    def error(self, function: str, status: int) -> LibraryError:
+        return LibraryError(
+            f"{function} returned {prototypes.STATUS_NAMES[status]}",
+            library="cudss",
+            call=function,
+            status=status,
+            status_name=prototypes.STATUS_NAMES[status],
+        )
+
+    def guarded(self, name: str, *args: Any) -> int:
+        """A call, whose mistakes become a status: an exception would be lost on its way."""
+        run: Callable[..., int] = getattr(self, name.removeprefix("cudss"))
+        try:
+            return run(*args)
+        except Exception:  # noqa: BLE001
+            return INVALID_VALUE
+
+    def make(self, cell: Any, **attributes: Any) -> int:
+        number = next(self.numbers)
+        self.things[number] = SimpleNamespace(**attributes)
+        cell[0] = number
+        return 0
+
+    def Create(self, cell: Any) -> int:  # noqa: N802 - the vendor's names
+        return self.make(cell)
+
+    def ConfigCreate(self, cell: Any) -> int:  # noqa: N802
+        return self.make(cell, options={"SOLVE_MODE": 0, "IR_N_STEPS": 0, "PIVOT_EPSILON": -1.0})
+
+    def DataCreate(self, _handle: int, cell: Any) -> int:  # noqa: N802
+        return self.make(cell, analysed=False, solver=None, info=0, pivots=0)
+
+    def Destroy(self, thing: int) -> int:  # noqa: N802
+        del self.things[thing]
+        return 0
+
+    ConfigDestroy = MatrixDestroy = Destroy
+
+    def DataDestroy(self, _handle: int, thing: int) -> int:  # noqa: N802
+        return self.Destroy(thing)
+
+    def SetStream(self, _handle: int, _stream: int) -> int:  # noqa: N802
+        return 0
+
+    def ConfigSet(self, config: int, name: int, value: int, size: int) -> int:  # noqa: N802
+        option = OPTION[name]
+        kind: Any = {"int": ctypes.c_int, "double": ctypes.c_double}[prototypes.OPTIONS[option]]
+        assert size == ctypes.sizeof(kind)
+        self.things[config].options[option] = kind.from_address(value).value
+        return 0
+
+    def DataGet(  # noqa: N802
+        self, _handle: int, data: int, name: int, value: int | None, size: int, written: Any
+    ) -> int:
+        wide = name == ENUMS["CUDSS_DATA_NPIVOTS"] and self.things[data].wide
+        written[0] = 8 if wide else 4
+        if value is None:
+            return 0
+        assert size == written[0]
+        kind: Any = ctypes.c_int64 if wide else ctypes.c_int
+        found = self.things[data]
+        told = found.info if name == ENUMS["CUDSS_DATA_INFO"] else found.pivots
+        kind.from_address(value).value = told
+        return 0
+
+    def MatrixCreateCsr(self, cell: Any, *args: int | None) -> int:  # noqa: N802
+        rows, columns, nnz, major, ends, indices, data, offset, index, kind, *ways = args
+        assert rows == columns
+        assert ends is None
+        assert offset == index
+        mtype, view, base = ways
+        assert base == ENUMS["CUDSS_BASE_ZERO"]
+        return self.make(
+            cell, n=rows, nnz=nnz, parts=(major, indices, data), index=INDEX[index or 0],
+            dtype=DTYPE_OF[kind or 0], mtype=mtype, view=view,
+        )  # fmt: skip
+
+    def MatrixCreateDn(self, cell: Any, *args: int | None) -> int:  # noqa: N802
+        rows, columns, ld, pointer, kind, layout = args
+        assert layout == ENUMS["CUDSS_LAYOUT_COL_MAJOR"]
+        assert ld is not None
+        assert rows is not None
+        assert ld >= rows
+        return self.make(cell, shape=(columns, rows), pointer=pointer, dtype=DTYPE_OF[kind or 0])
+
+    def MatrixSetCsrPointers(  # noqa: N802
+        self, matrix: int, major: int, ends: int | None, indices: int, data: int
+    ) -> int:
+        assert ends is None
+        self.things[matrix].parts = (major, indices, data)
+        return 0
+
+    def Execute(  # noqa: N802
+        self, _handle: int, phase: int, config: int, data: int, matrix: int, x: int, b: int
+    ) -> int:
+        name = PHASES[phase]
+        self.phases.append(name)
+        if name in self.refused:
+            return prototypes.NOT_SUPPORTED
+        a, kept, options = self.things[matrix], self.things[data], self.things[config].options
+        if name == "ANALYSIS":
+            kept.analysed, kept.wide = True, a.index.itemsize == 8
+        elif name == "SOLVE":
+            assert kept.solver is not None
+            self.solve(a, kept, options, self.things[x], self.things[b])
+        else:
+            assert kept.analysed
+            assert name == "FACTORIZATION" or kept.factorized
+            self.factorize(a, kept, options)
+        return 0
+
+    def factorize(self, a: Any, kept: Any, options: dict[str, Any]) -> None:
+        kept.factorized, kept.info, kept.pivots = True, 0, 0
+        full = whole(a)
+        try:
+            kept.solver = scipy.sparse.linalg.splu(scipy.sparse.csc_array(full))
+        except RuntimeError:
+            kept.pivots = 1
+            return
+        if a.mtype in (ENUMS["CUDSS_MTYPE_SPD"], ENUMS["CUDSS_MTYPE_HPD"]):
+            least = np.linalg.eigvalsh(full).min()
+            kept.info = int(least <= 0)
+        pivots = np.abs(kept.solver.U.diagonal())
+        kept.pivots = int((pivots < max(options["PIVOT_EPSILON"], 0)).sum())
+
+    def solve(self, a: Any, kept: Any, options: dict[str, Any], x: Any, b: Any) -> None:
+        right, target = (
+            memory(each.pointer, each.shape[0] * each.shape[1] * each.dtype.itemsize)
+            .view(each.dtype)
+            .reshape(each.shape)
+            for each in (b, x)
+        )
+        way = "NTH"[options["SOLVE_MODE"]]
+        made = kept.solver.solve(right.T, way)
+        full = whole(a)
+        op = {"N": full, "T": full.T, "H": full.conj().T}[way]
+        for _ in range(options["IR_N_STEPS"]):
+            made = made + kept.solver.solve(right.T - op @ made, way)
+        target[...] = made.T
+
+
+def whole(a: Any) -> Array:
+    """A matrix as a dense one, of which a triangle may be stored."""
+    major, indices = (
+        memory(pointer, count * a.index.itemsize).view(a.index)
+        for pointer, count in zip(a.parts, (a.n + 1, a.nnz), strict=False)
+    )
+    data = memory(a.parts[2], a.nnz * a.dtype.itemsize).view(a.dtype)
+    made: Array = scipy.sparse.csr_array((data, indices, major), shape=(a.n, a.n)).toarray()
+    if a.view == ENUMS["CUDSS_MVIEW_FULL"]:
+        return made
+    part = np.tril(made) if a.view == ENUMS["CUDSS_MVIEW_LOWER"] else np.triu(made)
+    assert (part == made).all()
+    other = part.T if a.mtype == ENUMS["CUDSS_MTYPE_SYMMETRIC"] else part.conj().T
+    full: Array = part + other - np.diag(np.diag(part))
+    return full
+
+
+class FakeCudaDirect:
+    """``CudaDirect`` on host memory."""
+
+    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        from atomr_accel.libraries.sparse.host._direct_cuda import CudaDirect
+
+        executor = CudaDirect(FakeContext(context), self.stream)  # type: ignore[arg-type]
+        self.handlers = executor.handlers
+        self.close = executor.close

@@ -1,0 +1,102 @@
+"""Images of another size, against matrices, and what is not taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from .... import seeds
+from ...conformance import MARKS, conform
+from ..rows.resample import OPERATIONS
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+test_conforms = conform(OPERATIONS, take=2)
+
+FLOAT = np.dtype(np.float32)
+
+
+async def test_what_is_not_finite_stays_where_it_is(device: Device) -> None:
+    """An element of weight 0 does not count, and the largest of NaN is NaN."""
+    dnn = device.dnn
+    x = await device.put(np.array([[[1, np.inf, 2, np.nan, 3, 4]]], FLOAT))
+    cases: list[tuple[Any, list[float]]] = [
+        (dnn.adaptive_avg_pool(x, 3), [np.inf, np.nan, 3.5]),
+        (dnn.adaptive_max_pool(x, 3), [np.inf, np.nan, 4]),
+        (dnn.max_pool(x, 4, stride=4, ceil_mode=True), [np.nan, 4]),
+        (dnn.interpolate(x, 3, mode="nearest"), [1, 2, 3]),
+        (dnn.interpolate(x, 6, mode="linear"), [1, np.inf, 2, np.nan, 3, 4]),
+    ]
+    for call, expected in cases:
+        got = await device.get(await call)
+        np.testing.assert_array_equal(got, np.array([[expected]], FLOAT))
+    grad = await device.put(np.ones((1, 1, 3), FLOAT))
+    got = await device.get(await dnn.adaptive_max_pool_grad(grad, x))
+    np.testing.assert_array_equal(got, [[[0, 1, 0, 0, 0, 1]]])
+
+
+async def test_a_place_that_begins_behind_the_image_is_none(device: Device) -> None:
+    x = await device.put(np.arange(10, dtype=FLOAT).reshape(1, 1, 10))
+    # Of 10 elements in steps of 4, a window of 2 leaves none that begins inside.
+    assert (await device.dnn.max_pool(x, 2, stride=4, ceil_mode=True)).shape == (1, 1, 3)
+    assert (await device.dnn.max_pool(x, 3, stride=4, ceil_mode=True)).shape == (1, 1, 3)
+    assert (await device.dnn.max_pool(x, 3, stride=4)).shape == (1, 1, 2)
+    padded = await device.dnn.avg_pool(x, 2, stride=3, padding=1, ceil_mode=True)
+    np.testing.assert_array_equal(await device.get(padded), [[[0, 2.5, 5.5, 8.5]]])
+
+
+async def test_in_batches_recordings_and_given_buffers(device: Device) -> None:
+    host = seeds.rng().standard_normal((2, 3, 6, 5)).astype(FLOAT)
+    x = await device.put(host)
+    expected = await device.get(await device.dnn.interpolate(x, (3, 10), mode="bilinear"))
+    async with device.batch() as batch:
+        y = batch.dnn.interpolate(x, (3, 10), mode="bilinear")
+    np.testing.assert_array_equal(await device.get(y), expected)
+    out = await device.full((2, 3, 3, 10), 7.0, FLOAT)
+    assert await device.dnn.interpolate(x, (3, 10), mode="bilinear", out=out) is out
+    np.testing.assert_array_equal(await device.get(out), expected)
+    async with device.record() as recording:
+        pooled = recording.dnn.adaptive_max_pool(x, 2)
+    await recording.replay()
+    apart = await device.dnn.adaptive_max_pool(x, 2)
+    np.testing.assert_array_equal(await device.get(pooled), await device.get(apart))
+
+
+async def test_bad_arguments(device: Any) -> None:
+    dnn = device.dnn
+    x = await device.put(np.zeros((2, 3, 8, 8), FLOAT))
+    whole = await device.put(np.zeros((2, 3, 8, 8), np.int32))
+    small = await device.put(np.zeros((2, 3, 4, 4), FLOAT))
+    calls: Any = (
+        (TypeError, "x must be a GpuRef", lambda: dnn.adaptive_avg_pool(0, 2)),
+        (TypeError, "x must be a GpuRef", lambda: dnn.interpolate(0, 2)),
+        (TypeError, "x has dtype int32", lambda: dnn.interpolate(whole, 2)),
+        (ValueError, "one to three dimensions", lambda: dnn.interpolate(x[0, 0], 2)),
+        (ValueError, "layout 'NWC' does not fit", lambda: dnn.interpolate(x, 2, layout="NWC")),
+        (ValueError, "either a size or a scale", lambda: dnn.interpolate(x)),
+        (ValueError, "either a size", lambda: dnn.interpolate(x, 2, scale_factor=2)),
+        (ValueError, "size must be an integer or 2", lambda: dnn.interpolate(x, (1, 2, 3))),
+        (ValueError, "makes", lambda: dnn.interpolate(x, scale_factor=0.1)),
+        (ValueError, "a number or 2", lambda: dnn.interpolate(x, scale_factor=(1, 2, 3))),
+        (ValueError, "mode must be one of", lambda: dnn.interpolate(x, 2, mode="cubic")),
+        (ValueError, "use one of nearest", lambda: dnn.interpolate(x, 2, mode="linear")),
+        (ValueError, "align_corners is for", lambda: dnn.interpolate(x, 2, align_corners=True)),
+        (ValueError, "output_size must be", lambda: dnn.adaptive_max_pool(x, 0)),
+        (ValueError, "out is float32 of shape", lambda: dnn.adaptive_max_pool(x, 2, out=x)),
+        (
+            ValueError,
+            "grad must have shape",
+            lambda: dnn.max_pool_grad(small, small, x, 3, ceil_mode=True),
+        ),
+        (TypeError, "ceil_mode", lambda: dnn.max_pool(x, 3, ceil_mode=1)),
+        (TypeError, "x has dtype int32", lambda: dnn.adaptive_max_pool_grad(small, whole)),
+        (ValueError, "which no images", lambda: dnn.adaptive_avg_pool_grad(small, (2, 3, 8))),
+    )
+    for error, match, call in calls:
+        with pytest.raises(error, match=match):
+            await call()

@@ -1,0 +1,205 @@
+"""Losses against their definitions, and what they do not take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import Unsupported
+
+from .... import seeds
+from ...conformance import MARKS, conform, on_cuda
+from ..rows.losses import OPERATIONS
+
+pytestmark = MARKS
+
+test_conforms = conform(OPERATIONS, take=1 if on_cuda() else 3)
+
+FLOAT = np.dtype(np.float32)
+
+
+def log_softmax(scores: Any) -> Any:
+    return scores - np.logaddexp.reduce(scores, -1, keepdims=True)
+
+
+def forward_backward(logs: Any, target: Any) -> tuple[float, Any]:
+    """The loss of a long sequence and its gradient by scores, by probabilities and not logs."""
+    states = [0]
+    for each in target:
+        states += [int(each), 0]
+    steps, count = len(logs), len(states)
+    p = np.exp(logs.astype(np.longdouble))
+
+    alpha = np.zeros((steps, count), np.longdouble)
+    alpha[0, :2] = p[0, states[:2]]
+    for t in range(1, steps):
+        for s in range(count):
+            before = [s, s - 1]
+            if s > 1 and states[s] and states[s] != states[s - 2]:
+                before.append(s - 2)
+            alpha[t, s] = sum(alpha[t - 1, o] for o in before if o >= 0) * p[t, states[s]]
+    turned = np.zeros((steps, count), np.longdouble)
+    for t in range(steps - 1, -1, -1):
+        for s in range(count):
+            if t == steps - 1:
+                turned[t, s] = float(s >= count - 2)
+                continue
+            after = [s, s + 1]
+            if s + 2 < count and states[s + 2] and states[s + 2] != states[s]:
+                after.append(s + 2)
+            turned[t, s] = sum(turned[t + 1, o] * p[t + 1, states[o]] for o in after if o < count)
+    total = alpha[-1, -2:].sum()
+    slopes = p.copy()
+    for s, label in enumerate(states):
+        slopes[:, label] -= alpha[:, s] * turned[:, s] / total
+    return float(-np.log(total)), slopes.astype(float)
+
+
+async def test_long_sequences(device: Any) -> None:
+    """More states than a block has threads, and more classes; targets that come again."""
+    rng = seeds.rng()
+    steps, classes, lengths, counts = 330, 300, (330, 290), (140, 3)
+    logs = log_softmax(rng.standard_normal((steps, 2, classes))).astype(FLOAT)
+    targets = rng.integers(1, 9, (2, 140)).astype(np.int32)
+    given = [
+        await device.put(np.asarray(each))
+        for each in (logs, targets, np.array(lengths, np.int32), np.array(counts, np.int32))
+    ]
+    losses = await device.get(await device.dnn.ctc_loss(*given, reduction="none"))
+    one = await device.put(np.ones(2, FLOAT))
+    slopes = await device.get(await device.dnn.ctc_loss_grad(one, *given, reduction="none"))
+    for n, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        loss, slope = forward_backward(logs[:length, n], targets[n, :count])
+        np.testing.assert_allclose(losses[n], loss, rtol=1e-5)
+        np.testing.assert_allclose(slopes[:length, n], slope, atol=2e-3)
+        assert not slopes[length:, n].any()
+
+
+async def test_a_gradient_is_that_of_small_steps(device: Any) -> None:
+    rng = seeds.rng()
+    scores = rng.standard_normal((4, 6))
+    target = await device.put(np.array([1, 5, -100, 0]))
+    weight = await device.put(rng.uniform(0.5, 2, 6))
+    how: Any = {"label_smoothing": 0.2}
+
+    async def loss(scores: Any) -> float:
+        x = await device.put(scores)
+        return float(await device.get(await device.dnn.cross_entropy(x, target, weight, **how)))
+
+    x, one = await device.put(scores), await device.put(np.array(1.0))
+    found = await device.get(await device.dnn.cross_entropy_grad(one, x, target, weight, **how))
+    for at in ((0, 1), (1, 0), (2, 3), (3, 5)):
+        step = np.zeros_like(scores)
+        step[at] = 1e-6
+        slope = (await loss(scores + step) - await loss(scores - step)) / 2e-6
+        assert abs(slope - found[at]) < 1e-8
+
+
+async def test_scores_of_minus_infinity_are_classes_that_are_out_of_the_question(
+    device: Any,
+) -> None:
+    x = await device.put(np.array([[0, -np.inf, 0], [-np.inf, 3, -np.inf]], FLOAT))
+    target = await device.put(np.array([2, 0]))
+    losses = await device.get(await device.dnn.cross_entropy(x, target, reduction="none"))
+    np.testing.assert_allclose(losses, np.array([np.log(2), np.inf]), rtol=1e-6)
+    grad = await device.put(np.ones(2, FLOAT))
+    got = await device.dnn.cross_entropy_grad(grad, x, target, reduction="none")
+    expected = np.array([[0.5, 0, -0.5], [-1, 1, 0]])
+    np.testing.assert_allclose(await device.get(got), expected, atol=1e-6)
+
+
+async def test_in_batches_recordings_and_given_buffers(device: Any) -> None:
+    rng = seeds.rng()
+    x = await device.put(rng.standard_normal((6, 5)).astype(FLOAT))
+    target = await device.put(rng.integers(0, 5, 6))
+    expected = await device.get(await device.dnn.cross_entropy(x, target))
+    async with device.batch() as batch:
+        loss = batch.dnn.cross_entropy(x, target)
+        dx = batch.dnn.cross_entropy_grad(loss, x, target)
+    assert await device.get(loss) == expected
+    out = await device.full((), 7.0, FLOAT)
+    for _ in range(3):
+        assert await device.dnn.cross_entropy(x, target, out=out) is out
+    assert await device.get(out) == expected
+    async with device.record() as recording:
+        recorded = recording.dnn.cross_entropy_grad(out, x, target)
+    await recording.replay()
+    np.testing.assert_array_equal(await device.get(recorded), await device.get(dx))
+
+
+async def test_nobody_reads_beyond(device: Any) -> None:
+    """The CPU says what is wrong; on CUDA it is NaN."""
+    dnn = device.dnn
+    x = await device.put(np.zeros((2, 3), FLOAT))
+    logs = await device.put(log_softmax(np.zeros((4, 2, 3))).astype(FLOAT))
+    three, far = [await device.put(np.array(each, np.int32)) for each in ((3, 1), (2, 9))]
+    rows = await device.put(np.array([[1, 2], [1, 1]], np.int32))
+    bad: Any = (
+        (r"target\[1, 0\] is 9", lambda: dnn.cross_entropy(x, far, reduction="none"), [1]),
+        ("target_lengths", lambda: dnn.ctc_loss(logs, rows, three, far, reduction="none"), [1]),
+        ("input_lengths", lambda: dnn.ctc_loss(logs, rows, far, three, reduction="none"), [0, 1]),
+    )
+    for match, call, wrong in bad:
+        if not on_cuda():
+            with pytest.raises(ValueError, match=match):
+                await call()
+            continue
+        losses = await device.get(await call())
+        assert np.flatnonzero(np.isnan(losses)).tolist() == wrong
+
+
+async def test_what_cudnn_does_not_take(device: Any) -> None:
+    """Anywhere, so that a program that asks for it runs on CUDA, too."""
+    logs = await device.put(log_softmax(np.zeros((4, 2, 3))).astype(FLOAT))
+    rows = await device.put(np.array([[1, 2], [1, 1]], np.int32))
+    counts = await device.put(np.array([2, 1], np.int32))
+    given = (logs, rows, counts, counts)
+    expected = await device.get(await device.dnn.ctc_loss(*given))
+    got = await device.get(await device.dnn.ctc_loss(*given, cudnn=True))
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+    wide = [await device.put((await device.get(each)).astype(np.int64)) for each in given[1:]]
+    double = await device.put(log_softmax(np.zeros((4, 2, 3))))
+    flat = rows.reshape(4)
+    many = await device.zeros((2, 256), np.int32)
+    for refs, more in (
+        ((logs, *wide), {}),
+        ((double, *given[1:]), {}),
+        ((logs, flat, counts, counts), {}),
+        ((logs, many, counts, counts), {}),
+        (given, {"blank": 1}),
+    ):
+        with pytest.raises(Unsupported, match="cuDNN's CTC takes float32, rows of 1 to 255"):
+            await device.dnn.ctc_loss(*refs, **more, cudnn=True)
+
+
+async def test_bad_arguments(device: Any) -> None:
+    dnn = device.dnn
+    x = await device.put(np.zeros((2, 3), FLOAT))
+    target = await device.put(np.zeros(2, np.int64))
+    small = await device.put(np.zeros(2, np.int32))
+    three = await device.put(np.zeros(3))
+    logs = await device.put(np.zeros((4, 2, 3), FLOAT))
+    rows = await device.put(np.zeros((2, 2), np.int32))
+    calls: Any = (
+        (TypeError, "x must be a GpuRef", lambda: dnn.cross_entropy(0, target)),
+        (TypeError, "target must be int32", lambda: dnn.cross_entropy(x, x)),
+        (TypeError, "x has dtype int64", lambda: dnn.cross_entropy(target, target)),
+        (ValueError, "target", lambda: dnn.cross_entropy(x, rows)),
+        (ValueError, "weight", lambda: dnn.cross_entropy(x, target, x)),
+        (TypeError, "weight has dtype", lambda: dnn.cross_entropy(x, target, three)),
+        (ValueError, "reduction must", lambda: dnn.cross_entropy(x, target, reduction="max")),
+        (ValueError, "label_smoothing", lambda: dnn.cross_entropy(x, target, label_smoothing=2)),
+        (ValueError, "none of them 0", lambda: dnn.cross_entropy(x[:0], target[:0])),
+        (ValueError, "out is float32", lambda: dnn.cross_entropy(x, target, out=x)),
+        (ValueError, "grad", lambda: dnn.cross_entropy_grad(x, x, target)),
+        (ValueError, "log_probs has shape", lambda: dnn.ctc_loss(x, rows, small, small)),
+        (TypeError, "has dtype int64", lambda: dnn.ctc_loss(logs, rows, target, small)),
+        (ValueError, "targets has shape", lambda: dnn.ctc_loss(logs, rows[:1], small, small)),
+        (ValueError, "input_lengths", lambda: dnn.ctc_loss(logs, rows, rows, small)),
+        (ValueError, "blank must be", lambda: dnn.ctc_loss(logs, rows, small, small, blank=3)),
+    )
+    for error, match, call in calls:
+        with pytest.raises(error, match=match):
+            await call()

@@ -1,0 +1,217 @@
+"""Callbacks of transforms: what they change, what refuses them, and what cuFFT is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import CompileError, Unsupported
+from atomr_accel.libraries.fft._arguments import resolve
+from atomr_accel.libraries.fft.host import _hooks
+from atomr_accel.libraries.fft.wire._messages import Hook
+
+from ... import seeds
+from ..conformance import MARKS, on_cuda
+
+if TYPE_CHECKING:
+    from atomr_accel import Device, GpuRef
+
+pytestmark = MARKS
+
+WINDOW = """
+__device__ T window(void* data, unsigned long long offset, void*, void*) {
+  T x = ((T*)data)[offset];
+  SCALE(x, offset % 7 + 1)
+  return x;
+}
+"""
+HALVED = """
+__device__ void halved(void* data, unsigned long long offset, T x, void*, void*) {
+  SCALE(x, 0.5)
+  ((T*)data)[offset] = x;
+}
+"""
+TYPES = {
+    "complex64": "cufftComplex",
+    "complex128": "cufftDoubleComplex",
+    "float32": "cufftReal",
+    "float64": "cufftDoubleReal",
+}
+
+
+def of_type(source: str, dtype: Any) -> str:
+    """A callback for a dtype."""
+    real = np.dtype(dtype).kind == "f"
+    scale = "x *= (f);" if real else "x.x *= (f); x.y *= (f);"
+    return f"#define SCALE(x, f) {scale}\n{source}".replace("T", TYPES[np.dtype(dtype).name])
+
+
+def window(values: Any, offset: Any) -> Any:
+    return values * (offset % 7 + 1)
+
+
+def halved(values: Any, offset: Any) -> Any:
+    del offset
+    return values / 2
+
+
+CALLS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("fft", "complex64", "complex64", {}),
+    ("fft", "complex128", "complex128", {"axis": 0}),
+    ("fft", "complex128", "complex128", {"n": 8}),
+    ("ifft", "complex64", "complex64", {"norm": "forward"}),
+    ("rfft", "float64", "complex128", {}),
+    ("irfft", "complex64", "float32", {"n": 12, "norm": "forward"}),
+    ("fftn", "complex64", "complex64", {}),
+    ("ifftn", "complex128", "complex128", {"norm": "forward"}),
+    ("rfftn", "float32", "complex64", {}),
+    ("irfftn", "complex128", "float64", {"s": (5, 12), "axes": (0, 1), "norm": "forward"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "result", "options"), CALLS, ids=[f"{each[0]}-{each[1]}" for each in CALLS]
+)
+async def test_what_is_loaded_and_stored(
+    device: Device, name: str, dtype: str, result: str, options: dict[str, Any]
+) -> None:
+    shape = (5, 7) if name.startswith("ir") else (5, 12)
+    x = seeds.rng().standard_normal(shape).astype(dtype)
+    if dtype.startswith("c"):
+        x = x + (1j * seeds.rng().standard_normal(shape)).astype(dtype)
+    load = device.fft.callback(of_type(WINDOW, dtype), "window", cpu=window)
+    store = device.fft.callback(of_type(HALVED, result), "halved", cpu=halved)
+    transform, expected = getattr(device.fft, name), getattr(np.fft, name)
+    ref = await device.put(x)
+    windowed = window(x, np.arange(x.size).reshape(shape))
+    for given, want in (
+        ({"load": load}, expected(windowed, **options)),
+        ({"store": store}, expected(x, **options) / 2),
+        ({"load": load, "store": store}, expected(windowed, **options) / 2),
+        ({}, expected(x, **options)),
+    ):
+        got = await device.get(await transform(ref, **options, **given))
+        assert got.dtype == result
+        near = 1e-12 if result in ("complex128", "float64") else 1e-4
+        np.testing.assert_allclose(got, want, rtol=near, atol=near * abs(want).max())
+
+
+async def test_batches_and_views_call_them_too(device: Device) -> None:
+    x = seeds.rng().standard_normal((4, 8, 2)).astype(np.complex64)
+    load = device.fft.callback(of_type(WINDOW, x.dtype), "window", cpu=window)
+    ref = await device.put(x)
+    async with device.batch() as batch:
+        spectrum = batch.fft.fft(ref[..., 1], load=load)
+    part = x[..., 1]  # what a callback counts is the copy
+    expected = np.fft.fft(window(part, np.arange(part.size).reshape(part.shape)))
+    np.testing.assert_allclose(await device.get(spectrum), expected, rtol=1e-4, atol=1e-3)
+
+
+async def test_what_is_not_done_in_one_piece_is_refused(device: Device) -> None:
+    load = device.fft.callback(WINDOW, "window", cpu=window)
+    z, x = [await device.put(np.ones((4, 8), dtype)) for dtype in (np.complex64, np.float32)]
+    fft: Any = device.fft
+    calls: list[Any] = [
+        lambda: fft.ifft(z, load=load),  # its norm scales
+        lambda: fft.fft(x, load=load),  # converted
+        lambda: fft.irfft(z, 8, norm="forward", load=load),  # cropped
+        lambda: fft.fft(z, 16, load=load),  # padded
+        lambda: fft.rfft(x, 16, store=load),
+        lambda: fft.irfft(z, norm="ortho", load=load),
+        lambda: fft.fftn(z, axes=(0, 0), load=load),
+    ]
+    for call in calls:
+        with pytest.raises(Unsupported, match=r"callbacks"):
+            await call()
+
+
+async def test_what_is_no_callback(device: Device) -> None:
+    z = await device.put(np.ones(8, np.complex64))
+    fft: Any = device.fft
+    with pytest.raises(ValueError, match="no function named 'other'"):
+        fft.callback(WINDOW, "other", cpu=window)
+    for arguments in ((1, "window"), (WINDOW, None)):
+        with pytest.raises(TypeError, match="as str"):
+            fft.callback(*arguments)
+    with pytest.raises(TypeError, match="callable"):
+        fft.callback(WINDOW, "window", cpu=3)
+    with pytest.raises(TypeError, match=r"load must be what device\.fft\.callback makes, not str"):
+        await fft.fft(z, load="window")
+
+
+@pytest.mark.skipif(on_cuda(), reason="needs none there")
+async def test_one_without_a_python_function_is_for_cuda(device: Device) -> None:
+    z: GpuRef = await device.put(np.ones(8, np.complex64))
+    store = device.fft.callback(HALVED, "halved")
+    with pytest.raises(Unsupported, match="cpu=function"):
+        await device.fft.fft(z, store=store)
+
+
+def spec_of(dtype: str, result: str, load: str, store: str) -> Any:
+    """A transform with both callbacks."""
+    family = {"ff": "fft", "fc": "rfft", "cf": "irfft", "cc": "fft"}[dtype[0] + result[0]]
+    hooks = Hook("window", load, b""), Hook("halved", store, b"")
+    call = resolve(
+        *(family, family, (9,), np.dtype(dtype), (0,), (16,) if family == "irfft" else (9,)),
+        "forward" if family == "irfft" else None,
+        half=False,
+        hooks=hooks,
+    )
+    return call.spec
+
+
+@pytest.mark.parametrize(
+    ("version", "function"),
+    [(11_401, "__cufftXtSetJITCallback_12_7"), (12_000, "cufftXtSetJITCallback")],
+)
+def test_cufft_is_told_before_a_plan_is_made(
+    monkeypatch: pytest.MonkeyPatch, version: int, function: str
+) -> None:
+    def compile_linkable(source: str, name: str, *_: Any) -> bytes:
+        return f"{name}: {source}".encode()
+
+    monkeypatch.setattr(_hooks, "compile_linkable", compile_linkable)
+    log: list[tuple[Any, ...]] = []
+
+    def call(name: str, *arguments: Any) -> None:
+        if name == "cufftGetVersion":
+            arguments[0][0] = version
+        else:
+            log.append((name, *arguments))
+
+    library: Any = SimpleNamespace(call=call)
+    hooks = _hooks.compile_hooks(spec_of("complex64", "float32", "LOADS", "STORES"), (9, 0))
+    _hooks.link(library, 7, hooks)
+    (_, handle, name, image, size, kind, info), (_, _, *stored) = log
+    assert [each[0] for each in log] == [function] * 2
+    assert (handle, name, kind, info) == (7, b"window", 0, None)  # LD_COMPLEX
+    assert size == len(image)
+    assert b"cufftComplex window(void*" in image
+    assert image.endswith(b"LOADS\n")
+    assert (stored[0], stored[3]) == (b"halved", 6)  # ST_REAL
+    assert b"void halved(void*, unsigned long long, cufftReal" in stored[1]
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        ("complex64", "complex64"),
+        ("complex128", "float64"),
+        ("float32", "complex64"),
+        ("float64", "complex128"),
+        ("complex64", "float32"),
+    ],
+)
+def test_nvrtc_compiles_them_for_linking(dtype: str, result: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    spec = spec_of(dtype, result, of_type(WINDOW, dtype), of_type(HALVED, result))
+    loads, stores = _hooks.compile_hooks(spec, (9, 0))
+    assert loads.image
+    assert stores.image
+    wrong = spec_of(dtype, result, of_type(HALVED, dtype).replace("halved", "window"), HALVED)
+    with pytest.raises(CompileError, match="callback"):
+        _hooks.compile_hooks(wrong, (9, 0))

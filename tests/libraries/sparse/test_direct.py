@@ -1,0 +1,136 @@
+"""Direct solvers: conformance, what they refuse, and matrices that have no factors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from atomr_accel import GpuRefStale, LinAlgError, Unsupported
+from atomr_accel.testing import poison
+
+from ...harness import opened, program
+from ..conformance import MARKS, conform, installed, on_cuda
+from .direct_rows import DIRECT, MATRIX
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = [*MARKS, installed("cudss")]
+
+test_conforms = conform(DIRECT, take=1 if on_cuda() else 4)
+
+
+async def test_a_singular_matrix_raises_and_the_lane_goes_on(device: Device) -> None:
+    singular = MATRIX.copy()
+    singular.data[-1] = 0
+    empty: Any = scipy.sparse.csr_array((3, 3))
+    b = await device.put(np.ones(3))
+    for matrix in (singular, empty):
+        with pytest.raises(LinAlgError, match="singular") as caught:
+            await device.sparse.splu(await device.sparse.put(matrix))
+        assert caught.value.info > 0
+        with pytest.raises(LinAlgError):
+            await device.sparse.spsolve(await device.sparse.put(matrix), b)
+    made = await device.sparse.spsolve(await device.sparse.put(MATRIX), b)
+    np.testing.assert_allclose(MATRIX @ await device.get(made), 1)
+
+
+async def test_a_matrix_that_is_not_positive_definite_is_an_error_if_told_so(
+    device: Device,
+) -> None:
+    indefinite = MATRIX.copy()
+    indefinite.data[-1] = -2
+    a = await device.sparse.put(indefinite)
+    with pytest.raises(LinAlgError):
+        await device.sparse.splu(a, kind="spd")
+    lu = await device.sparse.splu(a, kind="symmetric")
+    x = await device.get(await lu.solve(await device.put(np.ones(3))))
+    np.testing.assert_allclose(indefinite @ x, 1)
+
+
+async def test_pivots_below_epsilon_count_as_zero(device: Device) -> None:
+    small = MATRIX.copy()
+    small.data[-1] = 1e-3
+    a = await device.sparse.put(small)
+    await device.sparse.splu(a)
+    with pytest.raises(LinAlgError):
+        await device.sparse.splu(a, pivot_epsilon=1e-2, pivoting="none", reordering="none")
+
+
+async def test_after_a_factorization_that_failed_there_are_no_factors(device: Device) -> None:
+    a, b = await device.sparse.put(MATRIX), await device.put(np.ones(3))
+    lu = await device.sparse.splu(a)
+    with pytest.raises(LinAlgError, match="singular"):
+        await lu.refactorize(a.with_data(await device.zeros(a.data.shape)))
+    assert lu.matrix is a
+    with pytest.raises(LinAlgError, match="no factors"):
+        await lu.solve(b)
+    assert await lu.refactorize(a) is lu
+    np.testing.assert_allclose(MATRIX @ await device.get(await lu.solve(b)), 1)
+
+
+async def test_factors_solve_in_batches(device: Device) -> None:
+    a, b = await device.sparse.put(MATRIX), await device.put(np.ones((3, 2)))
+    lu = await device.sparse.splu(a)
+    async with device.batch() as batch:
+        x = batch.using(lu).solve(batch.using(lu).solve(b))
+    np.testing.assert_allclose(MATRIX @ (MATRIX @ await device.get(x)), 1)
+    batch = device.batch()
+    with pytest.raises(Unsupported, match="batch"):
+        async with batch:
+            batch.sparse.splu(a)
+    with pytest.raises(Unsupported, match="batch"):
+        async with device.batch() as other:
+            other.using(lu).refactorize(a)
+
+
+async def test_what_is_refused(device: Device) -> None:
+    sparse = device.sparse
+    a = await sparse.put(MATRIX)
+    with pytest.raises(ValueError, match="square"):
+        await sparse.splu(await sparse.put(scipy.sparse.csr_array((2, 3))))
+    with pytest.raises(TypeError, match="coo"):
+        await sparse.splu(await sparse.tocoo(a))
+    with pytest.raises(TypeError, match="float16"):
+        await sparse.splu(a.with_data(await device.array.astype(a.data, "float16")))
+    with pytest.raises(ValueError, match="kind must be one of 'general', 'symmetric'"):
+        await sparse.splu(a, kind="banded")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="triangle"):
+        await sparse.splu(a, triangle="lower")
+    with pytest.raises(ValueError, match="refinement"):
+        await sparse.splu(a, refinement=-1)
+    lu = await sparse.splu(a)
+    assert lu.shape == (3, 3)
+    assert repr(lu).startswith("<SparseLU of <SparseRef csr 3x3 float64")
+    with pytest.raises(ValueError, match="3 rows"):
+        await lu.solve(await device.put(np.ones(4)))
+    with pytest.raises(TypeError, match="float32"):
+        await lu.solve(await device.put(np.ones(3, np.float32)))
+    with pytest.raises(ValueError, match="trans"):
+        await lu.solve(await device.put(np.ones(3)), "C")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="indices"):
+        await lu.refactorize(await sparse.put(MATRIX))
+    with pytest.raises(ValueError, match="indices"):
+        await lu.refactorize(lu.matrix.T)
+    with pytest.raises(TypeError, match="SparseRef"):
+        await lu.refactorize(lu.matrix.data)  # type: ignore[arg-type]
+    complex_csc = await sparse.put(MATRIX.astype(complex).tocsc())
+    lu = await sparse.splu(complex_csc)
+    with pytest.raises(ValueError, match="tocsr"):
+        await lu.solve(await device.put(np.ones(3, complex)), "H")
+
+
+@pytest.mark.slow
+@program
+async def test_factors_are_gone_after_a_rebuild() -> None:
+    async with opened(isolation="process") as device:
+        a = await device.sparse.put(MATRIX, sealed=True)
+        lu = await device.sparse.splu(a)
+        await poison(device)
+        with pytest.raises(GpuRefStale, match="rebuilt"):
+            await lu.solve(await device.put(np.ones(3)))
+        with pytest.raises(GpuRefStale, match="rebuilt"):
+            await lu.refactorize(a)

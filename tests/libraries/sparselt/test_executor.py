@@ -1,0 +1,107 @@
+"""The CUDA executor on a cuSPARSELt of NumPy: the same rows, through the vendor's prototypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import LibraryMissing, Unsupported
+from atomr_accel.libraries.sparselt._facade import LANE
+
+from ...fakes.cusparselt import FakeCudaSparseLt, FakeSparseLt
+from ..conformance import conform, on_cuda
+from .rows import OPERATIONS, PLAIN
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+    from ...fakes.driver import FakeDriver
+
+pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSparseLt:
+    from atomr_accel.libraries.sparselt.host import _cuda
+
+    fake = FakeSparseLt()
+    monkeypatch.setattr(_cuda, "load_cusparselt", lambda: fake)
+    assert isinstance(LANE.executors, dict)
+    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaSparseLt.__module__}:FakeCudaSparseLt")
+    return fake
+
+
+test_conforms = conform(OPERATIONS, take=4, of="the executor of sparselt")
+
+
+async def operands(device: Device, dtype: str = "float16") -> Any:
+    a = await device.sparselt.prune(await device.put(np.ones((32, 32), dtype)))
+    b = await device.put(np.ones((32, 16), dtype))
+    return await device.sparselt.compress(a), b
+
+
+async def test_plans_are_kept_by_all_that_they_depend_on(
+    device: Device, library: FakeSparseLt
+) -> None:
+    a, b = await operands(device)
+    biases = [await device.put(np.ones(32, np.float16)) for _ in range(2)]
+    out = await device.empty((32, 16), np.float16)
+    matmul = device.sparselt.matmul
+
+    async def plans(**options: Any) -> int:
+        before = library.called.count("MatmulPlanInit")
+        made = await device.get(await matmul(a, b, **options))
+        assert (made == 16 + ("bias" in options)).all()
+        return library.called.count("MatmulPlanInit") - before
+
+    assert [await plans(), await plans(), await plans(out=out)] == [1, 0, 0]
+    assert [await plans(bias=each) for each in (*biases, *biases)] == [1, 1, 0, 0]
+    assert await plans(order="F") == 1
+    assert await plans(epilogue="relu") == 1
+    assert await plans(autotune=True) == 1
+
+
+async def test_algorithms_are_searched_once_on_results_that_nobody_needs(
+    device: Device, library: FakeSparseLt, driver: FakeDriver
+) -> None:
+    a, b = await operands(device)
+    out = await device.put(np.ones((32, 16), np.float16))
+    for _ in range(2):
+        await device.sparselt.matmul(a, b, out=out, beta=1.0, autotune=True)
+    assert (await device.get(out) == 33).all()
+    assert library.called.count("MatmulSearch") == 1
+
+
+async def test_what_is_made_for_a_call_is_destroyed(
+    device: Device, library: FakeSparseLt, driver: FakeDriver
+) -> None:
+    a = await device.put(np.ones((32, 32), np.float16))
+    pruned = await device.sparselt.prune(a)
+    await device.sparselt.compress(pruned)
+    assert await device.sparselt.check(pruned)
+    assert library.held == 1  # the handle
+    held = len(driver.held)
+    assert not await device.sparselt.check(a)
+    assert len(driver.held) == held
+
+
+@pytest.mark.parametrize("dtype", PLAIN[::2])
+async def test_gelu_is_of_narrow_types(device: Device, dtype: str, library: FakeSparseLt) -> None:
+    a, b = await operands(device, dtype)
+    held = library.held
+    with pytest.raises(Unsupported, match=f"multiply {dtype} to {dtype} with gelu"):
+        await device.sparselt.matmul(a, b, epilogue="gelu")
+    assert library.held == held
+
+
+async def test_without_the_library(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from atomr_accel.libraries.sparselt.host import _cuda
+
+    def load() -> Any:
+        raise LibraryMissing("the vendor library is not installed", library="cusparseLt")
+
+    monkeypatch.setattr(_cuda, "load_cusparselt", load)
+    with pytest.raises(LibraryMissing):
+        await device.sparselt.prune(await device.put(np.ones((32, 32), np.float16)))

@@ -1,0 +1,162 @@
+"""Matrices of structured sparsity: what pruning keeps, and what calls refuse."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import StructuredRef, Unsupported
+
+from ...harness import opened
+from ..conformance import MARKS, dtype_of, installed
+from .rows import DTYPES, groups
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = [*MARKS, installed("cusparseLt")]
+
+Array = np.ndarray[Any, Any]
+
+
+def random(dtype: str, m: int = 64, k: int = 96) -> Array:
+    rng = np.random.default_rng(3)
+    numbers = rng.integers(-60, 60, (m, k)) if dtype == "int8" else rng.uniform(-4, 4, (m, k))
+    return numbers.astype(dtype_of(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_strips_keep_the_largest(device: Device, dtype: str) -> None:
+    matrix = random(dtype)
+    a = await device.put(matrix)
+    pruned = await device.get(await device.sparselt.prune(a))
+    kept = pruned != 0
+    assert (pruned[kept] == matrix[kept]).all()
+    before, after = (np.abs(groups(each.astype(float), dtype)) for each in (matrix, pruned))
+    half = before.shape[1] // 2
+    # Which of equal ones are kept is left open, but not their sum.
+    np.testing.assert_array_equal(after.sum(1), np.sort(before)[:, half:].sum(1))
+    assert ((after != 0).sum(1) <= half).all()
+    assert await device.sparselt.check(await device.put(pruned))
+    assert not await device.sparselt.check(await device.full(matrix.shape, 1, dtype_of(dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+async def test_tiles_keep_half_of_rows_and_columns(device: Device, dtype: str) -> None:
+    matrix = random(dtype, 32, 32)
+    a = await device.put(matrix)
+    assert await device.sparselt.prune(a, alg="tile", out=a) is a
+    pruned = (await device.get(a)).astype(float)
+    size = groups(matrix, dtype).shape[1]
+    rows = [kept for kept in itertools.product((0, 1), repeat=size) if sum(kept) == size // 2]
+    masks = [np.array(mask) for mask in itertools.product(rows, repeat=size)]
+    masks = [mask for mask in masks if (mask.sum(0) == size // 2).all()]
+    for i, j in itertools.product(range(0, 32, size), repeat=2):
+        tile = np.s_[i : i + size, j : j + size]
+        best = max(np.abs(matrix[tile].astype(float) * mask).sum() for mask in masks)
+        assert np.abs(pruned[tile]).sum() == pytest.approx(best, rel=1e-6)
+        for axis in range(2):
+            assert ((pruned[tile] != 0).sum(axis) <= size // 2).all()
+    assert await device.sparselt.check(a)
+    assert await device.sparselt.check(await device.copy(a.T))
+
+
+async def test_a_linear_layer(device: Device) -> None:
+    rng = np.random.default_rng(5)
+    weights = await device.sparselt.prune(
+        await device.put(rng.uniform(-1, 1, (64, 32)).astype(np.float16))
+    )
+    x = rng.uniform(-1, 1, (16, 32)).astype(np.float16)
+    bias = rng.uniform(-1, 1, 64).astype(np.float16)
+    w = await device.sparselt.compress(weights)
+    assert (type(w), w.shape, w.ndim, w.dtype.name) == (StructuredRef, (64, 32), 2, "float16")
+    assert w.nbytes < weights.nbytes
+    await device.seal(w.data)
+    assert w.sealed
+    assert not w.is_stale
+    made = await device.sparselt.matmul(
+        w, (await device.put(x)).T, bias=await device.put(bias), order="F"
+    )
+    assert made.T.contiguous
+    expected = x.astype(float) @ (await device.get(weights)).astype(float).T + bias
+    np.testing.assert_allclose(await device.get(made.T), expected, atol=2e-2)
+    async with device.batch() as batch:
+        twice = batch.sparselt.matmul(w, (await device.put(x)).T, alpha=2.0)
+    expected = 2 * (expected - bias)
+    np.testing.assert_allclose(await device.get(twice), expected.T, atol=2e-2)
+
+
+async def test_what_is_refused(device: Device) -> None:
+    lt = device.sparselt
+    a = await device.put(random("float16"))
+    compressed = await lt.compress(await lt.prune(a))
+    b = await device.put(random("float16", 96, 32))
+    with pytest.raises(TypeError, match="float64"):
+        await lt.prune(await device.zeros((64, 64)))
+    with pytest.raises(ValueError, match="multiples of 16"):
+        await lt.prune(await device.zeros((64, 40), np.float16))
+    with pytest.raises(ValueError, match="two dimensions"):
+        await lt.check(await device.zeros((64,), np.float16))
+    with pytest.raises(ValueError, match="alg"):
+        await lt.prune(a, alg="rows")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="compress"):
+        await lt.matmul(a, b)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="do not fit"):
+        await lt.matmul(compressed, a)
+    with pytest.raises(ValueError, match="multiples of 8"):
+        await lt.matmul(compressed, await device.zeros((96, 4), np.float16))
+    with pytest.raises(TypeError, match="float32"):
+        await lt.matmul(compressed, b, dtype=np.float32)
+    with pytest.raises(ValueError, match="beta"):
+        await lt.matmul(compressed, b, beta=1.0)
+    with pytest.raises(ValueError, match="bias"):
+        await lt.matmul(compressed, b, epilogue="relu_bias")
+    with pytest.raises(ValueError, match="epilogue"):
+        await lt.matmul(compressed, b, epilogue="tanh")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="order"):
+        await lt.matmul(compressed, b, order="A")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="bias must be float16"):
+        await lt.matmul(compressed, b, bias=await device.zeros((64,), np.float32))
+    out = await device.zeros((64, 32), np.float16)
+    with pytest.raises(ValueError, match="lie in memory as out"):
+        await lt.matmul(compressed, b, out=out, c=(await device.copy(out.T)).T, beta=1.0)
+    square = await device.zeros((96, 96), np.float16)
+    with pytest.raises(ValueError, match="shares memory"):
+        await lt.matmul(compressed, square, out=square[:64])
+
+
+async def test_narrow_types_lie_by_columns_and_are_not_added_to(device: Device) -> None:
+    lt = device.sparselt
+    a = await lt.compress(await lt.prune(await device.put(random("float8_e4m3fn"))))
+    b = await device.put(random("float8_e4m3fn", 96, 32))
+    with pytest.raises(ValueError, match="by columns"):
+        await lt.matmul(a, b)
+    columns = (await device.copy(b.T)).T
+    out = await device.zeros((64, 32), dtype_of("float8_e4m3fn"))
+    with pytest.raises(ValueError, match="give c"):
+        await lt.matmul(a, columns, out=out, beta=1.0)
+    with pytest.raises(TypeError, match="float16 or bfloat16"):
+        await lt.matmul(a, columns, out=out, c=await device.zeros((64, 32), np.float32), beta=1.0)
+
+
+async def test_batches_take_what_was_compressed_before(device: Device) -> None:
+    a = await device.put(random("float16"))
+    with pytest.raises(Unsupported, match="compress"):
+        async with device.batch() as batch:
+            batch.sparselt.compress(batch.sparselt.prune(a))
+    with pytest.raises(Unsupported, match="batch"):
+        async with device.batch() as other:
+            other.sparselt.check(a)
+
+
+async def test_a_deterministic_device_does_not_tune() -> None:
+    async with opened(isolation="thread", deterministic=True) as device:
+        a = await device.put(random("float16"))
+        compressed = await device.sparselt.compress(await device.sparselt.prune(a))
+        b = await device.put(random("float16", 96, 32))
+        with pytest.raises(ValueError, match="autotune"):
+            await device.sparselt.matmul(compressed, b, autotune=True)
+        await device.sparselt.matmul(compressed, b)
