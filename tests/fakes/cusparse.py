@@ -114,8 +114,6 @@ class Sparse(SimpleNamespace):
     def places(self) -> tuple[Array, Array]:
         """Rows, or columns of what is by columns, and the other."""
         indices = vector(self.parts[1], self.nnz, self.index)
-        if self.form == "coo":
-            return vector(self.parts[0], self.nnz, self.index), indices
         count = self.shape[self.form == "csc"] // (self.block[0] if self.form == "bsr" else 1)
         pointers = vector(self.parts[0], count + 1, self.index)
         return np.repeat(np.arange(count), np.diff(pointers)), indices
@@ -215,10 +213,6 @@ class FakeSparseLibrary:
 
     def CreateCsc(self, cell: Any, *args: Any) -> None:  # noqa: N802
         self._compressed("csc", cell, *args)
-
-    def CreateCoo(self, cell: Any, *args: Any) -> None:  # noqa: N802
-        *rest, index, base, dtype = args
-        self._compressed("coo", cell, *rest, index, index, base, dtype)
 
     def CreateBsr(self, cell: Any, *args: Any) -> None:  # noqa: N802
         rows, columns, nnz, r, c, *rest, order = args

@@ -14,7 +14,6 @@ from ._ell import EllArrays, EllFormat, EllRef, blocked, sliced, unblocked, unsl
 from ._part import FLOATS, require_sparse
 from ._products import Products
 from ._solves import Solves
-from ._structure import Structure
 from ._vectors import Vectors
 
 if TYPE_CHECKING:
@@ -47,14 +46,14 @@ class Moving(Protocol):
 
 
 @final
-class Sparse(Structure[D], Products[D], Solves[D], DirectSolves[D], Vectors[D]):
+class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
 
     A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or
     ``bsr``, with int32 or int64 indices; or an ``EllRef``, for products alone. What a matrix's
     refs hold is not looked at by calls: an index out of bounds is an illegal address, which is a
     fault on either backend. ``check``, and ``put(..., check=True)``, look at them. Products take
-    elements in any order and as often as they are there; ``coo`` ones should be sorted by rows.
+    elements in any order and as often as they are there.
 
     Conversions and checks are made of steps of ``device.array``, and need CUB on CUDA.
     """

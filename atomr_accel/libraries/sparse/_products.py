@@ -16,7 +16,8 @@ from .._request import Request, Submission
 from ..blas._checks import operation, scalar
 from ._array import SparseRef
 from ._ell import EllRef
-from ._part import FLOATS, LANE, WAITING, SparsePart, laid, place, require_sparse, taken_as
+from ._part import FLOATS, LANE, WAITING, laid, place, require_sparse, taken_as
+from ._structure import Structure
 from .wire._messages import Forget, Multiply, Product, Spec, encode
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
     from ...memory import Block
     from .._request import Driver
+    from ..array._steps import Steps
     from ..blas._checks import Number, Trans
     from .wire._messages import Matrix
 
-ANY_FORMAT: Final = ("csr", "csc", "coo", "bsr", "blocked-ell", "sliced-ell")
+_MULTIPLIED: Final = ("csr", "csc", "bsr", "blocked-ell", "sliced-ell")
 _AS_THEY_ARE: Final = ("bsr", "blocked-ell", "sliced-ell")
 _COMPRESSED: Final = ("csr", "csc")
 
@@ -63,7 +65,7 @@ class ProductPlan(msgspec.Struct, frozen=True, eq=False):
         return self.product.nnz
 
 
-class Products(SparsePart[D]):
+class Products(Structure[D]):
     """Products with sparse matrices."""
 
     @op
@@ -84,7 +86,8 @@ class Products(SparsePart[D]):
         Args:
             a: shape (m, k) as it is taken; any format, float16, bfloat16, float32, float64,
                 complex64 or complex128. 16-bit types are summed in float32. Elements that are
-                there more than once count as often.
+                there more than once count as often. A ``coo`` matrix is sorted each time, so
+                convert it with ``tocsr`` where there are several products.
             x: shape (k,) or (k, n), same dtype; by rows or by columns, as ``y.T`` is. For
                 ``sliced-ell`` a vector.
             trans: how to take ``a``; ``bsr`` and the formats of ``EllRef`` only as they are.
@@ -104,9 +107,26 @@ class Products(SparsePart[D]):
             GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
         """
         taken = operation(trans, "trans")
+        if type(a) is not SparseRef or a.format != "coo":
+            return self._product(a, x, taken, alpha, beta, out)
 
+        def build(steps: Steps) -> GpuRef:
+            # cuSPARSE wants rows in order, and only the device knows in which these are.
+            return steps.do(self._product(self._to(steps, a, "csr"), x, taken, alpha, beta, out))
+
+        return self._steps("matmul", build)
+
+    def _product(
+        self,
+        a: SparseRef | EllRef,
+        x: GpuRef,
+        taken: int,
+        alpha: Number,
+        beta: Number,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            matrix, parts = self._matrix(driver, a, "a", ANY_FORMAT, FLOATS)
+            matrix, parts = self._matrix(driver, a, "a", _MULTIPLIED, FLOATS)
             source = place(x, driver, "x")
             given = laid(x, "x")
             require_dtype(x, a.dtype, "x", "a")

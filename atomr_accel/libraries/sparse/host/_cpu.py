@@ -251,17 +251,12 @@ def matrix_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:
         return _ell_at(context, matrix, at)
     rows, columns = matrix.shape
     r, c = matrix.block
-    majors = {"csr": rows, "csc": columns, "bsr": rows // r}.get(matrix.format)
-    count = matrix.nnz if majors is None else majors + 1
+    majors = {"csr": rows, "csc": columns, "bsr": rows // r}[matrix.format]
     index = DTYPES[matrix.index]
-    major = context.array(at[0], (count,), index)
+    major = context.array(at[0], (majors + 1,), index)
     indices = context.array(at[1], (matrix.nnz,), index)
     shape = (matrix.nnz, r, c) if matrix.format == "bsr" else (matrix.nnz,)
     data = wide(context.array(at[2], shape, DTYPES[matrix.dtype]))
-    if majors is None:
-        require_within(context, major, rows)
-        require_within(context, indices, columns)
-        return scipy.sparse.coo_array((data, (major, indices)), shape=matrix.shape)
     if major[0] or major[-1] != matrix.nnz or (np.diff(major) < 0).any():
         _fault(context, "a sparse matrix has an indptr that is none")
     require_within(context, indices, rows if matrix.format == "csc" else columns // c)

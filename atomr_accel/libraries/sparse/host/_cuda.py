@@ -198,7 +198,7 @@ class CudaSparse:
         handle, compute = self._handle, computed(spec.dtype)
         name = "CUSPARSE_SPMV_ALG_DEFAULT"
         if spec.deterministic:
-            name = f"CUSPARSE_SPMV_{'COO' if matrix.format == 'coo' else 'CSR'}_ALG2"
+            name = "CUSPARSE_SPMV_CSR_ALG2"
         elif matrix.format == "sliced-ell":
             name = "CUSPARSE_SPMV_SELL_ALG1"
         a = handle.matrix(made, matrix, at[:3])
@@ -450,8 +450,6 @@ def _spmm_algorithm(spec: Spec) -> str:
         return "CUSPARSE_SPMM_BLOCKED_ELL_ALG1"
     if form == "csr" and spec.deterministic:
         return "CUSPARSE_SPMM_CSR_ALG3"
-    if form == "coo" and spec.deterministic:
-        return "CUSPARSE_SPMM_COO_ALG2"
     by_rows = all(each.by_rows and len(each.shape) == 2 for each in spec.dense)
     if form == "csr" and by_rows and not spec.trans:
         return "CUSPARSE_SPMM_CSR_ALG2"

@@ -141,10 +141,7 @@ class Handle:
                 "are there more than once, so add them up first: "
                 "await device.sparse.sum_duplicates(a)"
             )
-        if matrix.format == "coo":
-            kinds: tuple[int, ...] = (index, _BASE, dtype)
-            return self.create(made, "Coo", rows, columns, matrix.nnz, *parts, *kinds)
-        kinds = (index, index, _BASE, dtype)
+        kinds = index, index, _BASE, dtype
         if matrix.format == "blocked-ell":
             size = matrix.block[0]
             width = matrix.nnz * size // (rows // size)
