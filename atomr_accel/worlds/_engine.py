@@ -294,10 +294,13 @@ class Engine(Generic[_M]):
             return broken_error(what, now.broken)
         if now.members == members:
             return None
+        broken = now.broken
+        if broken is not None and broken.epoch + 1 < now.epoch:
+            broken = None  # that was before the world was resized
         return WorldBroken(
             f"{what}: the world was resized; it was called for {len(members)} ranks, and now there "
             f"are {len(now.members)}",
-            rank=None if now.broken is None else now.broken.rank,
+            rank=None if broken is None else broken.rank,
             epoch=now.epoch,
         )
 
@@ -427,6 +430,8 @@ class Engine(Generic[_M]):
             await self._leave(term)
 
     async def _follow(self, number: int, member: Member) -> None:
+        if number not in self.membership.members:
+            return  # the world was resized again before this began
         with trio.CancelScope() as self._followers[number]:
             try:
                 await member.follow(

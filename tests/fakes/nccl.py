@@ -18,7 +18,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.libraries.nccl.host import _prototypes as prototypes
 
-IN_PROGRESS, INVALID_ARGUMENT = 7, 4
+IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE = 7, 4, 5
 REDUCTIONS: Final[dict[int, Any]] = {
     0: np.add.reduce,
     1: np.multiply.reduce,
@@ -181,6 +181,8 @@ class FakeNccl:
             return 0
         # The communicator comes right before the stream.
         comm = self.comms[calls[0][1][-2]]
+        if comm.revoked:
+            return INVALID_USAGE
         comm.begun += 1
         group = comm.clique.groups[comm.begun]
         group[comm.rank] = calls

@@ -14,6 +14,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, GpuRefStale, Snapshot, Unsupported
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.device.data import _snapshot, _snapshot_file
+from atomr_accel.replay import open_journal, replay
 from atomr_accel.testing import kill_host
 
 from ..arrays import random_bits
@@ -256,6 +257,10 @@ async def test_what_makes_no_sense_is_refused() -> None:
         for call, error, said in wrong:
             with pytest.raises(error, match=said):
                 await call()
+        for to in (None, two):
+            nothing_at_all = await one.snapshot([], to=to)
+            assert (await one.restore(nothing_at_all), nothing_at_all.nbytes) == ([], 0)
+        assert await one.snapshot([], out=await one.snapshot([])) is not None
         turned = await one.zeros((3, 2))
         await one.restore(snapshot, out=[turned.T])
         assert not (await one.get(turned)).any()
@@ -296,6 +301,23 @@ async def test_whoever_is_cancelled_leaves_nothing(elsewhere: bool) -> None:
             device._core.memory.reclaim_held()
         assert (used_by(one), used_by(two)) == (used, 0)
         assert one.pinned.statistics().used == 0
+
+
+@program
+async def test_a_journal_notes_what_is_restored(tmp_path: Path) -> None:
+    async with opened(isolation="thread") as device:
+        refs = [await device.put(np.arange(4.0))]
+        snapshot = await device.snapshot(refs)
+        async with open_journal(device, tmp_path / "journal", contents=True, results=True):
+            made = await device.restore(snapshot)
+            await device.fill(refs[0], 1)
+            await device.restore(snapshot, out=refs)
+            await device.blas.axpy(made[0], refs[0])
+            assert (await device.get(refs[0])).tolist() == [0, 2, 4, 6]
+        report = await replay(tmp_path / "journal", device)
+        assert report.compared
+        assert not report.skipped
+        assert not report.differences
 
 
 # --- files -----------------------------------------------------------------------------------

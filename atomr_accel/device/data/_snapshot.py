@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, final
 import numpy as np
 import trio
 
-from ..._errors import ContextPoisoned, DeviceLost, Unsupported
-from ...lanes import HostDied, uninterrupted
+from ..._errors import DeviceLost, Unsupported
+from ...lanes import uninterrupted
 from ...libraries._arguments import require_readable, require_writable
 from ...memory import GpuRef, Hold
 from ...wire import SLAB_SHIFT, Copy
@@ -25,7 +25,7 @@ from .._context import MEMORY_LANE
 from .._failures import taken_down
 from ._arrays import check_like
 from ._snapshot_file import read_arrays, write_arrays
-from ._transfer import in_worker
+from ._transfer import ENDED, in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,8 +40,6 @@ _CHUNK: Final = 64 << 20
 """Bytes that one op moves, so that other transfers get their turns."""
 
 _ALIGNED: Final = 256
-
-_ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
 
 Layout = tuple[tuple[int, ...], np.dtype[Any]]
 
@@ -105,7 +103,7 @@ class _Moves:
         release: Callable[[], None],
     ) -> None:
         error = op.error
-        if isinstance(error, _ENDED):  # the host may still be moving data
+        if isinstance(error, ENDED):  # the host may still be moving data
             core.reaper.quarantine(host, release)
         else:
             release()
@@ -144,7 +142,7 @@ class _Moves:
         if self._failed is not None:
             await self._failed.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # as often as somebody asks
 
 
 @final
@@ -152,10 +150,10 @@ class _OnHost:
     """Page-locked memory of the program, which goes with the snapshot."""
 
     def __init__(self, pinned: Pinned, piece: Piece, nbytes: int) -> None:
+        self._closed = False
         self.pinned: Final = pinned
         self.piece: Final = piece
         self.bytes: Final[Bytes] = piece.array((nbytes,), np.dtype(np.uint8))
-        self._closed = False
 
     def close(self) -> None:
         """Give it back, in the program's thread."""
@@ -346,9 +344,12 @@ async def take(
             raise ValueError("out is of buffers of other shapes or dtypes")
     if peer is not None and any(_nbytes(layout) for layout in layouts):
         return await _to_peer(core, refs, layouts, peer)
-    memory = await _host_memory(core, layouts) if out is None else out._memory
+    snapshot = out
+    if snapshot is None:
+        made = await _host_memory(core, layouts)
+        snapshot = Snapshot(layouts, memory=made, arrays=_arrays_in(made, layouts))
+    memory = snapshot._memory
     assert memory is not None
-    snapshot = out or Snapshot(layouts, memory=memory, arrays=_arrays_in(memory, layouts))
     piece = memory.piece
     host = await core.pinned.mapped(piece.address)
     if out is not None:
@@ -368,6 +369,7 @@ async def take(
 
 async def _host_memory(core: DeviceCore, layouts: Sequence[Layout]) -> _OnHost:
     nbytes = sum(_rounded(layout) for layout in layouts)
+    await core.ready()
     return _OnHost(core.pinned, await core.pinned.take(nbytes), nbytes)
 
 
@@ -385,6 +387,7 @@ async def _to_peer(
             for slab in {peer.memory.slab_of(copy._block) for copy in copies}:
                 window = await core.windows.open(peer, slab)
                 if window is None:
+                    await peer.ready()  # or it is lost
                     raise Unsupported(
                         f"{core.name} cannot write to the memory of {peer.name}; without `to` the "
                         "snapshot is taken to host memory"

@@ -45,7 +45,7 @@ _DIRECT_DEPTH: Final = 4
 _BACKLOG: Final = 64
 """Ops that the memory lane may have before ``put`` waits for its own to be answered."""
 
-_ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
+ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
 """How ops end with their context."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
@@ -314,7 +314,7 @@ def after(
     """
 
     def answered() -> None:
-        if isinstance(op.error, _ENDED):
+        if isinstance(op.error, ENDED):
             core.reaper.quarantine(host, callback)
             return
         callback()
@@ -502,7 +502,7 @@ def _unfilled(
         protected = core.submit(port, "protect", Protect(slab), (), (block,))
     if protected is not None:
         after(core, context.host, protected, release)
-    elif unprotected.error is None or isinstance(unprotected.error, _ENDED):
+    elif unprotected.error is None or isinstance(unprotected.error, ENDED):
         core.reaper.quarantine(context.host, release)
     else:
         release()

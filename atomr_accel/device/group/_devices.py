@@ -119,7 +119,8 @@ class Devices(Sequence["Device"]):
         """Have a sealed copy of a buffer on every device: ``weights[device]``.
 
         It is put once. From there it goes from device to device, directly where they reach each
-        other, and each that has it passes it on: n devices take about log2(n) copies' time.
+        other, and each that has it passes it on: of n devices none copies more than log2(n) times,
+        rounded up.
 
         Args:
             x: an array, as ``Device.put`` takes it; or a buffer, which is sealed itself where it

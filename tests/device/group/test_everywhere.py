@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from atomr_accel import (
     open_devices,
 )
 from atomr_accel.actors import Directive
+from atomr_accel.device.group import _everywhere
+from atomr_accel.device.interop._sharing import copy_here
 from atomr_accel.testing import kill_host, poison
 
 from ...harness import AT_ONCE, cancelled_at, cpu_only, opened, program, settled, used_by
@@ -58,6 +61,23 @@ async def test_an_array_is_put_once_and_passed_on(count: int, array: Any) -> Non
         assert said.nbytes == array.nbytes
         transfers = [device.statistics().memory.sealed for device in devices]
         assert len(set(transfers)) == 1
+
+
+@program
+async def test_each_that_has_it_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[str] = []
+
+    async def noted(core: Any, ref: GpuRef, *, sealed: bool) -> GpuRef:
+        sources.append(ref.device)
+        return await copy_here(core, ref, sealed=sealed)
+
+    monkeypatch.setattr(_everywhere, "copy_here", noted)
+    for count, most in ((2, 1), (3, 2), (4, 2), (7, 3), (8, 3)):
+        async with group(count) as devices:
+            sources.clear()
+            await devices.seal_everywhere(LARGE)
+            assert len(sources) == count - 1
+            assert max(Counter(sources).values()) == most
 
 
 @program
