@@ -118,7 +118,7 @@ class Work:
 
     number: int
     joins: bool
-    run: Callable[[], Awaitable[None]]
+    run: Callable[[], Awaitable[object]]
     answered: Answered
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
