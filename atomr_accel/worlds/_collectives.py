@@ -56,7 +56,8 @@ class Collectives:
         Args:
             x: one buffer on each rank, all of one shape and dtype: integers of 8, 32 or 64 bits,
                 floats from fp8 on, or complex numbers, which have sum and avg only.
-            op: how. The average of integers is rounded towards zero.
+            op: how. Integers are added up in their own dtype, where a sum may wrap around; the
+                average is that sum divided, rounded towards zero.
             scale: what each rank's elements are multiplied by before, with op ``"sum"`` and
                 floating dtypes (``ncclRedOpCreatePreMulSum``).
             out: where to; may be ``x`` itself. By default, new buffers.

@@ -167,9 +167,15 @@ class World(Collectives):
     async def send(self, x: GpuRef, to: int) -> None:
         """Give a buffer to a rank, and wait until ``recv`` has taken it there (``ncclSend``).
 
+        Who is cancelled before that takes it back.
+
         Args:
             x: the buffer, of any shape and dtype, on the rank that sends.
             to: the rank that receives.
+
+        Raises:
+            WorldBroken: it will not be received: the world goes on with other ranks, is over, or
+                was left.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         source = self._rank(x)
@@ -187,6 +193,9 @@ class World(Collectives):
 
         Returns:
             What came.
+
+        Raises:
+            WorldBroken: nothing will come; as in ``send``.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         plans.require_rank(source, self.size, "source")
@@ -412,8 +421,8 @@ async def open_world(
             A device may be in several worlds.
         on_break: what to do when a rank fails. ``"wait"``: wait until its device is back.
             ``"shrink"``: go on without it; the ranks after it move up.
-        op_deadline: seconds that an op, or forming the world, may take. Then the hosts that hang
-            are killed, and the world breaks. None: for ever.
+        op_deadline: seconds that an op, or forming or leaving the world, may take. Then the hosts
+            that hang are killed, and the world breaks. None: for ever.
 
     Returns:
         The world, whole.

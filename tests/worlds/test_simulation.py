@@ -451,6 +451,24 @@ def test_who_does_not_join_again_is_killed_and_named(how: str) -> None:
     run(program)
 
 
+def test_a_rank_that_cannot_be_killed_is_named_as_the_world_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def program() -> None:
+        async with Simulation(3, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            monkeypatch.setattr(ranks[1], "kill", lambda: False)
+            ranks[1].stuck_until = math.inf
+            with pytest.raises(WorldBroken, match="rank 1 of 3 failed in epoch 1"):
+                await start(engine, term, 1, dict.fromkeys(range(3), 1)).wait()
+            with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
+                await engine.whole()
+            assert (caught.value.rank, caught.value.epoch) == (1, 4)  # after three attempts
+
+    run(program)
+
+
 def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
     async def program() -> None:
         async with Simulation(2, deadline=8.0) as simulation:
