@@ -42,6 +42,9 @@ _GRACE_SECONDS: Final = 1.0
 _SHRINK_SECONDS: Final = 5.0
 """What takes longer than this is not going to work: ranks had better meet anew."""
 
+_JOINING_SECONDS: Final = 15.0
+"""To join takes seconds where a host is new: it loads the library first. That is no hang."""
+
 _LOOKS: Final = 8
 """A deadline is noticed within an eighth of it."""
 
@@ -628,11 +631,13 @@ class Engine(Generic[_M]):
             overdue = [
                 (op, call)
                 for op, call in self._under_way(term)
-                if trio.current_time() - call.begun >= deadline
+                if trio.current_time() - call.begun
+                >= (deadline if op else max(deadline, _JOINING_SECONDS))
             ]
             if overdue:
                 oldest = overdue[0][1].name
-                why = f"{oldest} had not ended after {deadline} s, the world's op_deadline"
+                after = trio.current_time() - overdue[0][1].begun
+                why = f"{oldest} had not ended after {after:.3g} s; op_deadline is {deadline} s"
                 await self._blame(term, [op for op, _ in overdue], why)
 
     def _under_way(self, term: Term) -> list[tuple[int, Call]]:

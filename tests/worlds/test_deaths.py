@@ -14,7 +14,7 @@ import trio.testing
 
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, WorldBroken
 from atomr_accel.testing import hang, kill_host, poison
-from atomr_accel.worlds import World, open_world
+from atomr_accel.worlds import World, _engine, open_world
 
 from ..harness import cpu_only, descriptors, opened, program, settled
 
@@ -136,7 +136,10 @@ async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
 
 
 @program
-async def test_a_rank_behind_other_work_is_killed_where_others_join_again(gate: Gate) -> None:
+async def test_a_rank_behind_other_work_is_killed_where_others_join_again(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_engine, "_JOINING_SECONDS", 0.0)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(opened(0, isolation="thread"))
         second, third = [await stack.enter_async_context(opened(0)) for _ in range(2)]
