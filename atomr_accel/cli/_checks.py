@@ -124,6 +124,15 @@ async def _sparse(device: Device, rng: np.random.Generator) -> Pair:
     return await device.get(made), matrix @ x
 
 
+async def _sparselt(device: Device, rng: np.random.Generator) -> Pair:
+    """A pruned matrix times a dense one; nothing is rounded."""
+    a, b = rng.integers(-8, 9, (64, 64)), rng.integers(-8, 9, (64, 32))
+    pruned = await device.sparselt.prune(await device.put(a.astype(np.float16)))
+    structured = await device.sparselt.compress(pruned)
+    made = await device.sparselt.matmul(structured, await device.put(b.astype(np.float16)))
+    return await device.get(made), (await device.get(pruned)).astype("f4") @ b
+
+
 async def _tensor(device: Device, rng: np.random.Generator) -> Pair:
     a, b = rng.standard_normal((6, 20, 30)), rng.standard_normal((30, 6, 10))
     made = await device.tensor.einsum("bik,kbj->jbi", await device.put(a), await device.put(b))
@@ -143,6 +152,7 @@ CHECKS: Final = (
     # Five standard deviations of the mean of 2**16 numbers, by the mean.
     Check("rng", "65,536 uniform numbers, twice", 1.2e-2, _rng),
     Check("sparse", "a csr matrix of 300 x 200 times a vector, float64", 1e-13, _sparse),
+    Check("sparselt", "a 2:4 matrix of 64 x 64 times 64 x 32, float16", 1e-3, _sparselt),
     Check("tensor", "einsum bik,kbj->jbi, float64", 1e-13, _tensor),
     Check("run", "a function in the host", 0.0, _run),
 )

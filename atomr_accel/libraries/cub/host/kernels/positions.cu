@@ -1,8 +1,9 @@
 // What comes before and after CUB's sorts: positions in the place of values, and numbers in the
 // place of floats. Each thread takes several elements in turn.
-#define EACH                                                            \
-  const long long step = static_cast<long long>(gridDim.x) * blockDim.x; \
-  for (long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += step)
+#define EACH                                                               \
+  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;    \
+  const long long first = static_cast<long long>(blockIdx.x) * blockDim.x;  \
+  for (long long at = first + threadIdx.x; at < count; at += step)
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -23,7 +24,8 @@ __global__ void nowhere(long long* out, long long count) {
 }
 
 // Values in the order of positions that were sorted in their place, where there are any.
-template <class T> __global__ void gather(T* out, const T* values, const long long* places, long long count) {
+template <class T>
+__global__ void gather(T* out, const T* values, const long long* places, long long count) {
   EACH {
     const long long place = places[at];
     if (place >= 0) out[at] = values[place];

@@ -26,7 +26,8 @@ template <class Join, int G, class A> __device__ A joined(A value) {
   parts[threadIdx.x] = value;
   for (int half = THREADS / 2; half; half /= 2) {
     __syncthreads();
-    if (threadIdx.x < half) parts[threadIdx.x] = Join::of(parts[threadIdx.x], parts[threadIdx.x + half]);
+    if (threadIdx.x < half)
+      parts[threadIdx.x] = Join::of(parts[threadIdx.x], parts[threadIdx.x + half]);
   }
   __syncthreads();
   return parts[0];
@@ -202,16 +203,17 @@ __global__ void pack(Packed packed, const I* targets, const I* input_lengths,
     i64 at = 0;
     for (i64 m = 0; m < n; ++m) at += packed.counts[m] < 0 ? 1 : packed.counts[m];
     if (packed.counts[n] < 0) packed.labels[at] = 1;
-    for (i64 i = 0; i < packed.counts[n]; ++i) packed.labels[at + i] = (int)targets[n * how.width + i];
+    for (i64 i = 0; i < packed.counts[n]; ++i)
+      packed.labels[at + i] = (int)targets[n * how.width + i];
   }
   __syncthreads();
   for (i64 n = threadIdx.x; n < how.batch; n += blockDim.x)
     if (packed.counts[n] < 0) packed.counts[n] = 1;
 }
 
-// A block for each sequence; of those that "costs" is of, gradients are there. "states" has two rows of them, or with a gradient one for each step
-// and four more: two for what is to come, the next state with the same class, and how probable it
-// is that a step is in a state.
+// A block for each sequence; of those that "costs" is of, gradients are there. "states" has two
+// rows of them, or with a gradient one for each step and four more: two for what is to come, the
+// next state with the same class, and how probable it is that a step is in a state.
 template <class A, class Y, class T, class I>
 __global__ void ctc(Y* losses, T* dx, const T* dy, const T* x, const I* targets,
                     const I* input_lengths, const I* target_lengths, A* states, const A* costs,

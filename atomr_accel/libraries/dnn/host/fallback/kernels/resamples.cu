@@ -13,7 +13,7 @@ enum Kind { WINDOW, ADAPTIVE, NEAREST, NEAREST_EXACT, LINEAR, CUBIC };
 struct Axis { i64 kind, size, places, window, stride, before, after, aligned; };
 struct Steps { i64 outer, channel, space[3]; };
 // A gradient may lie otherwise than the image that it is by.
-struct Images { i64 channels, include; Axis axes[3]; Steps image, result, gradient; };
+struct Images { i64 channels, padded; Axis axes[3]; Steps image, result, gradient; };
 
 __device__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 __device__ i64 larger(i64 a, i64 b) { return a > b ? a : b; }
@@ -27,7 +27,7 @@ __device__ i64 at(const Steps& steps, i64 outer, i64 channel, const i64* space) 
 // of the image where it is interpolated; "where" is the place in the image.
 struct Taps { i64 first, end, count; double where; };
 
-__device__ Taps taps(const Axis& axis, i64 place, bool include) {
+__device__ Taps taps(const Axis& axis, i64 place, bool padded) {
   Taps t = {0, 0, 1, 0};
   if (axis.kind == WINDOW || axis.kind == ADAPTIVE) {
     if (axis.kind == ADAPTIVE) {
@@ -40,7 +40,7 @@ __device__ Taps taps(const Axis& axis, i64 place, bool include) {
     t.count = smaller(t.end, axis.size + axis.after) - t.first;
     t.first = larger(t.first, 0);
     t.end = smaller(t.end, axis.size);
-    if (!include) t.count = t.end - t.first;
+    if (!padded) t.count = t.end - t.first;
     return t;
   }
   if (axis.kind == NEAREST || axis.kind == NEAREST_EXACT) {
@@ -98,8 +98,8 @@ __device__ void users(const Axis& axis, i64 element, i64& first, i64& end) {
 }
 
 // How much an element gives to a place.
-__device__ double share(const Axis& axis, i64 place, i64 element, bool include) {
-  const Taps t = taps(axis, place, include);
+__device__ double share(const Axis& axis, i64 place, i64 element, bool padded) {
+  const Taps t = taps(axis, place, padded);
   double sum = 0;
   for (i64 e = t.first; e < t.end; ++e)
     if (inside(axis, e) == element) sum += weight(axis, t, e);
@@ -124,7 +124,7 @@ __global__ void average(Y* y, const T* x, Images all, i64 count) {
     const i64 rest = split(i, all.axes, true, place);
     const i64 c = rest % all.channels, n = rest / all.channels;
     Taps t[3];
-    for (int d = 0; d < 3; ++d) t[d] = taps(all.axes[d], place[d], all.include);
+    for (int d = 0; d < 3; ++d) t[d] = taps(all.axes[d], place[d], all.padded);
     A sum = 0;
     for (e[0] = t[0].first; e[0] < t[0].end; ++e[0])
       for (e[1] = t[1].first; e[1] < t[1].end; ++e[1])
@@ -150,13 +150,13 @@ __global__ void spread(Y* dx, const T* dy, Images all, i64 count) {
     for (int d = 0; d < 3; ++d) users(all.axes[d], element[d], first[d], end[d]);
     A sum = 0;
     for (p[0] = first[0]; p[0] < end[0]; ++p[0]) {
-      const double w0 = share(all.axes[0], p[0], element[0], all.include);
+      const double w0 = share(all.axes[0], p[0], element[0], all.padded);
       if (w0 == 0) continue;
       for (p[1] = first[1]; p[1] < end[1]; ++p[1]) {
-        const double w1 = w0 * share(all.axes[1], p[1], element[1], all.include);
+        const double w1 = w0 * share(all.axes[1], p[1], element[1], all.padded);
         if (w1 == 0) continue;
         for (p[2] = first[2]; p[2] < end[2]; ++p[2]) {
-          const double w = w1 * share(all.axes[2], p[2], element[2], all.include);
+          const double w = w1 * share(all.axes[2], p[2], element[2], all.padded);
           if (w != 0) sum += (A)w * get<A>(dy[at(all.result, n, c, p)]);
         }
       }
