@@ -423,7 +423,8 @@ class Engine(Generic[_M]):
     async def _leave_all(self) -> None:
         """Nobody calls any more: whoever still waits is told, and members leave."""
         self._closed = True
-        self._happen(self.membership.close(DeviceLost("the world was left")))
+        left = WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
+        self._happen(self.membership.close(left))
         for watcher in list(self._watchers):
             watcher.close()
         self._change()
@@ -685,7 +686,9 @@ class Engine(Generic[_M]):
 
 
 def broken_error(what: str, broken: Broken) -> WorldBroken:
-    """The error of what will not be done, since a world broke."""
+    """The error of what will not be done, since a world broke or was left."""
+    if isinstance(broken.cause, WorldBroken):
+        return WorldBroken(f"{what}: {broken.cause}", rank=None, epoch=broken.epoch)
     who = "a rank" if broken.rank is None else f"rank {broken.rank} of {broken.size}"
     error = WorldBroken(
         f"{what}: {who} failed in epoch {broken.epoch}: {broken.cause}",
