@@ -421,8 +421,8 @@ async def open_world(
             A device may be in several worlds.
         on_break: what to do when a rank fails. ``"wait"``: wait until its device is back.
             ``"shrink"``: go on without it; the ranks after it move up.
-        op_deadline: seconds that an op, or forming or leaving the world, may take. Then the hosts
-            that hang are killed, and the world breaks. None: for ever.
+        op_deadline: seconds that an op may take, or joining or leaving a communicator. Then the
+            hosts that hang are killed, and the world breaks. None: for ever.
 
     Returns:
         The world, whole.
