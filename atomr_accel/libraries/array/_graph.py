@@ -158,6 +158,11 @@ class Graph:
         keepdims = False
         if x._kind in ("reduce", "arg"):
             axes, keepdims = x._params
+            if not axes:  # each element is reduced alone; kernels have an axis for that
+                inner = self.values[args[0]]
+                last = len(inner.shape)
+                seen = Value("view", "", args, (*inner.shape, 1), inner.dtype, (*range(last), -1))
+                args, axes, keepdims = (self._number(seen),), (last,), False
         elif x._kind == "view":
             axes = tuple(-1 if at is None else at for at in x._params[0])
         elif x._kind == "index":

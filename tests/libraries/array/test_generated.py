@@ -293,6 +293,17 @@ def test_reductions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: b
 
 
 @pytest.mark.slow
+def test_reductions_of_each_element_alone(tmp_path: Path) -> None:
+    number, table = aligned(data(np.float32)), aligned(data(np.float32, 3, 4))
+
+    def reduced(x: Any, y: Any) -> tuple[Any, ...]:
+        alone = np.max(y, axis=()), np.sum(y * 2, axis=(), keepdims=True), np.mean(y, axis=())
+        return (x.sum(), (x != 0).any(), x.argmax(), x.sum(dtype=np.float64), *alone)
+
+    check(tmp_path, (reduced, (number, table)), exact=True)
+
+
+@pytest.mark.slow
 def test_rows_that_share_a_block(tmp_path: Path) -> None:
     arrays = [aligned(data(np.float32, 5, 1000, low=low)) for low in (-4, -3, -2, -1)]
 
