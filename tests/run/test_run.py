@@ -231,6 +231,7 @@ async def test_an_answer_does_not_wait_for_the_next_call(gate: Gate, isolation: 
             if function is work:
                 gate.open()  # for the last one
 
+        await device.run(work, 7, lane="one")  # the lane is open: calls come in their order
         # While the first waits the host gets the others, which it then takes at once.
         for function in (wait, work, wait):
             nursery.start_soon(call, function)
