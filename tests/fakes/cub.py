@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 import numpy as np
 
+from atomr_accel._dtypes import DTYPES
+from atomr_accel.libraries.cub.host._algorithms import _CPP
 from atomr_accel.libraries.cub.host._bindings import Cub
 
 if TYPE_CHECKING:
@@ -400,6 +402,8 @@ class DeviceSegmentedReduceBuildResult(Result):
     ) -> int:
         if self.scratch(scratch, nbytes):
             built_x, built_out, built_begin, built_end, op, begin = self.given
+            # The real one writes results in the dtype of ``init``, whatever ``out`` says.
+            assert built_out.type.type_enum == begin.type.type_enum
             first = self.machine.read(built_begin, begins, segments).tolist()
             last = self.machine.read(built_end, ends, segments).tolist()
             values = self.machine.read(built_x, x, max(last, default=0))
@@ -709,9 +713,16 @@ class FakeKernels:
     def function(self, name: str) -> str:
         return name
 
+    _DTYPES: ClassVar = {name: DTYPES[dtype] for dtype, name in _CPP.items()}
+
     def launch(self, function: str, items: int, arguments: Any) -> None:
         out, *given, count = arguments.pointers
         assert count == items
+        if function.startswith("cast<"):
+            to, of = (self._DTYPES[each] for each in function[5:-1].split(", "))
+            array = _memory(given[0], of.itemsize * items).view(of)
+            _memory(out, to.itemsize * items).view(to)[:] = array.astype(to)
+            return
         kernel, _, word = function.rstrip(">").partition("<u")
         size = int(word or 64) // 8
         target = _memory(out, size * items).view(f"V{size}")

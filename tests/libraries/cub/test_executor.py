@@ -76,6 +76,18 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "scan of nothing": ((EMPTY,), lambda cub, x: cub.inclusive_scan(x)),
     "segments": ((I, AT), lambda cub, x, at: cub.segmented_reduce(x, at[:-1], at[1:])),
     "smallest": ((X, AT), lambda cub, x, at: cub.segmented_reduce(x, at[:-1], at[1:], "min")),
+    "products of segments": (
+        (I.astype(np.float16), AT),
+        lambda cub, x, at: cub.segmented_reduce(x, at[:-1], at[1:], "prod"),
+    ),
+    "whether all of segments": (
+        (I, AT),
+        lambda cub, x, at: cub.segmented_reduce(x, at[:-1], at[1:], "logical_and", dtype="float64"),
+    ),
+    "whether any of segments": (
+        (I, AT),
+        lambda cub, x, at: cub.segmented_reduce(x, at[:-1], at[1:], "logical_or", dtype="int32"),
+    ),
     "sort": ((X,), lambda cub, x: cub.sort(x)),
     "sort down": ((I,), lambda cub, x: cub.sort(x, descending=True)),
     "sort nothing": ((EMPTY,), lambda cub, x: cub.sort(x)),

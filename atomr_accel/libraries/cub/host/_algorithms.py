@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..wire._spec import Spec
-    from ._calls import Kit
+    from ._calls import Kit, Launcher
 
 _LARGEST_INT: Final = 2**31 - 1
+_CPP: Final = {
+    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+    "bool": "bool",
+    "float32": "float",
+    "float64": "double",
+    "float16": "h16",
+    "bfloat16": "b16",
+}
+"""What dtypes are called in kernels."""
 
 
 class Reduce(Call):
@@ -147,7 +157,11 @@ class Scan(Call):
 
 
 class SegmentedReduce(Call):
-    """Buffers: what is reduced, where segments begin and end, and the results."""
+    """Buffers: what is reduced, where segments begin and end, and the results.
+
+    CUB writes these in the dtype of what it begins with, whatever they are said to be. So those of
+    another one are cast afterwards.
+    """
 
     buffers = 4
     result = "DeviceSegmentedReduceBuildResult"
@@ -156,7 +170,8 @@ class SegmentedReduce(Call):
         super().__init__(spec, kit)
         x, offsets, accumulator, out = spec.dtypes
         self.number = accumulator
-        self._x, self._out = kit.pointer(x), kit.pointer(out)
+        self._casts = "" if accumulator == out else f"cast<{_CPP[out]}, {_CPP[accumulator]}>"
+        self._x, self._out = kit.pointer(x), kit.pointer(accumulator)
         self._begin, self._end = kit.pointer(offsets), kit.pointer(offsets)
         self._operator = kit.operator(spec.operators[0])
         self._init = kit.value(accumulator)
@@ -164,6 +179,22 @@ class SegmentedReduce(Call):
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
         return self._x, self._out, self._begin, self._end, self._operator, self._init
+
+    def beside(self, count: int) -> int:
+        """The results as they are summed."""
+        return DTYPES[self.number].itemsize * count if self._casts else 0
+
+    def before(
+        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+    ) -> Sequence[int]:
+        """They go elsewhere first."""
+        del launch, count
+        return (*pointers[:3], beside) if self._casts else pointers
+
+    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+        """Cast them."""
+        if self._casts:
+            launch(self._casts, count, pointers[3], beside)
 
     def run(
         self,

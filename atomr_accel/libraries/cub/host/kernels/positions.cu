@@ -1,5 +1,8 @@
 // What comes before and after CUB's sorts: positions in the place of values, and numbers in the
 // place of floats. Each thread takes several elements in turn.
+#include "access.cuh"
+#include "types.cuh"
+
 #define EACH                                                               \
   const long long step = static_cast<long long>(gridDim.x) * blockDim.x;    \
   const long long first = static_cast<long long>(blockIdx.x) * blockDim.x;  \
@@ -7,8 +10,9 @@
 
 using u8 = unsigned char;
 using u16 = unsigned short;
-using u32 = unsigned;
-using u64 = unsigned long long;
+using i8 = signed char;
+using i16 = short;
+using i32 = int;
 struct alignas(8) u128 {
   u64 parts[2];
 };
@@ -58,4 +62,9 @@ template <class U> __global__ void floats(U* out, const U* given, long long coun
     const U bits = given[at];
     out[at] = bits & sign ? bits ^ sign : ~bits;
   }
+}
+
+// What was computed in another dtype than it is wanted in.
+template <class T, class A> __global__ void cast(T* out, const A* given, long long count) {
+  EACH put(out[at], given[at]);
 }
