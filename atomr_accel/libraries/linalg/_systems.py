@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from ...expressions import Operand, cast, index
-from ...expressions._expression import where
+from ..._dtypes import NAMES
+from ...expressions import Operand, cast, constant, index
+from ...expressions._expression import ufunc, where
 from .._op import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, solved_in
 from .wire._messages import Problem
@@ -97,8 +98,14 @@ class Systems(LinalgPart[D]):
         matrices, right = steps.fresh(stack.ref.mT), self._columns(steps, sides.b)
         x = steps.output(right.shape, stack.dtype)
         sizes, buffers = (n, sides.nrhs), (matrices, right, x)
-        info = steps.solve("irs_gesv", stack, sizes, buffers, precision, failure=SINGULAR)
-        return sides.shaped(steps.result_of(info, x.mT))
+        info = steps.solve("irs_gesv", stack, sizes, buffers, precision)
+        # Of a singular matrix the solver may say nothing, and give NaN.
+        lost: Any = ufunc("isnan", x).any(axis=(-2, -1))
+        for given in (stack.ref, right):
+            lost = lost & ufunc("isfinite", given).all(axis=(-2, -1))
+        problem = Problem("irs_gesv", NAMES[stack.dtype], stack.batch, sizes, (precision,))
+        found = where(lost, ufunc("maximum", info, constant(1, info.dtype)), info)
+        return sides.shaped(steps.result_of(steps.require(found, problem, SINGULAR), x.mT))
 
     @op
     def inv(self, a: Operand) -> Request[GpuRef]:

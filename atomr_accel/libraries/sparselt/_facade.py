@@ -119,14 +119,15 @@ class SparseLt(Facade[D]):
                 float32 one of two. "tile": of squares of 4 x 4, of float32 2 x 2, half of each row
                 and each column, so that the sum of magnitudes is the largest; the transpose is
                 pruned then, too.
-            out: where the result goes: of the same shape and dtype; may be ``a``.
+            out: where the result goes: of the same shape and dtype, not in the memory of ``a``.
 
         Returns:
             ``out``, or a new buffer.
 
         Raises:
             TypeError: another dtype.
-            ValueError: extents that are no multiples of what they have to be, another ``alg``.
+            ValueError: extents that are no multiples of what they have to be, another ``alg``, or
+                ``out`` shares memory with ``a``.
             LibraryMissing: cuSPARSELt is not installed.
         """
         if alg not in get_args(Algorithm):
@@ -139,8 +140,7 @@ class SparseLt(Facade[D]):
             require_dtype(made, a.dtype, "out", "a")
             require_shape(made, a.shape, "out")
             require_alignment(made, _ALIGNMENT, "out", "cuSPARSELt")
-            if source is not target:
-                require_no_alias("prune", [("out", made)], [("a", a)])
+            require_no_alias("prune", [("out", made)], [("a", a)])
             message = Prune(matrix, alg, source.address, target.address)
             return Submission(message, (source,), (target,), made)
 

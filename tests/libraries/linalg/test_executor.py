@@ -127,6 +127,13 @@ async def test_a_singular_system_that_is_refined_is_told_by_the_status(
         await device.linalg.solve(a, a, refine="float16")
 
 
+async def test_a_singular_system_that_is_refined_is_told_by_what_comes_out(device: Device) -> None:
+    a, lost = await device.put(np.diag([1.0, 0, 1])), await device.put(np.full((3, 3), np.nan))
+    with pytest.raises(LinAlgError, match="Singular"):
+        await device.linalg.solve(a, a, refine="float16")
+    assert np.isnan(await device.get(await device.linalg.solve(lost, a, refine="float16"))).all()
+
+
 async def test_in_a_graph_what_waits_is_refused_and_failures_are_nan(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
