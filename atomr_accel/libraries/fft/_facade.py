@@ -102,7 +102,8 @@ class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
 
                 A load callback returns what the transform takes for ``((T*)data)[offset]``; a
                 store callback writes what it likes there.
-            name: the function's name. It is declared as ``extern "C"`` before the source begins.
+            name: the function's name. The source is compiled in a namespace of its own, so
+                those of a load and a store callback may define the same names.
             cpu: what to call on the CPU backend, with an array of the elements and one of their
                 offsets; it returns what becomes of them. It must be picklable by cloudpickle.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from atomr_accel import CompileError, Unsupported
 from atomr_accel.libraries.fft._arguments import resolve
 from atomr_accel.libraries.fft.host import _hooks
 from atomr_accel.libraries.fft.wire._messages import Hook
+from atomr_accel.libraries.nvrtc.host._compiler import compile_linkable
+from atomr_accel.libraries.nvrtc.host._linker import link as nvjitlink
 
 from ... import seeds
 from ..conformance import MARKS, on_cuda
@@ -174,6 +177,7 @@ def test_cufft_is_told_before_a_plan_is_made(
         return f"{name}: {source}".encode()
 
     monkeypatch.setattr(_hooks, "compile_linkable", compile_linkable)
+    monkeypatch.setattr(_hooks, "load_nvjitlink", lambda: None)
     log: list[tuple[Any, ...]] = []
 
     def call(name: str, *arguments: Any) -> None:
@@ -187,25 +191,26 @@ def test_cufft_is_told_before_a_plan_is_made(
     _hooks.link(library, 7, hooks)
     (_, handle, name, image, size, kind, info), (_, _, *stored) = log
     assert [each[0] for each in log] == [function] * 2
-    assert (handle, name, kind, info) == (7, b"window", 0, None)  # LD_COMPLEX
+    assert (handle, name, kind, info) == (7, b"atomr_load", 0, None)  # LD_COMPLEX
     assert size == len(image)
-    assert b"cufftComplex window(void*" in image
-    assert image.endswith(b"LOADS\n")
-    assert (stored[0], stored[3]) == (b"halved", 6)  # ST_REAL
-    assert b"void halved(void*, unsigned long long, cufftReal" in stored[1]
+    assert b"cufftComplex atomr_load(" in image
+    assert b"\nLOADS\n" in image
+    assert (stored[0], stored[3]) == (b"atomr_store", 6)  # ST_REAL
+    assert b"cufftReal element" in stored[1]
+    assert b"halved(data, offset, element" in stored[1]
+
+
+PAIRS = [
+    ("complex64", "complex64"),
+    ("complex128", "float64"),
+    ("float32", "complex64"),
+    ("float64", "complex128"),
+    ("complex64", "float32"),
+]
 
 
 @pytest.mark.headers
-@pytest.mark.parametrize(
-    ("dtype", "result"),
-    [
-        ("complex64", "complex64"),
-        ("complex128", "float64"),
-        ("float32", "complex64"),
-        ("float64", "complex128"),
-        ("complex64", "float32"),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "result"), PAIRS)
 def test_nvrtc_compiles_them_for_linking(dtype: str, result: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     spec = spec_of(dtype, result, of_type(WINDOW, dtype), of_type(HALVED, result))
@@ -215,3 +220,62 @@ def test_nvrtc_compiles_them_for_linking(dtype: str, result: str) -> None:
     wrong = spec_of(dtype, result, of_type(HALVED, dtype).replace("halved", "window"), HALVED)
     with pytest.raises(CompileError, match="callback"):
         _hooks.compile_hooks(wrong, (9, 0))
+
+
+CALLER = """
+__device__ READ LOAD(void*, unsigned long long, void*, void*);
+__device__ void STORE(void*, unsigned long long, WRITTEN, void*, void*);
+extern "C" __global__ void transform(void* source, void* target) {
+  READ x = LOAD(source, threadIdx.x, nullptr, nullptr);
+  STORE(target, threadIdx.x, reinterpret_cast<WRITTEN&>(x), nullptr, nullptr);
+}
+"""
+"""It declares callbacks as cuFFT does: with exactly these types, as functions of C++."""
+
+BUILTIN = {"complex64": "float2", "complex128": "double2", "float32": "float", "float64": "double"}
+
+BOTH = """
+#include <cuda_fp16.h>
+__constant__ float two = 2;
+__device__ T doubled(T x) { SCALE(x, two) return x; }
+linkage __device__ T window(void* data, size at, void*, void*) { return doubled(((T*)data)[at]); }
+linkage __device__ void halved(void* data, size at, T x, void*, void*) {
+  ((T*)data)[at] = doubled(x);
+}
+"""
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize(("dtype", "result"), PAIRS)
+@pytest.mark.parametrize(
+    ("linkage", "offset"),
+    [("", "unsigned long long"), ("static", "unsigned long long"), ('extern "C"', "size_t")],
+)
+def test_they_link_with_what_calls_them(dtype: str, result: str, linkage: str, offset: str) -> None:
+    pytest.importorskip("cuda.bindings.nvjitlink")
+    source = BOTH.replace("linkage", linkage).replace("size", offset)
+    hooks = _hooks.compile_hooks(
+        spec_of(dtype, result, of_type(source, dtype), of_type(source, result)), (9, 0)
+    )
+    caller = CALLER
+    words = "LOAD", "STORE", "READ", "WRITTEN"
+    names = *(hook.name.decode() for hook in hooks), BUILTIN[dtype], BUILTIN[result]
+    for word, name in zip(words, names, strict=True):
+        caller = caller.replace(word, name)
+    parts = [("caller", compile_linkable(caller, "caller", (7, 5), ()))]
+    parts += [(hook.name.decode(), hook.image) for hook in hooks]
+    cubin, _ = nvjitlink(parts, "sm_90")
+    assert b"transform" in cubin
+
+
+@pytest.mark.headers
+def test_errors_tell_lines_of_the_callback() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    header = "#include <cuda_fp16.h>"
+    for source, where in (
+        (f"{header}\n{WINDOW}", "callback(3): error"),  # what is T?
+        (WINDOW.replace("\n", "\n#include <oh.h>\n", 1), "callback(2): catastrophic error"),
+        ("int window();", "call of the callback(3): error"),
+    ):
+        with pytest.raises(CompileError, match=re.escape(where)):
+            _hooks.compile_hooks(spec_of("complex64", "complex64", source, HALVED), (9, 0))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from ctypes import c_int
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...nvrtc.host._compiler import compile_linkable
+from ...nvrtc.host._linker import load_nvjitlink
 from ..wire._plan import result_type
 from ._prototypes import ENUMS
 
@@ -20,10 +22,26 @@ typedef double2 cufftDoubleComplex;
 """
 """Those of ``cufft.h``, which is not needed then."""
 
-_DECLARED: Final = {
-    "LD": "{type} {name}(void*, unsigned long long, void*, void*)",
-    "ST": "void {name}(void*, unsigned long long, {type}, void*, void*)",
+_ENTRIES: Final = {
+    "LD": """__device__ {type} atomr_load(
+    void* data, unsigned long long offset, void* info, void* shared) {{
+  return {name}(data, offset, info, shared);
+}}
+""",
+    "ST": """__device__ void atomr_store(
+    void* data, unsigned long long offset, {type} element, void* info, void* shared) {{
+  {name}(data, offset, element, info, shared);
+}}
+""",
 }
+"""What cuFFT is told the name of.
+
+It compiles a call of that name against a declaration with exactly these types and the linkage of
+C++. So ``extern "C"``, or a ``size_t`` for the offset, is a symbol that it does not find, and all
+that it says then is ``CUFFT_INTERNAL_ERROR`` for the plan.
+"""
+
+_NAMES: Final = {"LD": b"atomr_load", "ST": b"atomr_store"}
 
 _KINDS: Final = {
     "complex64": ("COMPLEX", "cufftComplex"),
@@ -33,6 +51,8 @@ _KINDS: Final = {
 }
 """What cuFFT calls callbacks of a dtype, and their elements."""
 
+_INCLUDE: Final = re.compile(r"[ \t]*#[ \t]*include\b")
+
 _RENAMED: Final = 12_000
 """The first release whose function has its own name again; before, that name is another one's."""
 
@@ -41,7 +61,7 @@ class Linkable(NamedTuple):
     """A callback, ready for plans.
 
     Attributes:
-        name: of the function.
+        name: of what cuFFT calls. It reads name and image when a plan is made.
         image: what it was compiled to.
         kind: where it is called, and with what type.
     """
@@ -56,6 +76,7 @@ def compile_hooks(spec: Spec, capability: tuple[int, int]) -> list[Linkable]:
 
     Raises:
         CompileError: with the compiler's log.
+        LibraryMissing: NVRTC, nvJitLink or cuda-bindings is not installed.
     """
     made = []
     for hook, role, element in (
@@ -64,14 +85,31 @@ def compile_hooks(spec: Spec, capability: tuple[int, int]) -> list[Linkable]:
     ):
         if hook is not None:
             kind, name = _KINDS[element]
-            declared = _DECLARED[role].format(type=name, name=hook.name)
-            source = (
-                f'{_TYPES}extern "C" __device__ {declared};\n#line 1 "callback"\n{hook.source}\n'
-            )
+            entry = _ENTRIES[role].format(type=name, name=hook.name)
+            source = f'{_TYPES}{_own(hook.source)}\n#line 1 "call of the callback"\n{entry}'
             image = compile_linkable(source, hook.name, capability, ())
-            number = ENUMS[f"CUFFT_CB_{role}_{kind}"]
-            made.append(Linkable(hook.name.encode(), image, number))
+            made.append(Linkable(_NAMES[role], image, ENUMS[f"CUFFT_CB_{role}_{kind}"]))
+    if made:
+        load_nvjitlink()  # which cuFFT looks for by name only, so it has to be there before
     return made
+
+
+def _own(source: str) -> str:
+    """A source that shares no symbols, so that those of both callbacks may define the same.
+
+    What it includes stays outside of the namespace that does this.
+    """
+    lines = (
+        f"}}\n{_line(number)}\n{line}\nnamespace {{\n{_line(number + 1)}"
+        if _INCLUDE.match(line)
+        else line
+        for number, line in enumerate(source.split("\n"), 1)
+    )
+    return "\n".join(("namespace {", _line(1), *lines, "}"))
+
+
+def _line(number: int) -> str:
+    return f'#line {number} "callback"'
 
 
 def link(library: VendorLibrary, handle: int, hooks: list[Linkable]) -> None:

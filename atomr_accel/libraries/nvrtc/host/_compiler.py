@@ -133,7 +133,7 @@ def compile_linkable(
     """Compile functions that are linked to others later, for a compute capability (LTO-IR).
 
     Args:
-        source: CUDA C++ with ``extern "C"`` functions for the device.
+        source: CUDA C++ with functions for the device.
         name: what to call it in errors.
         capability: of the device.
         include_paths: where headers are, beside the toolkit's own.
