@@ -14,7 +14,7 @@ from atomr_accel import Device, TensorMap, open_device
 ROWS, COLUMNS = 16, 32
 
 SOURCE = """
-struct CUtensorMap { alignas(64) unsigned long long opaque[16]; };  // as cuda.h has it
+struct CUtensorMap { alignas(64) unsigned long long opaque[16]; };  // as in cuda.h
 
 extern "C" __global__ void scale(
     const __grid_constant__ CUtensorMap source,

@@ -21,7 +21,7 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
 from .._arguments import require_readable, require_writable
 from ._structures import is_struct, structure
-from ._tensor_map import TENSOR_MAP_SIZE, TensorMap
+from ._tensor_map import TensorMap, takes_tensor_maps
 from .wire._messages import Array, Scalar, Structure, TiledMap
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Position:
             except (struct.error, OverflowError):
                 pass  # it does not fit, which is said below
         if isinstance(arg, TensorMap):
-            if self.parameter.dtype is not None or self._size not in (None, TENSOR_MAP_SIZE):
+            if self.parameter.dtype is not None or not takes_tensor_maps(self._size):
                 raise TypeError(
                     f"argument {self._at} is a TensorMap, but the kernel declares "
                     f"'{self.parameter.text}'; it is for 'const __grid_constant__ CUtensorMap'"

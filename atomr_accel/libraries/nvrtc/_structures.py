@@ -131,7 +131,7 @@ def structure(
             f"{name} takes {size[0]} bytes, but a struct of {actual} has {actual.itemsize}"
         )
     fields = repr(np.lib.format.dtype_to_descr(actual))
-    return Structure(found.tobytes(), fields, actual.alignment if size is None else size[1])
+    return Structure(found.tobytes(), fields)
 
 
 def _alike(one: np.dtype[Any], other: np.dtype[Any]) -> bool:

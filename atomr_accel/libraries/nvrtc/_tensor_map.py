@@ -16,8 +16,9 @@ from .wire._messages import TiledMap
 if TYPE_CHECKING:
     from ...memory import Block, MemoryMap
 
-TENSOR_MAP_SIZE: Final = (128, 64)
-"""Bytes of a ``CUtensorMap``, and their alignment."""
+_TENSOR_MAP: Final = (128, 64)
+"""Bytes of a ``CUtensorMap``, and how they are aligned at least: ``cuda.h`` has 64 bytes up to
+CUDA 12, and 128 since."""
 
 _KINDS: Final = {
     **dict.fromkeys(("uint8", "int8", "bool", "float8_e4m3fn", "float8_e5m2"), 0),
@@ -169,6 +170,11 @@ class TensorMap:
             _PROMOTIONS[self.promotion],
             _FILLS[self.fill],
         )
+
+
+def takes_tensor_maps(size: tuple[int, int] | None) -> bool:
+    """Whether a parameter of some bytes and alignment may be a ``CUtensorMap``."""
+    return size is None or (size[0] == _TENSOR_MAP[0] and size[1] >= _TENSOR_MAP[1])
 
 
 def _sizes(name: str, given: object, axes: int, most: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ import pytest
 
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.nvrtc._launching import LaunchWish, geometry
-from atomr_accel.libraries.nvrtc._tensor_map import TensorMap
+from atomr_accel.libraries.nvrtc._tensor_map import TensorMap, takes_tensor_maps
 from atomr_accel.libraries.nvrtc.wire._messages import (
     Array,
     Content,
@@ -209,7 +210,8 @@ class Launches(FakeDriver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launched: list[tuple[Any, bytes]] = []
+        self.launched: list[tuple[Any, bytes | list[bytes]]] = []
+        self.sizes: list[int] = []
         self.allowed: list[tuple[int, int]] = []
         self.modules = 0
         self.status = 0
@@ -242,12 +244,11 @@ class Launches(FakeDriver):
         return (0,)
 
     def cuLaunchKernel(self, *arguments: Any) -> Any:
-        self.launched.append((arguments[:-1], _read(arguments[-1])))
+        self.launched.append((arguments[:-2], self._read(*arguments[-2:])))
         return (self.status,)
 
     def cuLaunchKernelEx(self, config: Any, function: str, parameters: int, extra: int) -> Any:
-        assert not parameters
-        self.launched.append(((config, function), _read(extra)))
+        self.launched.append(((config, function), self._read(parameters, extra)))
         return (self.status,)
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -268,10 +269,14 @@ class Launches(FakeDriver):
         self.map = ctypes.create_string_buffer(bytes(range(128)), 128)
         return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(self.map))
 
-
-def _read(extra: int) -> bytes:
-    _, data, _, size, _ = (ctypes.c_void_p * 5).from_address(extra)
-    return ctypes.string_at(data or 0, ctypes.c_size_t.from_address(size or 0).value)
+    def _read(self, parameters: int, extra: int) -> bytes | list[bytes]:
+        """All arguments as they lie, or each by itself, as long as the image says."""
+        assert not (parameters and extra)
+        if extra:
+            _, data, _, size, _ = (ctypes.c_void_p * 5).from_address(extra)
+            return ctypes.string_at(data or 0, ctypes.c_size_t.from_address(size or 0).value)
+        pointers = (ctypes.c_void_p * len(self.sizes)).from_address(parameters)
+        return [ctypes.string_at(at or 0, n) for at, n in zip(pointers, self.sizes, strict=True)]
 
 
 @pytest.fixture
@@ -326,13 +331,50 @@ def test_options_are_attributes_of_the_launch(driver: Launches) -> None:
 def test_arguments_are_aligned_as_the_compiler_does(driver: Launches) -> None:
     do = executor(Context()).handlers
     do[Load](LOAD)
-    struct = Structure(b"abcdefgh", "[('x', '<f4'), ('y', '<f4')]", 4)
-    tiled = TiledMap(4096, "float32", 7, (6, 8), (2, 4), (1, 1), 0, 0, 0)
-    do[Launch](launch(0, Scalar(b"1", "int8"), struct, Array(512, (1,), "float32"), tiled))
+    do[Launch](launch(0, Scalar(b"1", "int8"), Array(512, (1,), "float32"), Scalar(b"ab", "int16")))
     _, data = driver.launched[-1]
-    assert data == b"1\0\0\0abcdefgh" + bytes(4) + (512).to_bytes(8, "little") + bytes(40) + bytes(
-        range(128)
-    )
+    assert data == b"1" + bytes(7) + (512).to_bytes(8, "little") + b"ab"
+
+
+@pytest.mark.parametrize("options", [{}, {"cluster": (2, 1, 1)}], ids=["plain", "cluster"])
+def test_where_structs_and_tensor_maps_lie_is_left_to_the_driver(
+    driver: Launches, options: dict[str, Any]
+) -> None:
+    """Only the image tells, so each argument has a pointer of its own."""
+    do = executor(Context()).handlers
+    do[Load](LOAD)
+    struct = Structure(b"abcdefgh", "[('x', '<f4'), ('y', '<f4')]")
+    tiled = TiledMap(4096, "float32", 7, (6, 8), (2, 4), (1, 1), 0, 0, 0)
+    one, two = Scalar(b"1", "int8"), Array(512, (1,), "float32")
+    pointer = (512).to_bytes(8, "little")
+    for given, expected in (
+        ((one, struct, two), [b"1", b"abcdefgh", pointer]),
+        ((tiled, two, one), [bytes(range(128)), pointer, b"1"]),
+        ((two, one), pointer + b"1"),  # and not to this one
+        ((one, struct, two), [b"1", b"abcdefgh", pointer]),
+    ):
+        driver.sizes = [len(each) for each in expected if isinstance(each, bytes)]
+        do[Launch](launch(0, *given, **options))
+        assert driver.launched[-1][1] == expected
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize(("alignment", "first"), [(16, 0), (32, 0x10), (64, 0x30), (128, 0x70)])
+def test_the_image_tells_where_parameters_lie(alignment: int, first: int) -> None:
+    """Not where a host's compiler would have them: the vendor aligns them in the constant bank."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+
+    source = f"""
+        struct Wide {{ alignas({alignment}) char data[128]; }};
+        extern "C" __global__ void k(const __grid_constant__ Wide wide, char* x) {{
+            *x = wide.data[blockIdx.x];
+        }}
+    """
+    image, *_ = compile_cubin(source, "k", (), (9, 0))
+    told = re.findall(rb"\x04\x17\x0c\0.{4}(..)(..).{4}", image, re.DOTALL)  # EIATTR_KPARAM_INFO
+    places = {int.from_bytes(at, "little"): int.from_bytes(to, "little") for at, to in told}
+    assert places == {0: first, 1: first + 128}
 
 
 def test_tensor_maps_are_told_from_the_innermost_axis(driver: Launches) -> None:
@@ -445,6 +487,15 @@ COPY: Final = """
 
 def copy(x: Any, y: Any, n: Any) -> None:
     y[:n] = x[:n]
+
+
+@pytest.mark.parametrize(
+    ("size", "right"),
+    [((128, 64), True), ((128, 128), True), (None, True), ((128, 16), False), ((64, 64), False)],
+)
+def test_what_takes_tensor_maps(size: tuple[int, int] | None, right: bool) -> None:
+    """``cuda.h`` aligns them to 64 bytes up to CUDA 12, and to 128 since."""
+    assert takes_tensor_maps(size) == right
 
 
 @on_shared

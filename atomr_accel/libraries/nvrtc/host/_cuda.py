@@ -31,7 +31,7 @@ from ._compiler import load_nvrtc
 from ._launch_config import launch_config
 from ._modules import Modules
 from ._program import find_module, link_image
-from ._tensor_maps import TENSOR_MAP, encoded
+from ._tensor_maps import TENSOR_MAP_BYTES, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,14 +48,21 @@ _PORTABLE_CLUSTER: Final = 8
 """Clusters of more blocks must be asked for."""
 
 Slot = tuple[int, int]
-"""Bytes of an argument, and their alignment; bytes below zero are a pointer's."""
+"""Bytes of an argument, and their alignment, 0 where only the kernel's image tells it; bytes below
+zero are a pointer's."""
 
 _ARRAY: Final[Slot] = (-8, 8)
 
 
 @final
 class _Layout:
-    """Where a kernel's arguments lie: one after the other, each aligned as the compiler does.
+    """The arguments of a kernel, in the way in which the driver takes them.
+
+    Pointers and numbers lie one after the other, each aligned to its size, as the compiler has
+    them. With a struct or a tensor map among them, only the kernel's image tells where each lies:
+    what is aligned to more than 16 bytes is so in the constant bank, of which the parameters begin
+    at byte 0x210 on compute capability 9.0, so that even the first of them has a gap before
+    it. The driver then gets a pointer to each argument, and looks that up.
 
     The driver has copied them when a launch returns, into a graph that is captured, too. So
     each launch writes over those of the one before.
@@ -64,28 +71,31 @@ class _Layout:
         slots: what each argument takes.
         buffer: the arguments.
         put: writes them there.
-        address: what the driver is told: where they are, and how many bytes.
+        pointers: where the driver finds a pointer to each argument, or 0.
+        extra: where it finds where all are, and how many bytes, or 0.
     """
 
     def __init__(self, slots: list[Slot]) -> None:
         self.slots: Final = slots
         words, end = "=", 0
+        places: list[int] = []
         for nbytes, alignment in slots:
             size, word = (-nbytes, "Q") if nbytes < 0 else (nbytes, f"{nbytes}s")
-            gap = -end % alignment
+            gap = -end % max(1, alignment)
             words += f"{gap}x{word}"
+            places.append(end + gap)
             end += gap + size
         self.buffer: Final = ctypes.create_string_buffer(max(1, end))
         self.put: Final = struct.Struct(words).pack_into
+        begin = ctypes.addressof(self.buffer)
         self._size = ctypes.c_size_t(end)
-        self._extra = (ctypes.c_void_p * 5)(
-            _BUFFER_POINTER,
-            ctypes.addressof(self.buffer),
-            _BUFFER_SIZE,
-            ctypes.addressof(self._size),
-            None,
-        )
-        self.address: Final = ctypes.addressof(self._extra)
+        told = [_BUFFER_POINTER, begin, _BUFFER_SIZE, ctypes.addressof(self._size), None]
+        known = all(alignment for _, alignment in slots)
+        if not known:
+            told = [begin + place for place in places]
+        self._told = (ctypes.c_void_p * len(told))(*told)
+        address = ctypes.addressof(self._told)
+        self.pointers, self.extra = (0, address) if known else (address, 0)
 
 
 @final
@@ -279,14 +289,14 @@ class CudaKernels:
                 *message.block,
                 message.shared,
                 self._stream.handle,
-                0,
-                layout.address,
+                layout.pointers,
+                layout.extra,
             )
             if status:
                 raise failure("cuLaunchKernel", status)
             return
         config = launch_config(message, self._stream.handle)
-        (status,) = driver.cuLaunchKernelEx(config, function.handle, 0, layout.address)
+        (status,) = driver.cuLaunchKernelEx(config, function.handle, layout.pointers, layout.extra)
         if status:
             raise failure("cuLaunchKernelEx", status)
 
@@ -375,9 +385,9 @@ def _slots(message: Launch) -> list[Slot]:
     return [
         _ARRAY
         if isinstance(argument, Array)
-        else TENSOR_MAP
+        else (TENSOR_MAP_BYTES, 0)
         if isinstance(argument, TiledMap)
-        else (len(argument.data), argument.alignment)
+        else (len(argument.data), 0)
         if isinstance(argument, Structure)
         else (len(argument.data), len(argument.data))
         for argument in message.arguments

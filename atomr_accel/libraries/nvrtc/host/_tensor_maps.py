@@ -14,8 +14,8 @@ from ....backends.cuda.host._driver import check, driver
 if TYPE_CHECKING:
     from ..wire._messages import TiledMap
 
-TENSOR_MAP: Final = (128, 64)
-"""Bytes of a ``CUtensorMap``, and their alignment."""
+TENSOR_MAP_BYTES: Final = 128
+"""Of a ``CUtensorMap``."""
 
 
 @lru_cache(maxsize=256)
@@ -45,4 +45,4 @@ def encoded(message: TiledMap, pointer: int) -> bytes:
             driver.CUtensorMapFloatOOBfill(message.fill),
         ),
     )
-    return ctypes.string_at(int(made.getPtr()), TENSOR_MAP[0])
+    return ctypes.string_at(int(made.getPtr()), TENSOR_MAP_BYTES)

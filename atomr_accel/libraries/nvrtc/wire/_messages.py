@@ -215,12 +215,10 @@ class Structure(Message, frozen=True):
 
     Attributes:
         fields: its NumPy dtype, as ``numpy.lib.format`` writes it.
-        alignment: in bytes.
     """
 
     data: bytes
     fields: str
-    alignment: int
 
 
 class TiledMap(Message, frozen=True):
