@@ -199,12 +199,18 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
         plain = await device.put(np.eye(2, dtype=np.float32))
         await device.blas.gemm(plain, plain)
         kernel, x = await adder(device), await device.zeros(4, np.float32)
+        await kernel.launch(1, 4, x, 0.0)  # it is loaded
         other: list[ContextPoisoned] = []
         launched = 0.0
 
+        def submitted() -> int:
+            return sum(e.submitted for e in device.statistics().lanes if e.name == "kernels")
+
+        before = submitted()
+
         async def also_waits() -> None:
             nonlocal launched
-            while not any(each.name == "kernels" for each in device.statistics().lanes):
+            while submitted() < before + 2:  # the other is loaded, and launched
                 await trio.testing.wait_all_tasks_blocked(0.01)
             launched = trio.current_time()
             with pytest.raises(KernelHung) as error:

@@ -98,7 +98,10 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         """The diagonal of U, and the sign of the exchanges, as expressions."""
         stack = steps.stack(self._operand(a, "a"), square=True)
         factors, pivots = self._lu(steps, stack, transposed=True)
+        # Where there is NaN, vendors may pivot by other elements, and find the matrix singular.
+        lost: Any = ufunc("isnan", stack.ref).any(axis=(-2, -1))
         diagonal = factors.diagonal(0, -2, -1)
+        diagonal = where(lost[..., None], constant(np.nan, stack.dtype), diagonal)
         exchanged = pivots != index(pivots.shape, -1 % len(pivots.shape)) + 1
         one = constant(1, stack.dtype)
         return diagonal, where(exchanged, -one, one).prod(-1)
