@@ -100,8 +100,8 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         factors, pivots = self._lu(steps, stack, transposed=True)
         # Where there is NaN, vendors may pivot by other elements, and find the matrix singular.
         lost: Any = ufunc("isnan", stack.ref).any(axis=(-2, -1))
-        diagonal = factors.diagonal(0, -2, -1)
-        diagonal = where(lost[..., None], constant(np.nan, stack.dtype), diagonal)
+        nan = constant(np.nan, stack.dtype)
+        diagonal = where(lost[..., None], nan, factors.diagonal(0, -2, -1))
         exchanged = pivots != index(pivots.shape, -1 % len(pivots.shape)) + 1
         one = constant(1, stack.dtype)
         return diagonal, where(exchanged, -one, one).prod(-1)
