@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...memory import Block, MemoryMap
+    from .._request import Driver
 
 _C_TYPES: Final[dict[str, str]] = {
     "bool": "bool",
@@ -239,13 +240,13 @@ class Position:
         return Array(block.address, ref.shape, NAMES[ref.dtype])
 
     def value(
-        self, arg: object, memory: MemoryMap, reads: list[Block], writes: list[Block]
+        self, arg: object, driver: Driver, reads: list[Block], writes: list[Block]
     ) -> Scalar | Structure | TiledMap:
         """A number, a struct or a tensor map as the message has it.
 
         Args:
             arg: what the caller gave.
-            memory: where a tensor map's buffer has to be.
+            driver: that of the launch, for a tensor map's buffer.
             reads: gets the block of that, if the kernel only loads from it.
             writes: gets it, if the kernel may store to it.
 
@@ -264,7 +265,7 @@ class Position:
                     f"argument {self._at} is a TensorMap, but the kernel declares "
                     f"'{self.parameter.text}'; it is for 'const __grid_constant__ CUtensorMap'"
                 )
-            return arg._message(memory, self._name, reads, writes)
+            return arg._message(driver, self._name, reads, writes)
         fields = self.parameter.struct
         if fields is not None or is_struct(arg):
             if self.parameter.dtype is not None:
