@@ -210,6 +210,18 @@ async def test_variables_are_buffers(device: Device) -> None:
 
 
 @on_shared
+async def test_variables_cannot_be_sealed(device: Device) -> None:
+    """That moves the content, and kernels would not find it there."""
+    module = await compiled(device)
+    counter = await module.variable("counter")
+    with pytest.raises(Unsupported, match="ref is a variable of a module"):
+        await device.seal(counter)
+    await device.fill(counter, 7)
+    assert (await device.get(await module.variable("counter"))).tolist() == 7
+    assert (await device.seal(await device.copy(counter))).sealed
+
+
+@on_shared
 async def test_recordings_see_the_same_variables(device: Device) -> None:
     module = await compiled(device)
     kernel = await module.kernel("look_up")
