@@ -14,6 +14,7 @@ import pytest
 from atomr_accel import CompileError, GpuRefStale, Unsupported
 from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc._signature import is_constant, read_kernels
+from atomr_accel.libraries.nvrtc._structures import structure
 from atomr_accel.libraries.nvrtc.host import _compiler, _includes, _program
 from atomr_accel.libraries.nvrtc.host._linker import kind_of
 from atomr_accel.libraries.nvrtc.wire._messages import Compile, Entry, Part
@@ -63,6 +64,10 @@ class Line(ctypes.Structure):
         ("steps", ctypes.c_int),
         ("offset", ctypes.c_double),
     )
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_uint8), ("b", ctypes.c_bool))
 
 
 def fill(out: Any, value: Any, n: Any) -> None:
@@ -152,6 +157,42 @@ async def test_structs_that_are_others_are_refused(device: Device) -> None:
             await kernel.launch(1, 32, out, wrong, 5)
     with pytest.raises(TypeError, match=r"argument 2 is a struct, but .* 'int n', which is int32"):
         await kernel.launch(1, 32, out, (1, 2, 3), np.zeros((), LINE))
+
+
+FIELDS: Final = np.dtype(
+    [("n", "i4"), ("x", "f4"), ("pairs", [("a", "u1"), ("b", "?")], 2), ("text", "S3")]
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        ((1.5, 0, [(1, 0), (2, 0)], b""), TypeError, "'n' is 1.5, .* which is int32"),
+        (("7", 0, [(1, 0), (2, 0)], b""), TypeError, "'n' must be a scalar for 'n', not str"),
+        ((2**40, 0, [(1, 0), (2, 0)], b""), OverflowError, "argument 1 .*'n' does not fit"),
+        ((1, 1e300, [(1, 0), (2, 0)], b""), OverflowError, r"argument 1 .*'x' does not fit"),
+        ((1, None, [(1, 0), (2, 0)], b""), TypeError, "'x' must be a scalar"),
+        ((1, 1j, [(1, 0), (2, 0)], b""), TypeError, "'x' is 1j"),
+        ((1, np.float64(1), [(1, 0), (2, 0)], b""), TypeError, "wider than 'x'"),
+        ((1, 1, ((1, True), (256, True)), b""), OverflowError, r"'pairs\[1\].a' does not fit"),
+        ((1, 1, ((1, 2), (2, True)), b""), TypeError, r"'pairs\[0\].b' is 2"),
+        ((1, 1, [(1, True)], b""), TypeError, "'pairs' takes 2 values"),
+        ((1, 1, [(1,), (2,)], b""), TypeError, r"'pairs\[0\]' has 2 fields, not 1"),
+        ((1, 1, [np.zeros((), "u1,i8")] * 2, b""), TypeError, r"\[0\]' takes a struct or a tuple"),
+        ((1, 1), TypeError, "it has 4 fields, not 2"),
+    ],
+)
+def test_numbers_in_structs_are_as_others(value: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        structure(value, FIELDS, None, "argument 1 ('F f')")
+
+
+def test_what_fits_a_struct() -> None:
+    value = (np.array(7, "i4"), 3, ((1, True), (2, False)), b"ab")
+    pairs = np.array([(1, True), (2, False)], FIELDS["pairs"].base)
+    for given in (value, (np.int8(7), 3.0, pairs, b"ab"), (7, 3, [pairs[0], Pair(2, 0)], b"ab")):
+        found = structure(given, FIELDS, None, "argument 1")
+        assert found.data == np.array((7, 3, [(1, True), (2, False)], b"ab"), FIELDS).tobytes()
 
 
 @on_shared
