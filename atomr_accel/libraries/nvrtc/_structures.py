@@ -35,7 +35,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
         kind: a structured dtype, or a ``ctypes.Structure``.
 
     Raises:
-        TypeError: it is neither, or has objects in it.
+        TypeError: it is neither, or has objects, datetimes or bytes in another order in it.
         ValueError: it takes more bytes than a kernel's parameters may.
     """
     if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
@@ -54,6 +54,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
             f"structs[{name!r}] takes {dtype.itemsize} bytes; a kernel's parameters take from 1 to "
             f"{_LARGEST}"
         )
+    _require_ordinary(dtype, f"structs[{name!r}]")
     return dtype
 
 
@@ -107,7 +108,7 @@ def structure(
         name: what to call it in errors.
 
     Raises:
-        TypeError: it is no struct, or one of other fields.
+        TypeError: it is no struct, or one of other fields, or of such as ``structured`` refuses.
         ValueError: it takes other bytes than the parameter.
         OverflowError: a number does not fit its field.
     """
@@ -131,12 +132,33 @@ def structure(
     actual = found.dtype
     if dtype is not None and not _alike(actual, dtype):
         raise TypeError(f"{name} takes a struct of {dtype}, not of {actual}")
+    if dtype is None:
+        _require_ordinary(actual, name)
     if size is not None and actual.itemsize != size[0]:
         raise ValueError(
             f"{name} takes {size[0]} bytes, but a struct of {actual} has {actual.itemsize}"
         )
     fields = repr(np.lib.format.dtype_to_descr(actual))
     return Structure(found.tobytes(), fields)
+
+
+def _require_ordinary(dtype: np.dtype[Any], name: str, field: str = "") -> None:
+    """A struct has only fields that a kernel reads as they lie.
+
+    Raises:
+        TypeError: it has others.
+    """
+    base = dtype.base
+    if base.fields is not None:
+        for inner, (kind, *_) in base.fields.items():
+            _require_ordinary(kind, name, f"{field}.{inner}" if field else inner)
+    elif base.kind in "mMO":
+        raise TypeError(f"field '{field}' of {name} is {base}, which C++ does not know")
+    elif not base.isnative:
+        raise TypeError(
+            f"field '{field}' of {name} is {base.str}: its bytes are not in the device's order; "
+            f"convert it to {base.newbyteorder('=')}"
+        )
 
 
 def _found(value: np.void | ctypes.Structure) -> Any:

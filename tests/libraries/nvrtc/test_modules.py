@@ -66,6 +66,10 @@ class Line(ctypes.Structure):
     )
 
 
+class Swapped(ctypes.BigEndianStructure):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
+
+
 class Pair(ctypes.Structure):
     _fields_ = (("a", ctypes.c_uint8), ("b", ctypes.c_bool))
 
@@ -204,6 +208,9 @@ async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
     assert (await device.get(out)).tolist() == [2, 3]
     with pytest.raises(TypeError, match=r"is a struct|must be a scalar"):
         await kernel.launch(1, 32, out, (1, 1, 2), 2)
+    for swapped in (np.zeros((), LINE.newbyteorder()), Swapped(1, 2)):
+        with pytest.raises(TypeError, match="not in the device's order"):
+            await kernel.launch(1, 32, out, swapped, 2)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +221,8 @@ async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
         ({"Line": np.dtype("f4")}, "must have fields"),
         ({"Line": np.dtype([("a", object)])}, "none of objects"),
         ({3: LINE}, "structs must map"),
+        ({"Line": np.dtype([("a", "i4"), ("b", [("c", ">f8")], 2)])}, r"'b.c' of .*Line.* is >f8"),
+        ({"Line": np.dtype([("a", "M8[s]")])}, "'a' of .* datetime64.*C\\+\\+ does not know"),
     ],
 )
 async def test_what_is_no_struct(device: Device, structs: Any, error: str) -> None:
