@@ -78,8 +78,17 @@ class Lifecycle:
         """
         if self._end is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
-            raise DeviceLost(str(self._end)) from self._end.__cause__
+            self.require_open()
         await self._opened.wait()
+
+    def require_open(self) -> None:
+        """Raise unless a context is attached or may be.
+
+        Raises:
+            DeviceLost: there will be none.
+        """
+        if self._end is not None:
+            raise DeviceLost(str(self._end)) from self._end.__cause__
 
     def release(self, context: Context) -> None:
         """Close the gate of a companion: its host is another's from now on."""

@@ -368,6 +368,11 @@ class MemoryMap:
         """Whether a block is all of its slab, which goes with it."""
         return block.address >> SLAB_SHIFT in self._dedicated
 
+    def owner_of(self, block: Block) -> object:
+        """What ``add_dedicated`` keeps alive as long as a block, if there is anything."""
+        address: object = block.address
+        return self._dedicated.get(address >> SLAB_SHIFT) if isinstance(address, int) else None
+
     def has_slab(self, slab: int) -> bool:
         """Whether a slab has not been given up."""
         return slab in self._slabs or (self._whole is not None and slab in self._whole._slabs)

@@ -90,6 +90,13 @@ class Member(Protocol):
     def name(self) -> str:
         """Its name, for people."""
 
+    def require_open(self) -> None:
+        """Raise unless it takes ops, or may do so again.
+
+        Raises:
+            DeviceLost: it never will.
+        """
+
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
@@ -336,11 +343,17 @@ class Engine(Generic[_M]):
 
         Raises:
             WorldBroken: they never will be.
+            DeviceLost: one of them is lost already; nothing has changed.
         """
         async with self._resizing:
             self._draining = True
             try:
-                while self._calls:
+                while True:
+                    if self.membership.phase != "over":
+                        for member in members:  # such a one would end a world that is well
+                            member.require_open()
+                    if not self._calls:
+                        break
                     await next(iter(self._calls.values())).done.wait()
                 if self.membership.phase != "over":
                     self._replace(members)

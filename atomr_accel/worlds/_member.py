@@ -58,6 +58,10 @@ class DeviceMember:
         """Whether its lanes are open here and now."""
         return COLLECTIVES.name in self.core.ports
 
+    def require_open(self) -> None:
+        """See ``Member.require_open``."""
+        self.core.lifecycle.require_open()
+
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:

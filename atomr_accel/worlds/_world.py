@@ -148,6 +148,7 @@ class World(Collectives):
         Raises:
             WorldBroken: the new world cannot be formed; see ``open_world``.
             TypeError, ValueError: as for ``open_world``; or of another backend than the world is.
+            DeviceLost: a device is lost or its block was left. The world goes on as it was.
         """
         found = _checked(devices)
         present = self._engine.present

@@ -163,6 +163,11 @@ class Rank:
         self.aborting: list[Callable[[], object]] = []
         self.network.nursery.start_soon(self._live, answers)
 
+    def require_open(self) -> None:
+        """Tell who is lost."""
+        if self.lost_for_good:
+            raise DeviceLost(f"{self.name} is lost")
+
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:

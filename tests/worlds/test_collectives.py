@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import GpuRefSealed, GpuRefStale, WorldBroken
+from atomr_accel import DeviceLost, GpuRefSealed, GpuRefStale, WorldBroken
 from atomr_accel.worlds import World, open_world
 
 from ..harness import cpu_only, opened, program
@@ -432,6 +432,10 @@ async def test_a_world_grows_and_shrinks_when_it_is_told_to() -> None:
         assert (await world.all_reduce(x))[0].device == one.name
         said = world.statistics()
         assert (said.epoch, said.breaks, said.phase) == (4, 0, "whole")
+        with pytest.raises(DeviceLost):  # the block of that one was left
+            await world.resize([one, fourth])
+        assert (world.devices, world.epoch) == (devices, 4)
+        assert (await world.all_reduce(x))[0].device == one.name
         for wrong in ([], [one, one]):
             with pytest.raises(ValueError, match=r"at least|twice"):
                 await world.resize(wrong)

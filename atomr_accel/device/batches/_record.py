@@ -230,6 +230,7 @@ class Recording(Collector):
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
         """A buffer that is inside an argument, as the program knows it."""
+        self._particular = True  # a kernel's tensor map is for what begins at 16 bytes
         taken: GpuRef = self.take(ref)
         return taken
 

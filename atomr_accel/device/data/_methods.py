@@ -536,7 +536,7 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             GpuRefStale: of an older generation, or freed.
             OutOfMemory: no room for the second copy that sealing needs.
-            Unsupported: the platform cannot export device memory.
+            Unsupported: the platform cannot export device memory; or a module's variable.
         """
         core = self._core
         block = require_readable(ref, core.memory, "ref", strided=True).base

@@ -17,11 +17,18 @@ import outcome
 import trio
 
 from ..._dtypes import as_dtype
-from ..._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
+from ..._errors import (
+    AccelError,
+    ContextPoisoned,
+    DeviceLost,
+    GpuRefStale,
+    Unsupported,
+    said_of,
+)
 from ...actors._nursery import PlainNursery
 from ...lanes import HostDied
 from ...libraries._arguments import require_readable, require_writable
-from ...memory import Hold, ref_error
+from ...memory import Hold, Kept, ref_error
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
 from .._failures import taken_down
@@ -532,6 +539,11 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
         source = require_readable(ref, core.memory, "ref", strided=True).base
         if source.epoch is core.memory.sealed_epoch:
             return
+        if isinstance(core.memory.owner_of(source), Kept):
+            raise Unsupported(
+                "ref is a variable of a module: sealing moves the content, and kernels would go on "
+                "with what is left behind; seal a copy: device.seal(await device.copy(ref))"
+            )
         if source.holds:
             await core.exports.sweep()
             require_readable(ref, core.memory, "ref", strided=True)

@@ -135,7 +135,8 @@ class Devices(Sequence["Device"]):
             ContextPoisoned: a device has failed before ``x`` was sealed anywhere.
             OutOfMemory: a device has no room for it; nothing is left on the others.
             TypeError: a dtype that device memory cannot hold.
-            Unsupported: a device cannot seal, since its platform cannot export memory.
+            Unsupported: a device cannot seal, since its platform cannot export memory; or ``x`` is
+                a module's variable on one of these devices.
             ValueError: there are no devices in this slice.
             ExceptionGroup: several devices refuse it.
         """

@@ -31,7 +31,7 @@ from .wire._messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...memory import Block, MemoryMap
+    from ...memory import Block
     from .._library import Home
     from .._request import Driver
     from ._resident import Resident
@@ -221,7 +221,7 @@ class Kernel(Facade[D]):
                     f"kernel {self.name!r} has no Python function, so it cannot run on the CPU "
                     f"backend; give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
                 )
-            arguments, reads, writes = self._arguments(args, driver.memory)
+            arguments, reads, writes = self._arguments(args, driver)
             if shape.grid is None:
                 return Submission(None, (), ())
             reads.append(driver.obtain(resident.loaded))
@@ -242,7 +242,7 @@ class Kernel(Facade[D]):
         return Request(KERNELS, self._op_name, prepare)
 
     def _arguments(
-        self, args: tuple[Argument, ...], memory: MemoryMap
+        self, args: tuple[Argument, ...], driver: Driver
     ) -> tuple[tuple[Array | Scalar | Structure | TiledMap, ...], list[Block], list[Block]]:
         positions = self._positions
         if positions is None:
@@ -263,9 +263,9 @@ class Kernel(Facade[D]):
         writes: list[Block] = []
         arguments = tuple(
             [
-                position.array(arg, memory, reads, writes)
+                position.array(arg, driver.memory, reads, writes)
                 if position.pointer
-                else position.value(arg, memory, reads, writes)
+                else position.value(arg, driver, reads, writes)
                 for position, arg in zip(positions, args, strict=True)
             ]
         )

@@ -8,18 +8,17 @@ says itself of which type it is: one of NumPy's, not one of Python's.
 
 from __future__ import annotations
 
-import cmath
 import re
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
-import ml_dtypes
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
 from .._arguments import require_readable, require_writable
+from ._scalars import is_scalar, scalar_for
 from ._structures import is_struct, structure
 from ._tensor_map import TensorMap, takes_tensor_maps
 from .wire._messages import Array, Scalar, Structure, TiledMap
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...memory import Block, MemoryMap
+    from .._request import Driver
 
 _C_TYPES: Final[dict[str, str]] = {
     "bool": "bool",
@@ -127,51 +127,21 @@ class Parameter:
                 should be.
             OverflowError: it does not fit.
         """
-        if not isinstance(value, (bool, int, float, complex, np.generic)):
-            raise TypeError(
-                f"argument {position} must be a scalar for '{self.text}', "
-                f"not {type(value).__name__}"
-            )
         expected = self.dtype
-        if expected is None:
-            if not isinstance(value, np.generic):
+        if expected is not None:
+            return scalar_for(value, expected, f"argument {position}", self.text)
+        if not isinstance(value, np.generic):
+            if not is_scalar(value):
                 raise TypeError(
-                    f"argument {position} is a Python {type(value).__name__}, but the source does "
-                    f"not tell the type of '{self.text}'; pass {_spelled(value)}"
+                    f"argument {position} must be a scalar for '{self.text}', "
+                    f"not {type(value).__name__}"
                 )
-            as_dtype(value.dtype)
-            return value
-        # NumPy makes an object of an int that fits none of its types.
-        kind = "i" if type(value) is int else np.asarray(value).dtype.kind
-        if _RANK.get(kind, 9) > _RANK.get(expected.kind, 3):
             raise TypeError(
-                f"argument {position} is {value!r}, but the kernel declares '{self.text}', "
-                f"which is {expected.name}"
+                f"argument {position} is a Python {type(value).__name__}, but the source does "
+                f"not tell the type of '{self.text}'; pass {_spelled(value)}"
             )
-        if isinstance(value, np.generic) and value.dtype.itemsize > expected.itemsize:
-            raise TypeError(
-                f"argument {position} is a {value.dtype.name}, which is wider than "
-                f"'{self.text}'; convert it with numpy.{expected.name}(...)"
-            )
-        lost: object = None
-        if expected.kind in "iu":
-            limits = np.iinfo(expected)
-            if not limits.min <= int(value) <= limits.max:  # type: ignore[arg-type]
-                lost = f"{limits.min} to {limits.max}"
-        elif not isinstance(value, np.generic):
-            try:
-                with np.errstate(over="ignore"):
-                    narrowed = complex(expected.type(value))
-                if cmath.isfinite(value) and not cmath.isfinite(narrowed):
-                    lost = f"up to {ml_dtypes.finfo(expected).max}"  # type: ignore[no-untyped-call]
-            except OverflowError as error:
-                lost = error
-        if lost is not None:
-            raise OverflowError(
-                f"argument {position} does not fit '{self.text}' ({lost}): {value!r:.40}"
-            )
-        result: np.generic = expected.type(value)
-        return result
+        as_dtype(value.dtype)
+        return value
 
 
 _FORMATS: Final = {
@@ -239,13 +209,13 @@ class Position:
         return Array(block.address, ref.shape, NAMES[ref.dtype])
 
     def value(
-        self, arg: object, memory: MemoryMap, reads: list[Block], writes: list[Block]
+        self, arg: object, driver: Driver, reads: list[Block], writes: list[Block]
     ) -> Scalar | Structure | TiledMap:
         """A number, a struct or a tensor map as the message has it.
 
         Args:
             arg: what the caller gave.
-            memory: where a tensor map's buffer has to be.
+            driver: that of the launch, for a tensor map's buffer.
             reads: gets the block of that, if the kernel only loads from it.
             writes: gets it, if the kernel may store to it.
 
@@ -264,7 +234,7 @@ class Position:
                     f"argument {self._at} is a TensorMap, but the kernel declares "
                     f"'{self.parameter.text}'; it is for 'const __grid_constant__ CUtensorMap'"
                 )
-            return arg._message(memory, self._name, reads, writes)
+            return arg._message(driver, self._name, reads, writes)
         fields = self.parameter.struct
         if fields is not None or is_struct(arg):
             if self.parameter.dtype is not None:
@@ -285,10 +255,6 @@ class Position:
                 f"'{self.parameter.text}' takes {self._size[0]}"
             )
         return Scalar(value.tobytes(), value.dtype.name)
-
-
-_RANK: Final = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2, "c": 3}
-"""Kinds in the order in which a value of one may stand for the next."""
 
 
 def read_kernels(source: str) -> list[str]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import numpy as np
 
+from ..._dtypes import NAMES
+from ._scalars import scalar_for
 from .wire._messages import Structure
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
         kind: a structured dtype, or a ``ctypes.Structure``.
 
     Raises:
-        TypeError: it is neither, or has objects in it.
+        TypeError: it is neither, or has objects, datetimes or bytes in another order in it.
         ValueError: it takes more bytes than a kernel's parameters may.
     """
     if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
@@ -52,6 +54,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
             f"structs[{name!r}] takes {dtype.itemsize} bytes; a kernel's parameters take from 1 to "
             f"{_LARGEST}"
         )
+    _require_ordinary(dtype, f"structs[{name!r}]")
     return dtype
 
 
@@ -105,18 +108,21 @@ def structure(
         name: what to call it in errors.
 
     Raises:
-        TypeError: it is no struct, or one of other fields.
+        TypeError: it is no struct, or one of other fields, or of such as ``structured`` refuses.
         ValueError: it takes other bytes than the parameter.
+        OverflowError: a number does not fit its field.
     """
-    if isinstance(value, ctypes.Structure):
-        found = np.frombuffer(bytes(value), np.dtype(type(value)))[0]
-    elif dtype is not None and isinstance(value, tuple):
+    if dtype is not None and isinstance(value, tuple):
+        there = np.zeros((), dtype)
         try:
-            found = np.array(value, dtype)[()]
+            _put(there, value, "")
         except (TypeError, ValueError) as error:
             raise TypeError(f"{name} takes the fields {dtype}, not {value!r}: {error}") from None
+        except OverflowError as error:
+            raise OverflowError(f"{name} takes the fields {dtype}: {error}") from None
+        found = there[()]
     elif is_struct(value):
-        found = np.asarray(value)[()]
+        found = _found(value)
     else:
         raise TypeError(
             f"{name} is a struct; it takes one of NumPy's (numpy.void of a structured dtype), a "
@@ -126,12 +132,78 @@ def structure(
     actual = found.dtype
     if dtype is not None and not _alike(actual, dtype):
         raise TypeError(f"{name} takes a struct of {dtype}, not of {actual}")
+    if dtype is None:
+        _require_ordinary(actual, name)
     if size is not None and actual.itemsize != size[0]:
         raise ValueError(
             f"{name} takes {size[0]} bytes, but a struct of {actual} has {actual.itemsize}"
         )
     fields = repr(np.lib.format.dtype_to_descr(actual))
     return Structure(found.tobytes(), fields)
+
+
+def _require_ordinary(dtype: np.dtype[Any], name: str, field: str = "") -> None:
+    """A struct has only fields that a kernel reads as they lie.
+
+    Raises:
+        TypeError: it has others.
+    """
+    base = dtype.base
+    if base.fields is not None:
+        for inner, (kind, *_) in base.fields.items():
+            _require_ordinary(kind, name, f"{field}.{inner}" if field else inner)
+    elif base.kind in "mMO":
+        raise TypeError(f"field '{field}' of {name} is {base}, which C++ does not know")
+    elif not base.isnative:
+        raise TypeError(
+            f"field '{field}' of {name} is {base.str}: its bytes are not in the device's order; "
+            f"convert it to {base.newbyteorder('=')}"
+        )
+
+
+def _found(value: np.void | ctypes.Structure) -> Any:
+    """A struct that says itself of which fields it is made, as NumPy has it."""
+    if isinstance(value, ctypes.Structure):
+        return np.frombuffer(bytes(value), np.dtype(type(value)))[0]
+    return np.asarray(value)[()]
+
+
+def _put(there: np.ndarray[Any, Any], value: Any, field: str) -> None:
+    """Fill a field of a struct, numbers by the rules of scalars.
+
+    Args:
+        there: where it lies.
+        value: what the caller gave: numbers, tuples for structs, sequences for arrays.
+        field: its place within the whole struct, for errors.
+
+    Raises:
+        TypeError, ValueError: it is nothing of that kind.
+        OverflowError: a number does not fit.
+    """
+    dtype = there.dtype
+    if isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == there.shape:
+        there[...] = value
+    elif there.ndim:
+        if isinstance(value, (str, bytes)) or not np.iterable(value) or len(value) != len(there):
+            raise TypeError(f"field '{field}' takes {len(there)} values, not {value!r}")
+        for at, item in enumerate(value):
+            _put(there[at : at + 1].reshape(there.shape[1:]), item, f"{field}[{at}]")
+    elif dtype.names is None and (dtype.kind in "biufc" or dtype in NAMES):
+        if isinstance(value, np.ndarray) and not value.ndim:
+            value = value[()]
+        there[...] = scalar_for(value, dtype, f"field '{field}'", field)
+    elif dtype.names is None:
+        there[...] = value
+    elif is_struct(value) and _alike(_found(value).dtype, dtype):
+        there[...] = _found(value)
+    elif isinstance(value, tuple):
+        if len(value) != len(dtype.names):
+            inside = f"field '{field}'" if field else "it"
+            raise TypeError(f"{inside} has {len(dtype.names)} fields, not {len(value)}")
+        for name, item in zip(dtype.names, value, strict=True):
+            _put(there[name], item, f"{field}.{name}" if field else name)
+    else:
+        raise TypeError(f"field '{field}' takes a struct or a tuple, not {value!r}")
 
 
 def _alike(one: np.dtype[Any], other: np.dtype[Any]) -> bool:

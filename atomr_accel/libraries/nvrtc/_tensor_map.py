@@ -14,7 +14,8 @@ from .._arguments import require_readable, require_writable
 from .wire._messages import TiledMap
 
 if TYPE_CHECKING:
-    from ...memory import Block, MemoryMap
+    from ...memory import Block
+    from .._request import Driver
 
 _TENSOR_MAP: Final = (128, 64)
 """Bytes of a ``CUtensorMap``, and how they are aligned at least: ``cuda.h`` has 64 bytes up to
@@ -139,12 +140,12 @@ class TensorMap:
             )
 
     def _message(
-        self, memory: MemoryMap, name: str, reads: list[Block], writes: list[Block]
+        self, driver: Driver, name: str, reads: list[Block], writes: list[Block]
     ) -> TiledMap:
         """It as a message has it.
 
         Args:
-            memory: where the buffer has to be.
+            driver: that of the launch, which knows what the buffer goes by.
             name: what to call it in errors.
             reads: gets the buffer's block, if the kernel only loads from it.
             writes: gets it otherwise.
@@ -153,8 +154,8 @@ class TensorMap:
             ValueError: it does not begin at a multiple of 16 bytes.
             TypeError, ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
-        ref = self.ref
-        block = (require_writable if self.written else require_readable)(ref, memory, name)
+        ref = driver.stand_in(self.ref)
+        block = (require_writable if self.written else require_readable)(ref, driver.memory, name)
         (writes if self.written else reads).append(block)
         if block.offset % _UNIT:  # whole buffers begin at multiples of 256
             raise ValueError(f"{name} begins at byte {block.offset}; TMA wants a multiple of 16")

@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import GpuRefStale, LibraryError, Unsupported
 from atomr_accel.libraries.nvrtc._launching import LaunchWish, geometry
 from atomr_accel.libraries.nvrtc._tensor_map import TensorMap, takes_tensor_maps
 from atomr_accel.libraries.nvrtc.wire._messages import (
@@ -521,3 +521,25 @@ async def test_tensor_maps_are_arrays_to_twins(device: Device) -> None:
         await kernel.launch(1, 128, loads, part, 8)
     with pytest.raises(TypeError, match="a TensorMap is of a GpuRef"):
         TensorMap(data, (4, 8))  # type: ignore[arg-type]
+
+
+@on_shared
+async def test_recordings_replace_the_arrays_of_tensor_maps(device: Device) -> None:
+    if device.backend != "cpu":
+        pytest.skip("the kernel does nothing; a twin does")
+    kernel = await device.nvrtc.compile(COPY, "copy", cpu=copy)
+    source = await device.put(np.arange(32, dtype=np.float32), sealed=True)
+    old, new = await device.zeros(32, np.float32), await device.zeros(33, np.float32)
+    async with device.record(old) as program:
+        loads, stores = TensorMap(source, (16,), written=False), TensorMap(old, (16,))
+        program.launch(kernel, 1, 128, loads, stores, 32)
+    await program.replay(new[:32])
+    assert not (await device.get(old)).any()
+    assert (await device.get(new)).tolist() == [*range(32), 0]
+    with pytest.raises(ValueError, match="begins at a multiple of 16"):
+        await program.replay(new[1:])
+    await program.replay()
+    assert (await device.get(old)).tolist() == [*range(32)]
+    await device.free(old)
+    with pytest.raises(GpuRefStale):
+        await program.replay()

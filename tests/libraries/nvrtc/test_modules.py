@@ -14,6 +14,7 @@ import pytest
 from atomr_accel import CompileError, GpuRefStale, Unsupported
 from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc._signature import is_constant, read_kernels
+from atomr_accel.libraries.nvrtc._structures import structure
 from atomr_accel.libraries.nvrtc.host import _compiler, _includes, _program
 from atomr_accel.libraries.nvrtc.host._linker import kind_of
 from atomr_accel.libraries.nvrtc.wire._messages import Compile, Entry, Part
@@ -63,6 +64,14 @@ class Line(ctypes.Structure):
         ("steps", ctypes.c_int),
         ("offset", ctypes.c_double),
     )
+
+
+class Swapped(ctypes.BigEndianStructure):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_uint8), ("b", ctypes.c_bool))
 
 
 def fill(out: Any, value: Any, n: Any) -> None:
@@ -154,6 +163,42 @@ async def test_structs_that_are_others_are_refused(device: Device) -> None:
         await kernel.launch(1, 32, out, (1, 2, 3), np.zeros((), LINE))
 
 
+FIELDS: Final = np.dtype(
+    [("n", "i4"), ("x", "f4"), ("pairs", [("a", "u1"), ("b", "?")], 2), ("text", "S3")]
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        ((1.5, 0, [(1, 0), (2, 0)], b""), TypeError, "'n' is 1.5, .* which is int32"),
+        (("7", 0, [(1, 0), (2, 0)], b""), TypeError, "'n' must be a scalar for 'n', not str"),
+        ((2**40, 0, [(1, 0), (2, 0)], b""), OverflowError, "argument 1 .*'n' does not fit"),
+        ((1, 1e300, [(1, 0), (2, 0)], b""), OverflowError, r"argument 1 .*'x' does not fit"),
+        ((1, None, [(1, 0), (2, 0)], b""), TypeError, "'x' must be a scalar"),
+        ((1, 1j, [(1, 0), (2, 0)], b""), TypeError, "'x' is 1j"),
+        ((1, np.float64(1), [(1, 0), (2, 0)], b""), TypeError, "wider than 'x'"),
+        ((1, 1, ((1, True), (256, True)), b""), OverflowError, r"'pairs\[1\].a' does not fit"),
+        ((1, 1, ((1, 2), (2, True)), b""), TypeError, r"'pairs\[0\].b' is 2"),
+        ((1, 1, [(1, True)], b""), TypeError, "'pairs' takes 2 values"),
+        ((1, 1, [(1,), (2,)], b""), TypeError, r"'pairs\[0\]' has 2 fields, not 1"),
+        ((1, 1, [np.zeros((), "u1,i8")] * 2, b""), TypeError, r"\[0\]' takes a struct or a tuple"),
+        ((1, 1), TypeError, "it has 4 fields, not 2"),
+    ],
+)
+def test_numbers_in_structs_are_as_others(value: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        structure(value, FIELDS, None, "argument 1 ('F f')")
+
+
+def test_what_fits_a_struct() -> None:
+    value = (np.array(7, "i4"), 3, ((1, True), (2, False)), b"ab")
+    pairs = np.array([(1, True), (2, False)], FIELDS["pairs"].base)
+    for given in (value, (np.int8(7), 3.0, pairs, b"ab"), (7, 3, [pairs[0], Pair(2, 0)], b"ab")):
+        found = structure(given, FIELDS, None, "argument 1")
+        assert found.data == np.array((7, 3, [(1, True), (2, False)], b"ab"), FIELDS).tobytes()
+
+
 @on_shared
 async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
     """Where nobody else does."""
@@ -163,6 +208,9 @@ async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
     assert (await device.get(out)).tolist() == [2, 3]
     with pytest.raises(TypeError, match=r"is a struct|must be a scalar"):
         await kernel.launch(1, 32, out, (1, 1, 2), 2)
+    for swapped in (np.zeros((), LINE.newbyteorder()), Swapped(1, 2)):
+        with pytest.raises(TypeError, match="not in the device's order"):
+            await kernel.launch(1, 32, out, swapped, 2)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +221,8 @@ async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
         ({"Line": np.dtype("f4")}, "must have fields"),
         ({"Line": np.dtype([("a", object)])}, "none of objects"),
         ({3: LINE}, "structs must map"),
+        ({"Line": np.dtype([("a", "i4"), ("b", [("c", ">f8")], 2)])}, r"'b.c' of .*Line.* is >f8"),
+        ({"Line": np.dtype([("a", "M8[s]")])}, "'a' of .* datetime64.*C\\+\\+ does not know"),
     ],
 )
 async def test_what_is_no_struct(device: Device, structs: Any, error: str) -> None:
@@ -207,6 +257,18 @@ async def test_variables_are_buffers(device: Device) -> None:
         batch.launch(kernel, 1, 1, out, at, 3)
     assert await device.get(seen) == 21
     assert await device.get(counter) == 24
+
+
+@on_shared
+async def test_variables_cannot_be_sealed(device: Device) -> None:
+    """That moves the content, and kernels would not find it there."""
+    module = await compiled(device)
+    counter = await module.variable("counter")
+    with pytest.raises(Unsupported, match="ref is a variable of a module"):
+        await device.seal(counter)
+    await device.fill(counter, 7)
+    assert (await device.get(await module.variable("counter"))).tolist() == 7
+    assert (await device.seal(await device.copy(counter))).sealed
 
 
 @on_shared
