@@ -145,6 +145,32 @@ async def test_what_is_no_callback(device: Device) -> None:
         await fft.fft(z, load="window")
 
 
+@pytest.mark.skipif(on_cuda(), reason="calls none there")
+async def test_python_functions_may_write_where_they_read(device: Device) -> None:
+    def doubled(values: Any, offset: Any) -> Any:
+        del offset
+        values *= 2
+        return values
+
+    load = device.fft.callback(of_type(WINDOW, np.complex64), "window", cpu=doubled)
+    x = await device.put(np.ones(4, np.complex64))
+    sealed = await device.put(np.ones(4, np.complex64), sealed=True)
+    for ref in (x, x, sealed, sealed):
+        spectrum = await device.get(await device.fft.fft(ref, load=load))
+        assert list(spectrum) == [8, 0, 0, 0]
+        assert list(await device.get(ref)) == [1, 1, 1, 1]
+
+
+@pytest.mark.skipif(on_cuda(), reason="calls none there")
+async def test_python_functions_give_as_many_elements_as_they_get(device: Device) -> None:
+    x = await device.put(np.ones(4, np.complex64))
+    makers: list[Any] = [lambda _values, _offset: None, lambda values, _offset: values[:2]]
+    for maker in makers:
+        load = device.fft.callback(WINDOW, "window", cpu=maker)
+        with pytest.raises(ValueError, match="the callback 'window' gave .* for 4 elements"):
+            await device.fft.fft(x, load=load)
+
+
 @pytest.mark.skipif(on_cuda(), reason="needs none there")
 async def test_one_without_a_python_function_is_for_cuda(device: Device) -> None:
     z: GpuRef = await device.put(np.ones(8, np.complex64))
