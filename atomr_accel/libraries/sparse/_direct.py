@@ -310,7 +310,8 @@ class DirectSolves(SparsePart[D]):
         Raises:
             LinAlgError: the matrix is singular, or not positive definite, once that is known.
             TypeError: another format or dtype.
-            ValueError: not square, or options that are none.
+            ValueError: not square, or options that are none; on the CPU, indices that are not
+                sorted or there twice.
             LibraryMissing: cuDSS is not installed.
             Unsupported: in a batch or a recording; what cuDSS does not do.
         """
@@ -389,7 +390,7 @@ class DirectSolves(SparsePart[D]):
                 names = ", ".join(map(repr, get_args(known)))
                 raise ValueError(f"{name} must be one of {names}, not {value!r}")
         if threshold is not None:
-            threshold = real(threshold, "pivot_threshold", least=0.0)
+            threshold = real(threshold, "pivot_threshold", least=0.0, most=1.0)
         if epsilon is not None:
             epsilon = real(epsilon, "pivot_epsilon", least=0.0)
         steps = whole(refinement, "refinement", least=0, most=_MOST_STEPS)

@@ -167,7 +167,7 @@ async def test_python_functions_give_as_many_elements_as_they_get(device: Device
     makers: list[Any] = [lambda _values, _offset: None, lambda values, _offset: values[:2]]
     for maker in makers:
         load = device.fft.callback(WINDOW, "window", cpu=maker)
-        with pytest.raises(ValueError, match="the callback 'window' gave .* for 4 elements"):
+        with pytest.raises(ValueError, match=r"the callback 'window' gave .* for 4 elements"):
             await device.fft.fft(x, load=load)
 
 

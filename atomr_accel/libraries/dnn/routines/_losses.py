@@ -284,9 +284,7 @@ class _Entropy:
         self._index = target.dtype.name
         self._reduction = _reduction(reduction)
         self._ignore = whole(ignore_index, "ignore_index")
-        self._smoothing = real(label_smoothing, "label_smoothing", least=0)
-        if self._smoothing > 1:
-            raise ValueError(f"label_smoothing must be from 0 to 1, not {label_smoothing}")
+        self._smoothing = real(label_smoothing, "label_smoothing", least=0, most=1)
 
     def scratch(self, *, gradient: bool) -> int:
         """How many numbers it needs."""
