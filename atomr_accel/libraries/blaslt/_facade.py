@@ -16,7 +16,7 @@ from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
 from ..wire._options import flag, whole
 from ..wire._recent import Recent
-from ._overloads import matmul_op
+from ._overloads import Anything, matmul_op
 from ._product import Operands, Options, check
 from .wire._messages import Heuristic, Tune
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...memory import MemoryMap
     from .._library import Home
     from .._request import Driver
-    from ._overloads import Anything, Results
+    from ._overloads import Results
     from ._product import Product
     from .wire._layout import Layout
     from .wire._plan import Plan, PlanKey
@@ -271,7 +271,7 @@ class BlasLt(Facade[D]):
         Args:
             a: as for ``matmul``.
             b: as for ``matmul``.
-            options: as for ``matmul``.
+            options: as for ``matmul``, but ``autotune`` and ``algorithm``.
 
         Returns:
             Numbers for ``matmul(algorithm=)``, each once.
@@ -279,6 +279,9 @@ class BlasLt(Facade[D]):
         Raises:
             ValueError, TypeError, Unsupported: as for ``matmul``.
         """
+        for name in options:
+            if name not in Anything.__optional_keys__:
+                raise TypeError(f"algorithms takes no {name!r}")
         operands, chosen = _read(a, b, **options)
         alpha, beta = options.get("alpha", 1.0), options.get("beta", 0.0)
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha

@@ -42,8 +42,8 @@ WithTwo = (
 """Epilogues with a second one."""
 
 
-class Others(TypedDict, total=False):
-    """The options that do not change how many results there are."""
+class _Product(TypedDict, total=False):
+    """The options that tell a product, but how many results there are."""
 
     out: GpuRef | None
     c: GpuRef | None
@@ -62,12 +62,17 @@ class Others(TypedDict, total=False):
     layout_a: Layout | None
     layout_b: Layout | None
     layout_out: Layout | None
+
+
+class Others(_Product, total=False):
+    """The options that do not change how many results there are."""
+
     autotune: bool
     algorithm: int | None
 
 
-class Anything(Others, total=False):
-    """All options."""
+class Anything(_Product, total=False):
+    """All options but those that choose an algorithm."""
 
     epilogue: str | None
     amax: bool

@@ -85,10 +85,11 @@ class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
 
         Vendor function: ``cufftXtSetJITCallback`` (cuFFT 11.4). It is compiled with NVRTC and
         linked into the transform's kernels when a plan is made with it, so no pass over memory
-        is added. Transforms with callbacks are those that cuFFT does in one piece: of float32,
-        float64, complex64 or complex128 as they are, not padded, and with a norm that does not
-        scale, which is ``"forward"`` for inverse ones. Complex-to-real ones load a copy, in which
-        imaginary parts that cannot be any are 0; they are not cropped either.
+        is added. ``fft``, ``ifft``, ``rfft``, ``irfft`` and their like of two and more axes take
+        it where cuFFT does all in one piece: of float32, float64, complex64 or complex128 as they
+        are, not padded, along up to three axes, of which the others are neighbours, and with a
+        norm that does not scale, which is ``"forward"`` for inverse ones. Complex-to-real ones
+        load a copy, in which imaginary parts that cannot be any are 0; they are not cropped either.
 
         Args:
             source: CUDA C++ with one of these functions, T being ``cufftComplex``,

@@ -228,9 +228,13 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
-        return self._transform("fft2", "fft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "fft2", "fft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def ifft2(
@@ -242,9 +246,13 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
-        return self._transform("ifft2", "ifft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "ifft2", "ifft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def rfft2(
@@ -256,9 +264,13 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
-        return self._transform("rfft2", "rfft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "rfft2", "rfft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def irfft2(
@@ -270,9 +282,13 @@ class Transforms(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
     ) -> Request[GpuRef]:
         """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
-        return self._transform("irfft2", "irfft", a, s, axes, norm, out, half=half)
+        return self._transform(
+            "irfft2", "irfft", a, s, axes, norm, out, half=half, load=load, store=store
+        )
 
     @op
     def fftn(

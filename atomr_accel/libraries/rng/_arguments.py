@@ -250,7 +250,7 @@ def whole_trials(n: Any, name: str = "n") -> int:
         TypeError: it is no integer.
         ValueError: it is negative.
     """
-    count = whole(n, "n")
+    count = whole(n, name)
     if count < 0:
         raise ValueError(f"{name} must not be negative, but is {count}")
     return count

@@ -92,7 +92,8 @@ class SparseLU(Facade[D]):
         Args:
             b: shape (n,) or (n, k), the matrix's dtype. Right sides by columns, as ``y.T`` is,
                 need no copy.
-            trans: "T" for the transpose of the matrix, "H" for its conjugate.
+            trans: "N" for the matrix as it is, "T" for its transpose, "H" for the conjugate of
+                that: SciPy's letters, and no others.
 
         Returns:
             The solutions, of the shape of ``b``, by columns if ``b`` is.
@@ -102,8 +103,8 @@ class SparseLU(Facade[D]):
             ValueError: another shape, or another ``trans``.
             GpuRefStale: the device was rebuilt since the factorization, or a ref is stale.
             LinAlgError: the last ``refactorize`` failed.
-            Unsupported: in a recording; what cuDSS does not do, such as a transpose of some kinds
-                of matrices.
+            Unsupported: in a recording; "H" of a complex ``csc`` matrix; what cuDSS does not do,
+                such as a transpose of some kinds of matrices.
         """
         return self._in_steps("solve", self._factors.solving(b, trans))
 
@@ -223,7 +224,7 @@ class Factors:
         taken = _TRANS[trans]
         if self._by_columns:  # what was factorized is the transpose
             if taken == 2 and self.matrix.dtype.kind == "c":
-                raise ValueError(
+                raise Unsupported(
                     "a complex csc matrix is not taken conjugated; convert it with tocsr"
                 )
             taken = 0 if taken else 1
@@ -310,7 +311,8 @@ class DirectSolves(SparsePart[D]):
         Raises:
             LinAlgError: the matrix is singular, or not positive definite, once that is known.
             TypeError: another format or dtype.
-            ValueError: not square, or options that are none.
+            ValueError: not square, or options that are none; on the CPU, indices that are not
+                sorted or there twice.
             LibraryMissing: cuDSS is not installed.
             Unsupported: in a batch or a recording; what cuDSS does not do.
         """
@@ -389,7 +391,7 @@ class DirectSolves(SparsePart[D]):
                 names = ", ".join(map(repr, get_args(known)))
                 raise ValueError(f"{name} must be one of {names}, not {value!r}")
         if threshold is not None:
-            threshold = real(threshold, "pivot_threshold", least=0.0)
+            threshold = real(threshold, "pivot_threshold", least=0.0, most=1.0)
         if epsilon is not None:
             epsilon = real(epsilon, "pivot_epsilon", least=0.0)
         steps = whole(refinement, "refinement", least=0, most=_MOST_STEPS)

@@ -161,6 +161,10 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
         kind = given.dtype if dtype is None else as_dtype(dtype)
         if kind.name not in FLOATS:
             raise TypeError(f"dtype is {kind.name}; it must be one of {', '.join(FLOATS)}")
+        if given.dtype.kind == "c" and kind.kind != "c":
+            raise TypeError(
+                f"the array is {given.dtype.name}, of which {kind.name} has no imaginary parts"
+            )
         arrays = (*made.parts[:-1], made.parts[-1].astype(kind))
         *offsets, indices, data = [await moving.put(each, sealed=sealed) for each in arrays]
         return EllRef(form, tuple(given.shape), made.nnz, size, data, indices, *offsets)

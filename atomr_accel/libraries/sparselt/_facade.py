@@ -71,6 +71,7 @@ _STRUCTURED: Final = {1: 32, 2: 16, 4: 8}
 _DENSE: Final = {1: 16, 2: 8, 4: 4}
 """What extents are multiples of, by the bytes of an element."""
 _ALIGNMENT: Final = 16
+_WHY: Final = f"cuSPARSELt reads {_ALIGNMENT} bytes at a time"
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]
 
@@ -139,7 +140,7 @@ class SparseLt(Facade[D]):
             target = require_writable(made, driver.memory, "out")
             require_dtype(made, a.dtype, "out", "a")
             require_shape(made, a.shape, "out")
-            require_alignment(made, _ALIGNMENT, "out", "cuSPARSELt")
+            require_alignment(made, _ALIGNMENT, "out", _WHY)
             require_no_alias("prune", [("out", made)], [("a", a)])
             message = Prune(matrix, alg, source.address, target.address)
             return Submission(message, (source,), (target,), made)
@@ -323,7 +324,7 @@ class SparseLt(Facade[D]):
                 named.append(("bias", bias))
             require_no_alias("matmul", [("out", made)], named, in_place=(("out", "c"),))
             for name, ref in (*named, ("out", made)):
-                require_alignment(ref, _ALIGNMENT, name, "cuSPARSELt")
+                require_alignment(ref, _ALIGNMENT, name, _WHY)
             spec = Spec(
                 Structured(*a.shape, NAMES[a.dtype]),
                 *(right, adding, result),
@@ -355,7 +356,7 @@ class SparseLt(Facade[D]):
         if a.ndim != 2:
             raise ValueError(f"a must have two dimensions, not shape {a.shape}")
         block = require_readable(a, driver.memory, "a")
-        require_alignment(a, _ALIGNMENT, "a", "cuSPARSELt")
+        require_alignment(a, _ALIGNMENT, "a", _WHY)
         _require_multiples(a.shape, _STRUCTURED[a.dtype.itemsize], "a", a.dtype)
         rows, columns = a.shape
         return Structured(rows, columns, NAMES[a.dtype]), block
@@ -396,7 +397,13 @@ def _dense(ref: GpuRef, name: str) -> Dense:
     if len(found.shape) != 2:
         raise ValueError(f"{name} must have two dimensions, not shape {ref.shape}")
     multiple = _DENSE[ref.dtype.itemsize]
-    _require_multiples((*ref.shape, found.ld), multiple, name, ref.dtype)
+    _require_multiples(ref.shape, multiple, name, ref.dtype)
+    if found.ld % multiple:
+        lines = "rows" if found.by_rows else "columns"
+        raise ValueError(
+            f"{name} of {ref.dtype.name} is a view whose {lines} begin {found.ld} elements apart, "
+            f"which must be a multiple of {multiple}: copy it first"
+        )
     rows, columns = ref.shape
     return Dense(rows, columns, found.ld, found.by_rows, NAMES[ref.dtype])
 

@@ -56,6 +56,7 @@ def real(
     name: str,
     *,
     least: float | None = None,
+    most: float | None = None,
     below: float | None = None,
     finite: bool = True,
 ) -> float:
@@ -65,6 +66,7 @@ def real(
         value: what the caller gave.
         name: of the argument.
         least: the smallest that it may be.
+        most: the largest.
         below: what it has to be less than.
         finite: whether infinities and NaN are none.
 
@@ -76,9 +78,12 @@ def real(
     if (
         (finite and not math.isfinite(number))
         or (least is not None and not number >= least)
+        or (most is not None and not number <= most)
         or (below is not None and not number < below)
     ):
-        limits = [] if least is None else [f"at least {least:g}"]
+        limits = ["finite"] if finite and math.isinf(number) else []
+        limits += [] if least is None else [f"at least {least:g}"]
+        limits += [] if most is None else [f"at most {most:g}"]
         limits += [] if below is None else [f"below {below:g}"]
         raise ValueError(f"{name} must be {' and '.join(limits) or 'finite'}, not {number}")
     return number

@@ -486,6 +486,15 @@ async def test_type_checkers_know_how_many_results_there_are(device: Device) -> 
     assert len(both) == 2
 
 
+async def test_algorithms_are_those_of_a_product(device: Device) -> None:
+    a = await device.put(np.ones((16, 16), np.float32))
+    assert await device.blaslt.algorithms(a, a, alpha=2, beta=1, c=a, amax=False, bias=None)
+    asked: Any = device.blaslt.algorithms
+    for name, value in (("foo", 1), ("algorithm", 99), ("autotune", True)):
+        with pytest.raises(TypeError, match=f"algorithms takes no '{name}'"):
+            await asked(a, a, **{name: value})
+
+
 async def test_a_batch_takes_an_algorithm_that_is_known(device: Device) -> None:
     a = await device.put(np.ones((16, 16), np.float32))
     number = (await device.blaslt.algorithms(a, a, epilogue="relu"))[-1]

@@ -280,6 +280,10 @@ def test_what_is_no_real_number(value: Any, error: type[Exception]) -> None:
 def test_ranges_are_in_the_message() -> None:
     with pytest.raises(ValueError, match=r"^x must be at least 0 and below 1, not 1.0$"):
         _options.real(1.0, "x", least=0, below=1)
+    with pytest.raises(ValueError, match=r"^x must be at least 0 and at most 1, not 2.0$"):
+        _options.real(2, "x", least=0, most=1)
+    with pytest.raises(ValueError, match=r"^x must be finite and at least 0, not inf$"):
+        _options.real(math.inf, "x", least=0)
     with pytest.raises(ValueError, match=r"^x must be finite, not nan$"):
         _options.real(math.nan, "x")
     assert math.isnan(_options.real(math.nan, "x", finite=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,10 @@ CALLS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("ifft", "complex64", "complex64", {"norm": "forward"}),
     ("rfft", "float64", "complex128", {}),
     ("irfft", "complex64", "float32", {"n": 12, "norm": "forward"}),
+    ("fft2", "complex64", "complex64", {}),
+    ("ifft2", "complex128", "complex128", {"norm": "forward"}),
+    ("rfft2", "float64", "complex128", {}),
+    ("irfft2", "complex64", "float32", {"s": (5, 12), "norm": "forward"}),
     ("fftn", "complex64", "complex64", {}),
     ("ifftn", "complex128", "complex128", {"norm": "forward"}),
     ("rfftn", "float32", "complex64", {}),
@@ -125,10 +130,26 @@ async def test_what_is_not_done_in_one_piece_is_refused(device: Device) -> None:
         lambda: fft.rfft(x, 16, store=load),
         lambda: fft.irfft(z, norm="ortho", load=load),
         lambda: fft.fftn(z, axes=(0, 0), load=load),
+        lambda: fft.fft2(z, (4, 16), load=load),
+        lambda: fft.fft(z.reshape(2, 4, 4), axis=1, load=load),
     ]
     for call in calls:
         with pytest.raises(Unsupported, match=r"callbacks"):
             await call()
+
+
+async def test_along_up_to_three_axes_where_the_others_are_neighbours(device: Device) -> None:
+    load = device.fft.callback(of_type(WINDOW, np.complex64), "window", cpu=window)
+    z = await device.put(np.ones((2, 4, 3, 4), np.complex64))
+    for axes in itertools.chain(*(itertools.combinations(range(4), count) for count in (1, 2, 3))):
+        others = [axis for axis in range(4) if axis not in axes]
+        if others[-1] - others[0] < len(others):
+            await device.fft.fftn(z, axes=axes, load=load)
+        else:
+            with pytest.raises(Unsupported, match="along axes that one plan takes"):
+                await device.fft.fftn(z, axes=axes, load=load)
+    with pytest.raises(Unsupported, match="callbacks"):
+        await device.fft.fftn(z, load=load)
 
 
 async def test_what_is_no_callback(device: Device) -> None:
@@ -143,6 +164,32 @@ async def test_what_is_no_callback(device: Device) -> None:
         fft.callback(WINDOW, "window", cpu=3)
     with pytest.raises(TypeError, match=r"load must be what device\.fft\.callback makes, not str"):
         await fft.fft(z, load="window")
+
+
+@pytest.mark.skipif(on_cuda(), reason="calls none there")
+async def test_python_functions_may_write_where_they_read(device: Device) -> None:
+    def doubled(values: Any, offset: Any) -> Any:
+        del offset
+        values *= 2
+        return values
+
+    load = device.fft.callback(of_type(WINDOW, np.complex64), "window", cpu=doubled)
+    x = await device.put(np.ones(4, np.complex64))
+    sealed = await device.put(np.ones(4, np.complex64), sealed=True)
+    for ref in (x, x, sealed, sealed):
+        spectrum = await device.get(await device.fft.fft(ref, load=load))
+        assert list(spectrum) == [8, 0, 0, 0]
+        assert list(await device.get(ref)) == [1, 1, 1, 1]
+
+
+@pytest.mark.skipif(on_cuda(), reason="calls none there")
+async def test_python_functions_give_as_many_elements_as_they_get(device: Device) -> None:
+    x = await device.put(np.ones(4, np.complex64))
+    makers: list[Any] = [lambda _values, _offset: None, lambda values, _offset: values[:2]]
+    for maker in makers:
+        load = device.fft.callback(WINDOW, "window", cpu=maker)
+        with pytest.raises(ValueError, match=r"the callback 'window' gave .* for 4 elements"):
+            await device.fft.fft(x, load=load)
 
 
 @pytest.mark.skipif(on_cuda(), reason="needs none there")

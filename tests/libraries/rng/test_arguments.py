@@ -120,6 +120,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("geometric", (1e-9,), {}, Unsupported, "a table of .* entries"),
     ("geometric", (0.01,), {"dtype": "uint8"}, ValueError, "which uint8 does not hold"),
     ("negative_binomial", (0, 0.5), {}, ValueError, "n must be more than 0"),
+    ("hypergeometric", (1.5, 2, 1), {}, TypeError, "ngood must be a whole number"),
     ("hypergeometric", (5, -1, 3), {}, ValueError, "nbad must not be negative"),
     ("hypergeometric", (5, 1, 7), {}, ValueError, "at most ngood \\+ nbad, which is 6, but is 7"),
     ("multivariate_normal", ([1.0], [[1.0, 0.0]]), {}, ValueError, r"\(1,\) and \(1, 2\)"),

@@ -86,6 +86,10 @@ async def test_matrices_of_padded_rows_are_multiplied_as_they_are(device: Device
         await device.sparse.put_sliced_ell(sparse.csr_array((0, 3)))
     with pytest.raises(TypeError, match="int8"):
         await put(MATRIX, 1, dtype=np.int8)
+    turned: Any = MATRIX * 1j
+    for call in (put, device.sparse.put_sliced_ell):
+        with pytest.raises(TypeError, match="complex128, of which float64 has no imaginary parts"):
+            await call(turned, 1, dtype=np.float64)
     x = await device.put(np.ones((3, 3)))
     sliced = await device.sparse.put_sliced_ell(MATRIX)
     with pytest.raises(ValueError, match="vectors only"):

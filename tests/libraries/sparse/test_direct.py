@@ -104,6 +104,8 @@ async def test_what_is_refused(device: Device) -> None:
         await sparse.splu(a, triangle="lower")
     with pytest.raises(ValueError, match="refinement"):
         await sparse.splu(a, refinement=-1)
+    with pytest.raises(ValueError, match="pivot_threshold must be at least 0 and at most 1"):
+        await sparse.splu(a, pivot_threshold=2)
     lu = await sparse.splu(a)
     assert lu.shape == (3, 3)
     assert repr(lu).startswith("<SparseLU of <SparseRef csr 3x3 float64")
@@ -121,8 +123,20 @@ async def test_what_is_refused(device: Device) -> None:
         await lu.refactorize(lu.matrix.data)  # type: ignore[arg-type]
     complex_csc = await sparse.put(MATRIX.astype(complex).tocsc())
     lu = await sparse.splu(complex_csc)
-    with pytest.raises(ValueError, match="tocsr"):
+    with pytest.raises(Unsupported, match="tocsr"):
         await lu.solve(await device.put(np.ones(3, complex)), "H")
+
+
+@pytest.mark.skipif(on_cuda(), reason="cuDSS is not asked to look")
+async def test_places_that_are_there_twice_are_told(device: Device) -> None:
+    starts, data = await device.put(np.array([0, 2, 3])), await device.put(np.ones(3))
+    for places in ([0, 0, 1], [1, 0, 1]):
+        a = device.sparse.csr_array((data, await device.put(np.array(places)), starts), (2, 2))
+        for b in (a, a.T):
+            with pytest.raises(
+                ValueError, match="a has indices that are not sorted, or there twice"
+            ):
+                await device.sparse.splu(b)
 
 
 @pytest.mark.slow

@@ -111,6 +111,11 @@ async def test_what_is_refused(device: Device) -> None:
         await lt.matmul(compressed, a)
     with pytest.raises(ValueError, match="multiples of 8"):
         await lt.matmul(compressed, await device.zeros((96, 4), np.float16))
+    wide, long = await device.zeros((96, 20), np.float16), await device.zeros((72,), np.float16)
+    with pytest.raises(ValueError, match="b of float16 is a view whose rows begin 20 elements"):
+        await lt.matmul(compressed, wide[:, :16])
+    with pytest.raises(ValueError, match="but cuSPARSELt reads 16 bytes at a time, so it must"):
+        await lt.matmul(compressed, b, bias=long[2:66])
     with pytest.raises(TypeError, match="float32"):
         await lt.matmul(compressed, b, dtype=np.float32)
     with pytest.raises(ValueError, match="beta"):

@@ -97,7 +97,7 @@ class CudaLosses:
         mean, each = message.reduction == "mean", message.reduction == "none"
         sizes = (steps, batch, classes, message.size, message.width, message.blank)
         how = struct.pack("<9q", *sizes, mean, each, message.zero_infinity)
-        costs = self._asked(message, at, how) if message.vendor else 0
+        costs = self._asked(message, at, how) if message.vendor and batch else 0
         states = at["scratch"] + batch * _size(compute)
         written = at["y"] if each else at["scratch"]
         kinds = (compute, dtype if each else compute, dtype, index)

@@ -31,6 +31,8 @@ class Losses(DnnPart[D]):
     cuDNN has no cross-entropy. On CUDA kernels of this package compute losses, in float32, or
     float64 for float64, and the same each time.
 
+    Of an empty batch the mean is NaN, the sum 0.
+
     They raise ValueError for shapes and numbers that do not fit, and on the CPU for classes and
     lengths that are out of range; on CUDA what would be read by these is not, and NaN. They raise
     TypeError for dtypes that do not fit, or what is no ref; ``GpuRefStale`` for a ref of an older
@@ -265,11 +267,9 @@ class _Entropy:
         require_readable(target, memory, "target")
         require_float(x, "x")
         _require_index(target, "target")
-        if not x.ndim or 0 in x.shape:
-            raise ValueError(
-                f"x has classes, and a batch before them, none of them 0, not {x.shape}"
-            )
         axis = min(1, x.ndim - 1)
+        if not x.ndim or not x.shape[axis]:
+            raise ValueError(f"x has classes, and a batch before them; its shape is {x.shape}")
         self.rows = (*x.shape[:axis], *x.shape[axis + 1 :])
         require_shape(target, self.rows, "target")
         self.inputs = {"x": x, "target": target}
@@ -284,9 +284,7 @@ class _Entropy:
         self._index = target.dtype.name
         self._reduction = _reduction(reduction)
         self._ignore = whole(ignore_index, "ignore_index")
-        self._smoothing = real(label_smoothing, "label_smoothing", least=0)
-        if self._smoothing > 1:
-            raise ValueError(f"label_smoothing must be from 0 to 1, not {label_smoothing}")
+        self._smoothing = real(label_smoothing, "label_smoothing", least=0, most=1)
 
     def scratch(self, *, gradient: bool) -> int:
         """How many numbers it needs."""
@@ -340,9 +338,9 @@ class _Classification:
                 raise TypeError(
                     f"{name} has dtype {ref.dtype.name}, but targets has {targets.dtype.name}"
                 )
-        if log_probs.ndim != 3 or 0 in log_probs.shape:
+        if log_probs.ndim != 3 or 0 in log_probs.shape[::2]:
             raise ValueError(
-                "log_probs has shape (steps, batch, classes), none of them 0, not "
+                "log_probs has shape (steps, batch, classes), with steps and classes, not "
                 f"{log_probs.shape}"
             )
         steps, batch, classes = log_probs.shape

@@ -300,15 +300,16 @@ class _Pooling:
         for size, taps, step, extra in zip(image.shape[2:], sizes, moves, around, strict=True):
             if 2 * extra > taps:
                 raise ValueError(f"padding {extra} is more than half of a window of {taps}")
-            if size + 2 * extra < taps:
-                raise ValueError(
-                    f"a window of {taps} does not fit into {size} elements with padding {extra}"
-                )
             room = size + 2 * extra - taps
             count = room // step + 1
             if ceil and room % step and count * step < size + extra:
                 self.partial = True
                 count += 1
+            if count < 1:
+                raise ValueError(
+                    f"a window of {taps} in steps of {step} does not fit into {size} elements "
+                    f"with padding {extra}"
+                )
             places.append(count)
         shape = (*image.shape[:2], *places)
         last = is_last(layout, len(shape))

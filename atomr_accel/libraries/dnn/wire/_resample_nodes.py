@@ -100,15 +100,15 @@ def _windows(space: tuple[int, ...], attributes: Attributes) -> tuple[Axis, ...]
         if max(before, after) >= taps:
             raise ValueError(f"resample: padding {before}, {after} is not below a window of {taps}")
         room = size + before + after - taps
-        if room < 0:
-            raise ValueError(
-                f"resample: a window of {taps} does not fit into {size} elements with padding "
-                f"{before}, {after}"
-            )
         places = room // step + 1
         # One more, which is not all inside, if it begins before the image ends.
         if attributes["ceil_mode"] and room % step and places * step < size + before:
             places += 1
+        if places < 1:
+            raise ValueError(
+                f"resample: a window of {taps} in steps of {step} does not fit into {size} "
+                f"elements with padding {before}, {after}"
+            )
         axes.append(Axis("window", size, places, taps, step, before, after))
     return tuple(axes)
 

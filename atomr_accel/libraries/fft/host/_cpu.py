@@ -125,8 +125,14 @@ def _hooked(hook: Hook | None, values: _Array) -> _Array:
     import cloudpickle  # which few programs need
 
     function = cloudpickle.loads(hook.function)
-    made = function(values.ravel(), np.arange(values.size))
-    return np.asarray(made, values.dtype).reshape(values.shape)
+    # Of its own: it may write there, and what is loaded is the program's.
+    made = np.asarray(function(values.flatten(), np.arange(values.size)))
+    if made.size != values.size or made.dtype.kind not in "biufc":
+        raise ValueError(
+            f"the callback {hook.name!r} gave {made.dtype.name} of shape {made.shape} "
+            f"for {values.size} elements of {values.dtype.name}"
+        )
+    return made.astype(values.dtype, copy=False).reshape(values.shape)
 
 
 def _joined(pairs: _Array) -> _Array:

@@ -54,7 +54,10 @@ class CpuDirect:
         self._factors.pop(message.number, None)
         if not system.matrix.shape[0]:
             return
-        matrix = _whole(system, matrix_at(self._context, system.matrix, message.parts))
+        stored = matrix_at(self._context, system.matrix, message.parts)
+        if not stored.has_canonical_format:
+            raise ValueError("a has indices that are not sorted, or there twice")
+        matrix = _whole(system, stored)
         solver = _factorized(system, matrix)
         self._factors[message.number] = _Factors(system, matrix, solver)
 

@@ -50,6 +50,28 @@ async def test_a_place_that_begins_behind_the_image_is_none(device: Device) -> N
     np.testing.assert_array_equal(await device.get(padded), [[[0, 2.5, 5.5, 8.5]]])
 
 
+async def test_windows_larger_than_the_padded_image(device: Device) -> None:
+    """There is a place if less than a step is missing."""
+    dnn = device.dnn
+    x = await device.put(np.array([[[3, 1, 5]]], FLOAT))
+    one = await device.put(np.ones((1, 1, 1), FLOAT))
+    pooled = await dnn.max_pool(x, 6, padding=1, ceil_mode=True)
+    calls: list[tuple[Any, list[float]]] = [
+        (dnn.max_pool(x, 4, ceil_mode=True), [5]),
+        (dnn.avg_pool(x, 4, ceil_mode=True), [3]),
+        (dnn.avg_pool(x, 6, padding=1, ceil_mode=True), [9 / 5]),
+        (dnn.avg_pool(x, 6, padding=1, ceil_mode=True, count_include_pad=False), [3]),
+        (dnn.max_pool_grad(one, pooled, x, 6, padding=1, ceil_mode=True), [0, 0, 1]),
+        (dnn.avg_pool_grad(one, x.shape, 6, padding=1, ceil_mode=True), [0.2] * 3),
+    ]
+    for call, expected in calls:
+        got = await device.get(await call)
+        np.testing.assert_allclose(got, np.array([[expected]], FLOAT), rtol=1e-6)
+    for stride, ceil in ((4, False), (1, True), (3, True)):
+        with pytest.raises(ValueError, match=r"a window of 6 .* does not fit"):
+            await dnn.max_pool(x, 6, stride=stride, ceil_mode=ceil)
+
+
 async def test_in_batches_recordings_and_given_buffers(device: Device) -> None:
     host = seeds.rng().standard_normal((2, 3, 6, 5)).astype(FLOAT)
     x = await device.put(host)

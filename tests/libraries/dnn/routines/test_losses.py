@@ -129,6 +129,33 @@ async def test_in_batches_recordings_and_given_buffers(device: Any) -> None:
     np.testing.assert_array_equal(await device.get(recorded), await device.get(dx))
 
 
+@pytest.mark.parametrize(("reduction", "loss"), [("none", []), ("sum", 0), ("mean", np.nan)])
+async def test_an_empty_batch(device: Any, reduction: str, loss: Any) -> None:
+    """As PyTorch has it."""
+    dnn = device.dnn
+    none, flat, rows = [await device.zeros(shape, np.int32) for shape in ((0,), (2, 0), (0, 3))]
+    scores, planes, logs = [
+        await device.zeros(shape, FLOAT) for shape in ((0, 3), (2, 3, 0), (4, 0, 3))
+    ]
+    sequences = (logs, rows, none, none)
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("cross_entropy", (scores, none), {"label_smoothing": 0.1}),
+        ("cross_entropy", (scores, none, await device.full((3,), 1, FLOAT)), {}),
+        ("cross_entropy", (planes, flat), {}),
+        ("ctc_loss", sequences, {}),
+        ("ctc_loss", (logs, none, none, none), {"zero_infinity": True}),
+        ("ctc_loss", sequences, {"cudnn": True}),
+    ]
+    for name, refs, options in calls:
+        y = await getattr(dnn, name)(*refs, **options, reduction=reduction)
+        shape = (2, 0) if refs[0] is planes and reduction == "none" else np.shape(loss)
+        expected = np.array(loss, FLOAT).reshape(shape)
+        np.testing.assert_array_equal(await device.get(y), expected, strict=True)
+        grad = await getattr(dnn, f"{name}_grad")(y, *refs, **options, reduction=reduction)
+        assert (grad.shape, grad.dtype) == (refs[0].shape, FLOAT)
+        await device.get(grad)
+
+
 async def test_nobody_reads_beyond(device: Any) -> None:
     """The CPU says what is wrong; on CUDA it is NaN."""
     dnn = device.dnn
@@ -180,6 +207,7 @@ async def test_bad_arguments(device: Any) -> None:
     target = await device.put(np.zeros(2, np.int64))
     small = await device.put(np.zeros(2, np.int32))
     three = await device.put(np.zeros(3))
+    none = await device.put(np.zeros((2, 0), FLOAT))
     logs = await device.put(np.zeros((4, 2, 3), FLOAT))
     rows = await device.put(np.zeros((2, 2), np.int32))
     calls: Any = (
@@ -191,7 +219,8 @@ async def test_bad_arguments(device: Any) -> None:
         (TypeError, "weight has dtype", lambda: dnn.cross_entropy(x, target, three)),
         (ValueError, "reduction must", lambda: dnn.cross_entropy(x, target, reduction="max")),
         (ValueError, "label_smoothing", lambda: dnn.cross_entropy(x, target, label_smoothing=2)),
-        (ValueError, "none of them 0", lambda: dnn.cross_entropy(x[:0], target[:0])),
+        (ValueError, "x has classes", lambda: dnn.cross_entropy(none, target)),
+        (ValueError, "steps and classes", lambda: dnn.ctc_loss(logs[:0], rows, small, small)),
         (ValueError, "out is float32", lambda: dnn.cross_entropy(x, target, out=x)),
         (ValueError, "grad", lambda: dnn.cross_entropy_grad(x, x, target)),
         (ValueError, "log_probs has shape", lambda: dnn.ctc_loss(x, rows, small, small)),
