@@ -10,6 +10,7 @@ import numpy as np
 import trio
 
 from .._errors import said_of
+from ..actors._util import check_number, check_whole
 from ..libraries._request import perform
 from ..libraries.nvrtc._kernel import Kernel
 from ..libraries.nvrtc._launching import LaunchWish, geometry
@@ -93,11 +94,21 @@ async def compare(
 
     Raises:
         AssertionError: they are further apart; or one of them has changed what is ``const``.
-        TypeError: an argument is nothing of that kind.
-        ValueError: the kernel has no function.
+        TypeError: an argument is nothing of that kind; or a ``GpuRef`` or ``TensorMap``, since
+            buffers are made here.
+        ValueError: the kernel has no function; ``rounds`` is less than 1, or a tolerance less than
+            0.
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"compare takes a kernel, of device.nvrtc, not {said_of(kernel)}")
+    check_whole("rounds", rounds)
+    if rounds < 1:
+        raise ValueError(f"rounds must be 1 at least, not {rounds}")
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if tolerance is not None:
+            check_number(name, tolerance)
+            if not tolerance >= 0:
+                raise ValueError(f"{name} must be 0 at least, not {tolerance}")
     if kernel.twin is None:
         raise ValueError(f"kernel {kernel.name!r} has no function: give one as cpu=")
     wish = LaunchWish(shared, elements, cluster, cooperative)
@@ -116,7 +127,9 @@ def _contents(
 ) -> list[Any]:
     """The arguments of one round, arrays for buffers."""
     if any(isinstance(arg, TensorMap | GpuRef) for arg in args):
-        raise TypeError("compare makes buffers itself: it takes shapes and arrays, no GpuRef")
+        raise TypeError(
+            "compare makes buffers itself: it takes shapes and arrays, no GpuRef or TensorMap"
+        )
     parameters = kernel.parameters
     if parameters is None:
         return [*args]
@@ -167,7 +180,7 @@ async def _both(
         for name, variable in resident.variables.items()
     }
     shared = {name: np.array(await device.get(ref)) for name, ref in variables.items()}
-    messages, _, _ = kernel._arguments(tuple(refs), device._core.memory)
+    messages, _, _ = kernel._arguments(tuple(refs), core.first_try)
     await perform(core, kernel._launch(grid, block, tuple(refs), wish))
 
     shape = geometry(grid, block, wish, kernel._entry, device.info)

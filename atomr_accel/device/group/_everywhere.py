@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from ..._errors import ContextPoisoned, DeviceLost, GpuRefStale
+from ..._errors import ContextPoisoned, DeviceLost, GpuRefStale, said_of
 from ...actors._nursery import PlainNursery
 from ...memory import GpuRef
+from .._device import Device
 from ..interop._sharing import copy_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .._device import Device
     from ._topology import Topology
 
 
@@ -85,11 +85,14 @@ class SealedCopies(Mapping["Device", GpuRef]):
             The copy, which is also ``copies[device]`` from now on.
 
         Raises:
+            TypeError: it is no device.
             GpuRefStale: no device has a good copy any more.
             DeviceLost: the device is lost itself.
             OutOfMemory: it has no room.
             Unsupported: it cannot seal.
         """
+        if not isinstance(device, Device):
+            raise TypeError(f"restore takes an open device, not {said_of(device)}")
         async with self._restoring:
             ref = self._refs.get(device)
             if ref is None or ref.is_stale:

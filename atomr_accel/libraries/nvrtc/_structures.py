@@ -184,7 +184,8 @@ def _put(there: np.ndarray[Any, Any], value: Any, field: str) -> None:
     if isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == there.shape:
         there[...] = value
     elif there.ndim:
-        if isinstance(value, (str, bytes)) or not np.iterable(value) or len(value) != len(there):
+        arrays = (list, tuple, np.ndarray, ctypes.Array)
+        if not isinstance(value, arrays) or len(value) != len(there):
             raise TypeError(f"field '{field}' takes {len(there)} values, not {value!r}")
         for at, item in enumerate(value):
             _put(there[at : at + 1].reshape(there.shape[1:]), item, f"{field}[{at}]")

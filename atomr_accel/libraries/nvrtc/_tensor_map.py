@@ -56,8 +56,12 @@ class TensorMap:
 
     The kernel moves boxes of it to and from shared memory by TMA. It is encoded
     (``cuTensorMapEncodeTiled``) where the kernel is launched, for the address that the
-    buffer has then; so it is as good in recordings and after rebuilds as the buffer is. On the CPU
-    backend the kernel's function gets the array.
+    buffer has then; so it is as good in recordings and after rebuilds as the buffer is, and what
+    ``replay`` puts in the place of the buffer is in the place of it here, too. On the CPU backend
+    the kernel's function gets the array.
+
+    Sizes are checked where it is made, the buffer where the kernel is launched: that it is neither
+    freed nor stale, not sealed if it is written, contiguous, and begins at a multiple of 16 bytes.
 
     Attributes:
         ref: the array, contiguous, with one to five axes.

@@ -125,6 +125,8 @@ async def test_a_copy_that_is_gone_comes_back_from_a_peer() -> None:
             await device.free(ref)
         with pytest.raises(GpuRefStale, match="no device has a good copy"):
             await copies.restore(devices[0])
+        with pytest.raises(TypeError, match="restore takes an open device, not"):
+            await copies.restore(5)
 
 
 @pytest.mark.slow

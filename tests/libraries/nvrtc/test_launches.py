@@ -519,6 +519,13 @@ async def test_tensor_maps_are_arrays_to_twins(device: Device) -> None:
     part = TensorMap(y.reshape(64)[1:33], (16,))
     with pytest.raises(ValueError, match="begins at byte 4; TMA wants a multiple of 16"):
         await kernel.launch(1, 128, loads, part, 8)
+    turned = TensorMap(y.T, (4, 8))  # what of the buffer is wrong a launch tells
+    with pytest.raises(ValueError, match="contiguous"):
+        await kernel.launch(1, 128, loads, turned, 8)
+    freed = TensorMap(await device.zeros((8, 8), np.float32), (4, 8))
+    await device.free(freed.ref)
+    with pytest.raises(GpuRefStale):
+        await kernel.launch(1, 128, loads, freed, 8)
     with pytest.raises(TypeError, match="a TensorMap is of a GpuRef"):
         TensorMap(data, (4, 8))  # type: ignore[arg-type]
 
