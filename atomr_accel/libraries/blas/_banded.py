@@ -313,7 +313,7 @@ class Banded(RowRoutines[D]):
                 one at ``a[i - j, j]``. The corners that this leaves are not read.
             x: n elements, same dtype.
             out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
-                Made if absent.
+                Made if absent, with shape (n,) and no gaps.
             lower: the band holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             diag: 1 takes the diagonal as ones and does not read it.
@@ -374,7 +374,7 @@ class Banded(RowRoutines[D]):
                 ``ap[i + j * (2 * n - j - 1) // 2]``.
             x: n elements, same dtype.
             out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
-                Made if absent.
+                Made if absent, with shape (n,) and no gaps.
             lower: ``ap`` holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             diag: 1 takes the diagonal as ones and does not read it.

@@ -296,7 +296,7 @@ class Level2(RowRoutines[D]):
             a: shape (n, n), of which one triangle is read.
             x: n elements, same dtype.
             out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
-                Made if absent.
+                Made if absent, with shape (n,) and no gaps.
             lower: the lower triangle holds the data, not the upper one.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             diag: 1 takes the diagonal as ones and does not read it.

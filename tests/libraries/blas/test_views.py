@@ -145,3 +145,13 @@ async def test_fused_products_take_them_as_they_are_too(device: Device) -> None:
     scores = await device.blas.matmul(heads, heads.mT)
     q = await device.get(heads)
     assert same_bits(await device.get(scores), q @ q.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("name", ["trmv", "trsv", "tbmv", "tbsv", "tpmv", "tpsv"])
+async def test_results_that_are_made_have_no_gaps(device: Device, name: str) -> None:
+    # The identity: whole, as a band of which the last row is the diagonal, packed.
+    whole, band, packed = np.eye(3), np.array([[0.0] * 3, [1] * 3]), np.array([1.0, 0, 1, 0, 0, 1])
+    matrix = {"r": whole, "b": band, "p": packed}[name[1]]
+    a, x = await device.put(matrix), await device.put(np.arange(1, 7.0))
+    y = await getattr(device.blas, name)(a, x, offx=1, incx=2)
+    np.testing.assert_array_equal(await device.get(y), [2.0, 4, 6])
