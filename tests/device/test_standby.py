@@ -540,13 +540,14 @@ async def test_as_many_are_kept_as_are_wanted() -> None:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init)
         await standby_of(device).wait_ready()
-        hosts = {host.pid for host in standby_of(device).hosts[:2]}
-        assert len(hosts) == 2
+        hosts = {host.pid for host in standby_of(device).hosts}  # that in reserve may be ready, too
+        assert len(hosts) >= 2
         seen = set()
         for _ in range(2):
             await poison(device)
             seen.add((await answer(device, init))[0])
-        assert seen == hosts
+        assert len(seen) == 2
+        assert seen <= hosts
         statistics = device.statistics().standby
         assert statistics is not None
         assert (statistics.mode, statistics.kept, statistics.used) == ("hot", 2, 2)
