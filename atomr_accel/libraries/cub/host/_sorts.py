@@ -142,8 +142,8 @@ class SegmentedSort(Call):
     """Buffers: keys, values, where segments begin and end, and where keys and values go.
 
     CUB compares floats of short segments, and NaN have no part in that. So floats are sorted as
-    whole numbers of the same order. Where there are values, or these are wide, positions are sorted
-    in their place: what they say is written afterwards, and what is in no segment is left alone.
+    whole numbers of the same order. Positions are sorted in the place of values that come with
+    floats, or are wide: what they say is written afterwards, and what is in no segment stays.
     """
 
     buffers = 6

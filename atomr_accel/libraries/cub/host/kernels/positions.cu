@@ -1,5 +1,5 @@
-// What comes before and after CUB's sorts: positions in the place of values, and numbers in the
-// place of floats. Each thread takes several elements in turn.
+// What comes before and after CUB's algorithms: positions in the place of values, numbers in the
+// place of floats, results in another dtype. Each thread takes several elements in turn.
 #include "access.cuh"
 #include "types.cuh"
 
