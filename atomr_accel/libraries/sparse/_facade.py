@@ -55,7 +55,8 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     fault on either backend. ``check``, and ``put(..., check=True)``, look at them. Products take
     elements in any order and as often as they are there.
 
-    Conversions and checks are made of steps of ``device.array``, and need CUB on CUDA.
+    Conversions, checks and products of ``coo`` matrices are made of steps of ``device.array``, and
+    need CUB on CUDA.
     """
 
     traced = True

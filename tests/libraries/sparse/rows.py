@@ -120,13 +120,14 @@ def ell_multiplied(*arrays: Array, inexact: float = 0.0, **case: Any) -> Near:
 
 SLICES: Final = product(shape=[(12, 18), (33, 6), (1, 3)], size=[1, 4, 32])
 ELL: Final = [
-    *product(shape=[(12, 18)], size=[2], index=["int64"]),
     *product(shape=[(12, 18)], size=[2], alpha=[0.5], beta=[-2.0]),
     *product(shape=[(4, 6)], size=[2], fill=[0.0], beta=[0.0, 2.0]),
 ]
-SLICED: Final = [{**each, "form": "sliced"} for each in [*SLICES, *ELL]]
+WIDE: Final = product(shape=[(12, 18)], size=[2], index=["int64"])
+SLICED: Final = [{**each, "form": "sliced"} for each in [*SLICES, *WIDE, *ELL]]
 BLOCKS: Final = product(shape=[(12, 18)], size=[2, 3, 6], n=[None, 4, 8])
 BLOCKED: Final = [{**each, "form": "blocked"} for each in [*BLOCKS, *ELL]]
+WIDE_BLOCKED: Final = [{**each, "form": "blocked"} for each in WIDE]
 TF32: Final = 2.0**-9
 """What products of float32 are off by where tensor cores make them."""
 
@@ -347,13 +348,14 @@ OPERATIONS: Final = [
         Operation(
             "sparse.matmul",
             (dtype,),
-            BLOCKED,
+            cases,
             ell_inputs,
             multiply_ell,
             partial(ell_multiplied, inexact=TF32 if dtype == "float32" else 0.0),
-            may_refuse=(dtype,),  # cuSPARSE takes few types, sizes and kinds of indices
+            may_refuse=(dtype,) if dtype in COMPLEX or cases is WIDE_BLOCKED else (),
         )
         for dtype in FLOATS
+        for cases in (BLOCKED, WIDE_BLOCKED)
     ],
     Operation(
         "sparse.sddmm",

@@ -151,8 +151,7 @@ def row(dtype: str, result: int, cases: list[Any]) -> Operation:
         multiply,
         by_dtype(dtype, result),
         factor=16,
-        # What cuSPARSELt does not make of narrow types depends on the device.
-        may_refuse=(dtype,) if cases is GELUS or dtype in NARROW else (),
+        may_refuse=(dtype,) if cases is GELUS else (),
     )
 
 
