@@ -1,7 +1,7 @@
 """A matrix product for Hopper, from TMA, mbarriers, clusters and ``wgmma``: a tutorial.
 
-``out = alpha * a @ b.T`` for ``a`` of (m, k) and ``b`` of (n, k), in bfloat16 or fp8 (e4m3), summed in
-float32 and rounded to bfloat16. Rows take multiples of 16 bytes; sizes are any otherwise.
+``out = alpha * a @ b.T`` for ``a`` of (m, k) and ``b`` of (n, k), in bfloat16 or fp8 (e4m3), summed
+in float32 and rounded to bfloat16. Rows take multiples of 16 bytes; sizes are any otherwise.
 
 Who does what:
 
@@ -52,7 +52,8 @@ constexpr int PIECE_BYTES = ROWS * PIECE * 2;             // a line of 128 bytes
 // parity: phases are 0, 1, 0, 1, ... and that before the first counts as 1.
 
 __device__ void make_barrier(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
 __device__ bool passed(u32 barrier, u32 parity) {
@@ -124,7 +125,8 @@ __device__ void load_for_all(u32 to, const CUtensorMap& map, int x, int y, u32 b
 }
 
 __device__ void store(const CUtensorMap& map, int x, int y, u32 from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n"
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+                 " [%0, {%1, %2}], [%3];\n"
                  "cp.async.bulk.commit_group;"
                  :: "l"(&map), "r"(x), "r"(y), "r"(from) : "memory");
 }
@@ -194,7 +196,8 @@ struct Tiles {
     int rows, columns;  // a row of tiles here is one for each block of the cluster
 
     __device__ Tiles(int m, int n)
-        : rows((m + CLUSTER * TILE_M - 1) / (CLUSTER * TILE_M)), columns((n + TILE_N - 1) / TILE_N) {}
+        : rows((m + CLUSTER * TILE_M - 1) / (CLUSTER * TILE_M)),
+          columns((n + TILE_N - 1) / TILE_N) {}
     __device__ int count() const { return rows * columns; }
     __device__ void find(int tile, int block, int& y, int& x) const {
         const int first = tile / (GROUP * columns) * GROUP;
@@ -222,6 +225,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
     const int block = blockIdx.x % CLUSTER;
     const int steps = (k + TILE_K - 1) / TILE_K;
     const Tiles tiles(m, n);
+    const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
     int x, y;
     Place place;
 
@@ -239,7 +243,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
         // The producer has no use for registers; consumers have: 40 + 2 * 232 = 3 * 168.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            for (int tile = blockIdx.x / CLUSTER; tile < tiles.count(); tile += gridDim.x / CLUSTER) {
+            for (int tile = first; tile < tiles.count(); tile += stride) {
                 tiles.find(tile, block, y, x);
                 for (int step = 0; step < steps; step++, place.advance()) {
                     const u32 arrived = full + 8 * place.stage;
@@ -263,6 +267,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const int consumer = group - 1;
         const u32 thread = threadIdx.x % GROUP_THREADS;
+        const u32 rows = stages_a + consumer * ROWS * LINE;  // this consumer's, of the first stage
         const u32 buffers = pieces + consumer * 2 * PIECE_BYTES;
 
         // The sums of some steps. Those of one step are asked for while those of the one before are
@@ -271,11 +276,13 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
             int before = 0;
             for (int step = 0; step < count; step++, place.advance()) {
                 wait(full + 8 * place.stage, place.parity);
-                const u64 left = describe(stages_a + place.stage * A_BYTES + consumer * ROWS * LINE);
+                const u64 left = describe(rows + place.stage * A_BYTES);
                 const u64 right = describe(stages_b + place.stage * B_BYTES);
                 begin_multiplying();
                 #pragma unroll
-                for (int i = 0; i < LINE / 32; i++) multiply(d, left + 2 * i, right + 2 * i, step + i);
+                for (int i = 0; i < LINE / 32; i++) {
+                    multiply(d, left + 2 * i, right + 2 * i, step + i);
+                }
                 end_multiplying();
                 wait_until_multiplied<1>();
                 if (step > 0 && thread < CLUSTER) arrive(empty + 8 * before, thread);
@@ -286,7 +293,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
             if (thread < CLUSTER) arrive(empty + 8 * before, thread);
         };
 
-        for (int tile = blockIdx.x / CLUSTER; tile < tiles.count(); tile += gridDim.x / CLUSTER) {
+        for (int tile = first; tile < tiles.count(); tile += stride) {
             tiles.find(tile, block, y, x);
             float d[SUMS];
             if constexpr (PROMOTE == 0) {
@@ -318,7 +325,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
 }
 """
 
-TILE_M, TILE_K, PIECE = 128, 128, (64, 64)
+TILE_M, PIECE = 128, (64, 64)
 KINDS = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3"}
 
 
@@ -398,9 +405,8 @@ def twin(
     a: np.ndarray, b: np.ndarray, out: np.ndarray, m: int, n: int, k: int, alpha: float
 ) -> None:
     """What the kernel does; it gets the arrays of the tensor maps."""
-    out[:] = (alpha * (a[:m, :k].astype(np.float32) @ b[:n, :k].astype(np.float32).T)).astype(
-        out.dtype
-    )
+    left, right = (x[:, :k].astype(np.float32) for x in (a, b))
+    out[:m, :n] = alpha * (left @ right.T)
 
 
 async def build(device: Device, dtype: np.dtype[Any], plan: Plan) -> Any:
@@ -448,12 +454,10 @@ def launch(
         raise ValueError(f"out = a @ b.T takes (m, k), (n, k) and (m, n), not {a}, {b} and {out}")
     if a.dtype.name not in KINDS or a.dtype != b.dtype or out.dtype.name != "bfloat16":
         raise ValueError(f"a and b are both of {' or '.join(KINDS)}, out of bfloat16")
-    line = 128 // a.dtype.itemsize
+    line, part = 128 // a.dtype.itemsize, plan.tile_n // plan.cluster
     maps = (
         TensorMap(a, (TILE_M, line), swizzle=128, promotion=256, written=False),
-        TensorMap(
-            b, (plan.tile_n // plan.cluster, line), swizzle=128, promotion=256, written=False
-        ),
+        TensorMap(b, (part, line), swizzle=128, promotion=256, written=False),
         TensorMap(out, PIECE, swizzle=128),
     )
     tiles = -(-m // (TILE_M * plan.cluster)) * -(-n // plan.tile_n)
