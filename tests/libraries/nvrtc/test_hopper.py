@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
@@ -11,14 +10,12 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries.nvrtc.host import _compiler
+from examples import hopper_gemm
 
-from ...harness import ROOT, cpu_only, on_shared
+from ...harness import cpu_only, on_shared
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-
-sys.path.append(str(ROOT / "examples"))
-import hopper_gemm  # noqa: E402
 
 cloudpickle.register_pickle_by_value(hopper_gemm)  # the host cannot import examples
 
@@ -70,8 +67,8 @@ async def test_it_multiplies(device: Device, dtype: np.dtype[Any]) -> None:
     for m, n, k in ((70, 136, 80), (1, 8, 16)):
         a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (n, k)))
         out = await device.full((m, n), np.nan, BF16)
-        refs = [await device.put(a), await device.put(b)]
-        await hopper_gemm.gemm(device, *refs, out, alpha=0.25)
+        left, right = await device.put(a), await device.put(b)
+        await hopper_gemm.gemm(device, left, right, out, alpha=0.25)
         exact = 0.25 * a.astype(np.float64) @ b.astype(np.float64).T
         got = (await device.get(out)).astype(np.float64)
         np.testing.assert_allclose(got, exact, rtol=2**-8, atol=1e-5 * np.abs(exact).max())
@@ -85,7 +82,8 @@ async def test_it_refuses_what_the_kernel_cannot_do(device: Device) -> None:
     ) -> None:
         dtypes = dtypes or (BF16, BF16, BF16)
         shapes = zip((a, b, out), dtypes, strict=True)
-        await hopper_gemm.gemm(device, *[await device.zeros(*each) for each in shapes])
+        refs = [await device.zeros(*each) for each in shapes]
+        await hopper_gemm.gemm(device, refs[0], refs[1], refs[2])
 
     for shapes, why in (
         (((8, 12), (8, 12), (8, 8)), "multiple of 16"),
