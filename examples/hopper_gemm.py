@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
     const u32 stages_a = (u32(__cvta_generic_to_shared(memory)) + 1023) / 1024 * 1024;
     const u32 stages_b = stages_a + STAGES * A_BYTES;
     const u32 pieces = stages_b + STAGES * B_BYTES;
-    const u32 full = pieces + CONSUMERS * 2 * PIECE_BYTES, empty = full + STAGES * 8;
+    const u32 full = pieces + CONSUMERS * BUFFERS * PIECE_BYTES, empty = full + STAGES * 8;
 
     // The same for all threads of a warp, and the compiler knows.
     const int group = __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
         const int consumer = group - 1;
         const u32 thread = threadIdx.x % GROUP_THREADS;
         const u32 rows = stages_a + consumer * ROWS * LINE;  // this consumer's, of the first stage
-        const u32 buffers = pieces + consumer * 2 * PIECE_BYTES;
+        const u32 buffers = pieces + consumer * BUFFERS * PIECE_BYTES;
 
         // The sums of some steps. Those of one step are asked for while those of the one before are
         // made, so the tensor cores never wait; a stage is free when its step is done.
@@ -310,8 +310,8 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
 
             #pragma unroll
             for (int column = 0; column < TILE_N; column += PIECE) {
-                const u32 buffer = buffers + column / PIECE % 2 * PIECE_BYTES;
-                if (thread == 0) wait_until_read<1>();  // what this buffer had
+                const u32 buffer = buffers + column / PIECE % BUFFERS * PIECE_BYTES;
+                if (thread == 0) wait_until_read<BUFFERS - 1>();  // what this one had
                 meet_group(1 + consumer);
                 write_piece(buffer, d, column, alpha);
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // TMA sees it
@@ -336,6 +336,7 @@ class Plan:
     Attributes:
         tile_n: columns of an output tile: 256, or 128 for products that have few tiles.
         stages: steps that shared memory holds; by default as many as there is room for.
+        buffers: parts of 64 columns that a consumer keeps for TMA to store, 2 or 4.
         cluster: blocks that load the same columns together, 1 or 2.
         group: how many rows of tiles go together in time, in units of a cluster's.
         promote: steps after which partial sums are added to float32 registers, with
@@ -345,6 +346,7 @@ class Plan:
 
     tile_n: int = 256
     stages: int | None = None
+    buffers: int = 2
     cluster: int = 2
     group: int = 8
     promote: int = 0
@@ -365,7 +367,7 @@ class Plan:
     @property
     def shared(self) -> int:
         """Bytes of shared memory: for alignment, stages, buffers of consumers, barriers."""
-        buffers = 2 * 2 * math.prod(PIECE) * 2
+        buffers = 2 * self.buffers * math.prod(PIECE) * 2
         return 1024 + self.depth * ((TILE_M + self.tile_n) * 128 + 16) + buffers
 
     def source(self, dtype: np.dtype[Any]) -> str:
@@ -377,6 +379,7 @@ class Plan:
             "CLUSTER": self.cluster,
             "GROUP": self.group,
             "PROMOTE": self.promote,
+            "BUFFERS": self.buffers,
             "WGMMA": wgmma(KINDS[dtype.name], self.tile_n),
         }
         return "".join(f"#define {name} {text}\n" for name, text in macros.items()) + SOURCE

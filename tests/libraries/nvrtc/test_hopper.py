@@ -26,14 +26,17 @@ DTYPES: Final = pytest.mark.parametrize("dtype", [BF16, E4M3], ids=lambda dtype:
 PLANS: Final = [
     hopper_gemm.Plan(),
     hopper_gemm.Plan(cluster=1, stages=3, group=4),
+    hopper_gemm.Plan(stages=3, buffers=4),
     hopper_gemm.Plan(tile_n=128),
     hopper_gemm.Plan(tile_n=128, promote=4),
 ]
 
+NAMES: Final = ["wide", "alone", "buffered", "narrow", "promoted"]
+
 
 @pytest.mark.headers
 @DTYPES
-@pytest.mark.parametrize("plan", PLANS, ids=["wide", "alone", "narrow", "promoted"])
+@pytest.mark.parametrize("plan", PLANS, ids=NAMES)
 def test_it_compiles_without_spills_and_its_multiplications_overlap(
     plan: hopper_gemm.Plan, dtype: np.dtype[Any]
 ) -> None:
@@ -52,7 +55,7 @@ def test_it_compiles_without_spills_and_its_multiplications_overlap(
     assert ("multicast::cluster" in ptx) == (plan.cluster > 1)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", PLANS, ids=NAMES)
 def test_it_fits_into_shared_memory(plan: hopper_gemm.Plan) -> None:
     assert plan.shared <= 227 << 10
     assert hopper_gemm.Plan(stages=5).shared > 227 << 10
