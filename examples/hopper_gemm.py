@@ -162,7 +162,9 @@ template <int N> __device__ void wait_until_multiplied() {  // all steps but the
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
-__device__ __forceinline__ void settle(float (&d)[SUMS]) {  // the compiler reads none before
+// The compiler does not know that registers change while others are at work: no use of sums may
+// be moved before this.
+__device__ __forceinline__ void settle(float (&d)[SUMS]) {
     #pragma unroll
     for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(d[i]) :: "memory");
 }
@@ -271,7 +273,9 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
         const u32 buffers = pieces + consumer * BUFFERS * PIECE_BYTES;
 
         // The sums of some steps. Those of one step are asked for while those of the one before are
-        // made, so the tensor cores never wait; a stage is free when its step is done.
+        // made, so the tensor cores never wait; a stage is free when its step is done. A
+        // warpgroup's products are done for all its warps, so one thread speaks for it, to each
+        // block of the cluster.
         auto sum = [&](float (&d)[SUMS], int count) {
             int before = 0;
             for (int step = 0; step < count; step++, place.advance()) {
@@ -319,7 +323,7 @@ extern "C" __global__ void __launch_bounds__((1 + CONSUMERS) * GROUP_THREADS, 1)
                 if (thread == 0) store(out, x + column, y + consumer * ROWS, buffer);
             }
         }
-        if (thread == 0) wait_until_read<0>();
+        if (thread == 0) wait_until_read<0>();  // shared memory ends with the block
     }
     meet();  // no block may end while others arrive at its barriers
 }
@@ -336,7 +340,7 @@ class Plan:
     Attributes:
         tile_n: columns of an output tile: 256, or 128 for products that have few tiles.
         stages: steps that shared memory holds; by default as many as there is room for.
-        buffers: parts of 64 columns that a consumer keeps for TMA to store, 2 or 4.
+        buffers: parts of 64 columns that a consumer keeps for TMA to store: 1, 2 or all of a tile.
         cluster: blocks that load the same columns together, 1 or 2.
         group: how many rows of tiles go together in time, in units of a cluster's.
         promote: steps after which partial sums are added to float32 registers, with
@@ -354,10 +358,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse what the kernel is not made for."""
-        if self.tile_n not in (128, 256) or self.cluster not in (1, 2):
-            raise ValueError(f"tile_n is 128 or 256 and cluster 1 or 2, not {self}")
-        if self.promote and self.tile_n != 128:
-            raise ValueError("promote takes registers for a second tile: give tile_n=128")
+        for good, rule in (
+            (self.tile_n in (128, 256), "tile_n is 128 or 256"),
+            (self.cluster in (1, 2), "cluster is 1 or 2"),
+            (self.depth > 1, "stages is at least 2: one is read while the next is asked for"),
+            (self.buffers in (1, 2, self.tile_n // PIECE[1]), "a tile fills its buffers evenly"),
+            (min(self.group, self.blocks or 1) > 0 <= self.promote, "counts are positive"),
+            (not self.promote or self.tile_n == 128, "promote has registers with tile_n=128"),
+        ):
+            if not good:
+                raise ValueError(f"{rule}; {self} is not made")
 
     @property
     def depth(self) -> int:

@@ -100,6 +100,23 @@ async def test_it_refuses_what_the_kernel_cannot_do(device: Device) -> None:
     for dtypes in ((BF16, E4M3, BF16), (BF16, BF16, np.float32), (np.float32,) * 2 + (BF16,)):
         with pytest.raises(ValueError, match="a and b are both of"):
             await multiply(*fitting, *dtypes)
-    for wrong in ({"tile_n": 64}, {"cluster": 4}, {"promote": 4}):
-        with pytest.raises(ValueError, match="tile_n"):
-            hopper_gemm.Plan(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"tile_n": 64}, "tile_n"),
+        ({"cluster": 4}, "cluster"),
+        ({"stages": 1}, "stages"),
+        ({"buffers": 3}, "evenly"),
+        ({"buffers": 4, "tile_n": 128}, "evenly"),
+        ({"group": 0}, "positive"),
+        ({"blocks": -1}, "positive"),
+        ({"promote": -1, "tile_n": 128}, "positive"),
+        ({"promote": 4}, "promote"),
+    ],
+    ids=str,
+)
+def test_plans_that_the_kernel_is_not_made_for_are_refused(wrong: dict[str, int], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        hopper_gemm.Plan(**wrong)
