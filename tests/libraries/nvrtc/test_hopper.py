@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries.nvrtc.host import _compiler
-from examples import hopper_gemm
 
-from ...harness import cpu_only, on_shared
+from ...harness import ROOT, cpu_only, on_shared
 
 if TYPE_CHECKING:
     from atomr_accel import Device
+
+sys.path.append(str(ROOT))
+from examples import hopper_gemm
 
 cloudpickle.register_pickle_by_value(hopper_gemm)  # the host cannot import examples
 
