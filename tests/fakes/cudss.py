@@ -193,8 +193,9 @@ class FakeDss:
             least = np.linalg.eigvalsh(full).min()
             kept.info = int(least <= 0)
         pivots = np.abs(kept.solver.U.diagonal())
-        kept.pivots = 0 if alone.any() else int((pivots < max(options["PIVOT_EPSILON"], 0)).sum())
-        kept.diagonal = kept.solver.U.diagonal().astype(full.dtype)
+        least = max(options["PIVOT_EPSILON"], 0)
+        kept.pivots = 0 if alone.any() else int((pivots < least).sum())
+        kept.diagonal = np.maximum(pivots, least).astype(full.dtype)
 
     def solve(self, a: Any, kept: Any, options: dict[str, Any], x: Any, b: Any) -> None:
         right, target = (

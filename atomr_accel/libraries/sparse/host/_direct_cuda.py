@@ -204,8 +204,9 @@ class _Factors:
         diagonal = np.empty(self._n, DTYPES[self._system.matrix.dtype])
         args = (self._handle.value, self._data, ENUMS["CUDSS_DATA_DIAG"], diagonal.ctypes.data)
         self._handle.call("cudssDataGet", *args, diagonal.nbytes, byref(c_size_t()))
-        sizes = np.abs(diagonal)
-        return int(((sizes == 0) | ~(sizes >= (self._system.epsilon or 0))).sum())
+        # Where it has put epsilon in the place of a smaller pivot, that is what it tells.
+        lost = ~(np.abs(diagonal) > (self._system.epsilon or 0.0))
+        return int(lost.sum())
 
     def solve(self, parts: Sequence[int], b: int, x: int, count: int, trans: int) -> None:
         """Solve for right sides that follow one another."""
