@@ -58,7 +58,14 @@ if TYPE_CHECKING:
         open_devices,
         open_system,
     )
-    from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from .lanes import (
+        DeviceInstrument,
+        FinishedOps,
+        OpTimes,
+        WatchedDevice,
+        WatchedOp,
+        WatchedTransfer,
+    )
     from .libraries.nvrtc._options import CompileOptions
     from .libraries.nvrtc._tensor_map import TensorMap
     from .libraries.sparse._array import SparseRef
@@ -87,6 +94,7 @@ __all__ = [
     "DevicesStatistics",
     "EllRef",
     "EventStale",
+    "FinishedOps",
     "FromAsyncio",
     "GpuRef",
     "GpuRefSealed",
@@ -160,6 +168,7 @@ _HOME = {
     "open_device": "device",
     "open_system": "device",
     "DeviceInstrument": "lanes",
+    "FinishedOps": "lanes",
     "OpTimes": "lanes",
     "WatchedDevice": "lanes",
     "WatchedOp": "lanes",
