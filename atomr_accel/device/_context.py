@@ -39,6 +39,9 @@ MEMORY_LANE: Final = "memory"
 _LAUNCH_TIMEOUT: Final = 702
 """The driver's status for a kernel that its own watchdog ended."""
 
+_ASSERTION: Final = "Assertion `"
+"""The driver writes a line with this for each thread whose ``assert`` has failed."""
+
 _WATCH_DIVISOR: Final = 8
 """A hung op is noticed within an eighth of the deadline after it."""
 
@@ -114,6 +117,9 @@ class Context:
                 async with trio.open_nursery(strict_exception_groups=True) as self._nursery:
                     for host in self._core.reaper.terminating:
                         self._nursery.start_soon(self._core.reaper.reap, host)
+                    if self.host.output is not None:
+                        fields = core.log_fields()
+                        self._nursery.start_soon(self.host.output.run, fields)
                     self._nursery.start_soon(self._watch_host)
                     self._nursery.start_soon(self._end_when_dead)
                     for port in self.prepared.ports.values():
@@ -269,6 +275,10 @@ class Context:
         """
         if self._fault is None:
             generation = self._core.memory.generation
+            last = self._last_words()
+            asserted = next((line for line in last if _ASSERTION in line), None)
+            if asserted is not None:
+                message = f"{message}: {asserted}"
             self._fault = ContextPoisoned(
                 f"generation {generation} of {self._core.name} is gone: {message} (seen at {op})",
                 generation=generation,
@@ -276,8 +286,18 @@ class Context:
                 status_name=status_name,
                 op=op,
             )
+            if last:
+                self._fault.add_note("\n  ".join(("the host's standard error ended with:", *last)))
             self._core.lifecycle.detach(self._fault)
         return self._fault
+
+    def _last_words(self) -> list[str]:
+        """Tell what the host has written by now; the last lines of its standard error."""
+        output = self.host.output
+        if output is None:
+            return []
+        output.drain()
+        return [*output.last]
 
     async def _watch(self, deadline: float) -> None:
         """End the host when an op hangs: nothing else ends a kernel that never does."""
@@ -300,6 +320,7 @@ class Context:
             # Lanes share streams, so others may only be waiting behind the oldest of them.
             _, op_name = min(overdue)
             generation = core.memory.generation
+            core.tell_output()
             self._fault = KernelHung(
                 f"generation {generation} of {core.name} is gone: {op_name} had not finished "
                 f"after {deadline} s, the device's op_deadline",

@@ -266,6 +266,12 @@ class DeviceCore:
         """The host's process id, if there is a context and it has one."""
         return self.serving.host.pid if self.serving is not None else None
 
+    def tell_output(self) -> None:
+        """Tell now what the host has written to its descriptors 1 and 2, such as by kernels."""
+        output = None if self.serving is None else self.serving.host.output
+        if output is not None:
+            output.drain()
+
     def _elsewhere(self) -> RuntimeError:
         # An answer would wake a task of another loop, or find none: refused before anything
         # has happened.

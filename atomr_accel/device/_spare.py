@@ -139,6 +139,8 @@ class Spare:
                 with self.scope:
                     async with trio.open_nursery(strict_exception_groups=True) as nursery:
                         nursery.start_soon(self._watch, prepared.host)
+                        assert prepared.host.output is not None
+                        nursery.start_soon(prepared.host.output.run, self._core.log_fields())
                         await self._prepare(nursery)
             except BaseExceptionGroup as group:
                 failures, rest = group.split(Exception)

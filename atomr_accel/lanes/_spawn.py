@@ -30,6 +30,7 @@ from ..wire import (
 )
 from ..wire._channel import Incoming, Outgoing, ProtocolError, close_all
 from ..wire._threads import start
+from ._host_output import HostOutput, output_pipes
 from ._spawner import spawner
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ Isolation = Literal["process", "thread"]
 # The program's sys.path, because the host must find what the program finds. Until it is set
 # nothing is imported that could be found elsewhere, such as in the current directory.
 _BOOT: Final = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from atomr_accel.host._host import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[5:]; "
+    "from atomr_accel.host._host import main; main(*map(int, sys.argv[1:5]))"
 )
 
 
@@ -84,9 +85,11 @@ class HostHandle:
         pidfd: becomes readable when that ends; -1 where there is no such thing.
         thread: the host's thread, if it is one.
         ended: set when the thread, or a process without ``pidfd``, has ended.
+        output: what a process writes.
 
     Attributes:
         reason: why it was given up, if it was.
+        output: what it writes; None for a thread, which has the program's descriptors.
     """
 
     def __init__(
@@ -97,8 +100,10 @@ class HostHandle:
         pidfd: int = -1,
         thread: threading.Thread | None = None,
         ended: trio.Event | None = None,
+        output: HostOutput | None = None,
     ) -> None:
         self.reason: str | None = None
+        self.output: Final = output
         self._control = control
         self._process = process
         self._pidfd = pidfd
@@ -346,6 +351,8 @@ class HostHandle:
             self._control.close()
 
     def _release(self) -> None:
+        if self.output is not None:
+            self.output.close()
         if self._pidfd >= 0:
             trio.lowlevel.notify_closing(self._pidfd)
             os.close(self._pidfd)
@@ -373,21 +380,28 @@ async def start_host(isolation: Isolation) -> HostHandle:
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
+    output: HostOutput | None = None
     try:
         if isolation == "thread":
             return _start_thread(ours, theirs)
         with theirs:
-            fd = theirs.fileno()
-            process, pidfd = await spawner.spawn(_command(fd), (fd,))
+            output, writers = output_pipes()
+            fds = (theirs.fileno(), *writers)
+            try:
+                process, pidfd = await spawner.spawn(_command(*fds), fds)
+            finally:
+                close_all(writers)
     except BaseException:
         ours.close()
+        if output is not None:
+            output.close()
         raise
     if pidfd >= 0:
-        return HostHandle(ours, process=process, pidfd=pidfd)
-    return HostHandle(ours, process=process, ended=_watched(process.pid))
+        return HostHandle(ours, process=process, pidfd=pidfd, output=output)
+    return HostHandle(ours, process=process, ended=_watched(process.pid), output=output)
 
 
-def _command(control: int) -> tuple[str, ...]:
+def _command(control: int, out: int, err: int) -> tuple[str, ...]:
     flags = ["-P"]  # not the current directory
     if sys.flags.isolated:
         flags = ["-I"]
@@ -396,7 +410,8 @@ def _command(control: int) -> tuple[str, ...]:
     # What is no string there, such as a Path, Python ignores.
     entries: list[Any] = sys.path
     path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
-    return (sys.executable, *flags, "-c", _BOOT, str(control), str(os.getpid()), *path)
+    numbers = map(str, (control, os.getpid(), out, err))
+    return (sys.executable, *flags, "-c", _BOOT, *numbers, *path)
 
 
 def _start_thread(ours: socket.socket, theirs: socket.socket) -> HostHandle:

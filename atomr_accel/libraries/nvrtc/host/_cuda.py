@@ -190,7 +190,7 @@ class CudaKernels:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._modules: Final = Modules[_Loaded](context, _load, _unload)
+        self._modules: Final = Modules[_Loaded](context, self._load, _unload)
         self._kernels: dict[tuple[int, int], _Kernel] = {}
         self.handlers: Final = {
             Load: self._modules.load,
@@ -214,6 +214,11 @@ class CudaKernels:
         """Unload the modules, which all streams of the lane share."""
         self._kernels.clear()
         self._modules.close()
+
+    def _load(self, message: Load) -> _Loaded:
+        if may_print(message.image):
+            self._context.prints = True
+        return _load(message)
 
     def _unload(self, message: Unload) -> None:
         for key in [key for key in self._kernels if key[0] == message.module]:
@@ -349,6 +354,12 @@ class CudaKernels:
             driver.cuOccupancyMaxPotentialBlockSize(function.handle, none, message.shared, 0),
         )
         return blocks, threads
+
+
+def may_print(image: bytes) -> bool:
+    """Whether kernels of a cubin or PTX call ``printf``; others may be compressed, so they may."""
+    plain = image.startswith(b"\x7fELF") or b".address_size" in image[:4096]
+    return not plain or b"vprintf" in image
 
 
 def _load(message: Load) -> _Loaded:
