@@ -19,6 +19,7 @@ from ..lanes import (
     HostDied,
     describe_exit,
     fail_some,
+    first_error,
     start_host,
     uninterrupted,
 )
@@ -93,6 +94,7 @@ class Context:
         self._starts: dict[str, _Start] = {}
         self._handed_over = self._over = False
         self._fault: ContextPoisoned | None = None
+        self._found: tuple[Fault, str] | None = None
         self._dead = trio.Event()
         self._ended = Gate()
         self._nursery: trio.Nursery
@@ -107,7 +109,7 @@ class Context:
         self._begun = trio.current_time()
         if self._core.whole is None:
             self.prepared = await self._take_standby() or Prepared(
-                await start_host(self._core.isolation)
+                await start_host(self._core.isolation, self._core.sanitizer)
             )
         failures: ExceptionGroup[Any] | None = None
         up = False
@@ -276,9 +278,9 @@ class Context:
         if self._fault is None:
             generation = self._core.memory.generation
             last = self._last_words()
-            asserted = next((line for line in last if _ASSERTION in line), None)
-            if asserted is not None:
-                message = f"{message}: {asserted}"
+            said = first_error(last) or next((line for line in last if _ASSERTION in line), None)
+            if said is not None:
+                message = f"{message}: {said}"
             self._fault = ContextPoisoned(
                 f"generation {generation} of {self._core.name} is gone: {message} (seen at {op})",
                 generation=generation,
@@ -455,7 +457,10 @@ class Context:
         self.prepared.remove_lane(name)
 
     def _on_fault(self, fault: Fault, op: str) -> None:
-        self._poison(fault.status, fault.status_name, fault.message, op)
+        if self.host.sanitizer is None:
+            self._poison(fault.status, fault.status_name, fault.message, op)
+        else:
+            self._found = self._found or (fault, op)
         self.report_dead()
 
     def report_dead(self) -> None:
@@ -498,6 +503,10 @@ class Context:
 
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
+        if self._found is not None:
+            await self.host.finish()
+            fault, op = self._found
+            self._poison(fault.status, fault.status_name, fault.message, op)
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
 
 

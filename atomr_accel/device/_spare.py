@@ -131,7 +131,7 @@ class Spare:
             HostDied: it ended before.
             Exception: it could not be started, or prepared.
         """
-        self.host = await start_host("process")
+        self.host = await start_host("process", self._core.sanitizer)
         prepared = self.prepared = Prepared(self.host)
         problem: BaseException | None = None
         try:

@@ -510,7 +510,7 @@ def main(control_fd: int, program: int, out: int, err: int) -> None:
 
     Args:
         control_fd: the control socket.
-        program: the process id of the program.
+        program: the process id of the program; 0 if another process stands between.
         out: the pipe that is to be descriptor 1.
         err: the one that is to be 2.
     """
@@ -521,9 +521,10 @@ def main(control_fd: int, program: int, out: int, err: int) -> None:
     # started the host, which is why the program keeps one for that (lanes/_spawner.py).
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != program:
-            os._exit(0)  # it ended before that took effect
+        if program:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != program:
+                os._exit(0)  # it ended before that took effect
         # Lanes nap for some ten microseconds, which Linux would stretch by fifty. Threads
         # inherit it.
         libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -32,7 +32,7 @@ _ROOM: Final = 1 << 18
 _LONGEST: Final = 4096
 """Bytes of a line; the rest of it is told as another one."""
 
-_MOST_LAST: Final = 20
+_MOST_LAST: Final = 50
 """Lines of a host's standard error that its fault is told with."""
 
 

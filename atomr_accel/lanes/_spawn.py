@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator
 
+    from ._sanitizer import Sanitizer
+
 _log = logging.getLogger("atomr_accel.hosts")
 
 ANSWER_SECONDS: Final = 300.0
@@ -53,6 +55,9 @@ What a request has made must not be lost, or be taken for the answer to the next
 """
 
 _DYING_SECONDS: Final = 2.0
+
+_REPORT_SECONDS: Final = 10.0
+"""A sanitizer has so long to report."""
 
 END_SECONDS: Final = 30.0
 """How long is waited for the end of a host that was killed.
@@ -86,10 +91,12 @@ class HostHandle:
         thread: the host's thread, if it is one.
         ended: set when the thread, or a process without ``pidfd``, has ended.
         output: what a process writes.
+        sanitizer: what it runs under; ``process`` is that then, in a process group of its own.
 
     Attributes:
         reason: why it was given up, if it was.
         output: what it writes; None for a thread, which has the program's descriptors.
+        sanitizer: what it runs under, if it does.
     """
 
     def __init__(
@@ -101,8 +108,10 @@ class HostHandle:
         thread: threading.Thread | None = None,
         ended: trio.Event | None = None,
         output: HostOutput | None = None,
+        sanitizer: Sanitizer | None = None,
     ) -> None:
         self.reason: str | None = None
+        self.sanitizer: Final = sanitizer
         self.output: Final = output
         self._control = control
         self._process = process
@@ -278,8 +287,13 @@ class HostHandle:
 
     def kill(self) -> None:
         """Kill the host process at once. Threads cannot be killed; they end with ``close``."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        if self.sanitizer is None:
             self._process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def wait_ended(self) -> int | None:
         """Wait until nothing of the host runs any more; its exit code, if it is a process.
@@ -321,6 +335,12 @@ class HostHandle:
             END_SECONDS,
         )
         return None
+
+    async def finish(self) -> None:
+        """Let a host that has failed end by itself: its sanitizer tells what it has seen."""
+        self._hang_up()
+        with trio.CancelScope(shield=True), trio.move_on_after(_REPORT_SECONDS):
+            await self.wait_ended()
 
     def abandon(self) -> None:
         """Let go of a host that has not ended; nobody waits for it any more."""
@@ -372,8 +392,12 @@ def describe_exit(code: int | None) -> str:
 
 
 @trio.lowlevel.enable_ki_protection
-async def start_host(isolation: Isolation) -> HostHandle:
+async def start_host(isolation: Isolation, sanitizer: Sanitizer | None = None) -> HostHandle:
     """Start a host; it answers on its control socket as soon as it is up.
+
+    Args:
+        isolation: whether it is a process or a thread.
+        sanitizer: what a process runs under.
 
     Raises:
         OSError: there is no room for another process, thread or descriptor.
@@ -388,7 +412,8 @@ async def start_host(isolation: Isolation) -> HostHandle:
             output, writers = output_pipes()
             fds = (theirs.fileno(), *writers)
             try:
-                process, pidfd = await spawner.spawn(_command(*fds), fds)
+                command = _command(*fds, sanitizer)
+                process, pidfd = await spawner.spawn(command, fds, group=sanitizer is not None)
             finally:
                 close_all(writers)
     except BaseException:
@@ -396,12 +421,15 @@ async def start_host(isolation: Isolation) -> HostHandle:
         if output is not None:
             output.close()
         raise
-    if pidfd >= 0:
-        return HostHandle(ours, process=process, pidfd=pidfd, output=output)
-    return HostHandle(ours, process=process, ended=_watched(process.pid), output=output)
+    ended = _watched(process.pid) if pidfd < 0 else None
+    return HostHandle(
+        ours, process=process, pidfd=pidfd, ended=ended, output=output, sanitizer=sanitizer
+    )
 
 
-def _command(control: int, out: int, err: int) -> tuple[str, ...]:
+def _command(
+    control: int, out: int, err: int, sanitizer: Sanitizer | None = None
+) -> tuple[str, ...]:
     flags = ["-P"]  # not the current directory
     if sys.flags.isolated:
         flags = ["-I"]
@@ -410,8 +438,10 @@ def _command(control: int, out: int, err: int) -> tuple[str, ...]:
     # What is no string there, such as a Path, Python ignores.
     entries: list[Any] = sys.path
     path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
-    numbers = map(str, (control, os.getpid(), out, err))
-    return (sys.executable, *flags, "-c", _BOOT, *numbers, *path)
+    program = os.getpid() if sanitizer is None else 0  # it is no child of the program's then
+    numbers = map(str, (control, program, out, err))
+    before = () if sanitizer is None else sanitizer.command(err)
+    return (*before, sys.executable, *flags, "-c", _BOOT, *numbers, *path)
 
 
 def _start_thread(ours: socket.socket, theirs: socket.socket) -> HostHandle:

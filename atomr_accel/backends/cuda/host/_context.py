@@ -202,6 +202,7 @@ class CudaContext:
         self._plan = plan
         self.completion: Final = plan.completion
         self.deterministic: Final = plan.deterministic
+        self.line_info: Final = plan.line_info
         self.prints = False
         self._streams: dict[object, _SharedStream] = {}
         self._next_stream = 0

@@ -8,6 +8,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
+import msgspec
+
 from ....backends.cuda.host._driver import check, driver, failure
 from ....wire import PLACE
 from ...host._vendor import undone_on_error
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
+_LINE_INFO: Final = "--generate-line-info"
 _PLAIN_SHARED: Final = 48 << 10
 """More dynamic shared memory than this must be asked for."""
 
@@ -166,6 +169,7 @@ class CudaCompiler:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream
         self._capability: Final = context.compute_capability
+        self._line_info: Final = context.line_info
         self.handlers: Final = {Compile: self._compile, Link: self._link}
 
     @staticmethod
@@ -177,6 +181,8 @@ class CudaCompiler:
         """Nothing is held."""
 
     def _compile(self, message: Compile) -> Compiled:
+        if self._line_info and _LINE_INFO not in message.options:
+            message = msgspec.structs.replace(message, options=(*message.options, _LINE_INFO))
         return find_module(message, self._capability)
 
     def _link(self, message: Link) -> bytes:
