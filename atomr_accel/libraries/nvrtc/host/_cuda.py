@@ -26,6 +26,8 @@ from ..wire._messages import (
     Occupancy,
     Structure,
     SuggestBlock,
+    SurfaceObject,
+    TextureObject,
     TiledMap,
     Unload,
 )
@@ -34,6 +36,7 @@ from ._launch_config import launch_config
 from ._modules import Modules
 from ._program import find_module, link_image
 from ._tensor_maps import TENSOR_MAP_BYTES, encoded
+from ._textures import Textures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,6 +58,7 @@ Slot = tuple[int, int]
 zero are a pointer's."""
 
 _ARRAY: Final[Slot] = (-8, 8)
+_OBJECT: Final[Slot] = (8, 8)
 
 
 @final
@@ -198,6 +202,7 @@ class CudaKernels:
         self._stream: Final = stream
         self._modules: Final = Modules[_Loaded](context, self._load, _unload)
         self._kernels: dict[tuple[int, int], _Kernel] = {}
+        self._textures: Final = Textures(context, stream)
         self.handlers: Final = {
             Load: self._modules.load,
             Unload: self._unload,
@@ -206,6 +211,7 @@ class CudaKernels:
             DescribeFunction: self._describe,
             Occupancy: self._occupancy,
             SuggestBlock: self._suggest_block,
+            **self._textures.handlers,
         }
         self.preparers: Final = {Launch: self._prepare_launch}
 
@@ -214,12 +220,14 @@ class CudaKernels:
         other = CudaKernels(self._context, stream)
         other._modules.share(self._modules)
         other._kernels = self._kernels
+        other._textures.share(self._textures)
         return other
 
     def close(self) -> None:
         """Unload the modules, which all streams of the lane share."""
         self._kernels.clear()
         self._modules.close()
+        self._textures.close()
 
     def _load(self, message: Load) -> _Loaded:
         if may_print(message.image):
@@ -252,6 +260,8 @@ class CudaKernels:
                 values.append(pointer(argument.address))
             elif isinstance(argument, TiledMap):
                 values.append(encoded(argument, pointer(argument.address)))
+            elif isinstance(argument, TextureObject | SurfaceObject):
+                values.append(self._textures.object_of(argument))
             else:
                 values.append(argument.data)
         self._start(message, values, _slots(message))
@@ -263,7 +273,7 @@ class CudaKernels:
         fixed: list[Any] = []
         places: list[tuple[int, int]] = []
         for at, argument in enumerate(message.arguments):
-            if isinstance(argument, TiledMap):
+            if isinstance(argument, TiledMap | TextureObject | SurfaceObject):
                 return None
             if isinstance(argument, Array):
                 if argument.address < PLACE:
@@ -404,6 +414,8 @@ def _slots(message: Launch) -> list[Slot]:
         if isinstance(argument, Array)
         else (TENSOR_MAP_BYTES, 0)
         if isinstance(argument, TiledMap)
+        else _OBJECT
+        if isinstance(argument, TextureObject | SurfaceObject)
         else (len(argument.data), 0)
         if isinstance(argument, Structure)
         else (len(argument.data), len(argument.data))
