@@ -33,7 +33,7 @@ def load() -> Callable[..., Any]:
     import triton
     import triton.language as tl
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def softmax(y, x, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
         row = tl.program_id(0)
         at = tl.arange(0, BLOCK)
@@ -64,7 +64,7 @@ async def softmax(device: Device, host_x: np.ndarray[Any, Any]) -> np.ndarray[An
     x: GpuRef = await device.put(host_x)
     y = await device.empty(x.shape, x.dtype)
     await device.run(launch, y, x, lane="triton", init=load)
-    twice = await device.array.evaluate(y * 2)
+    twice = await device.evaluate(y * 2)
     return await device.get(twice)
 
 

@@ -126,7 +126,7 @@ class Texture:
 
     def _check_modes(self, axes: int) -> None:
         modes = (self.address,) * axes if isinstance(self.address, str) else self.address
-        if not isinstance(modes, tuple) or len(modes) != axes:
+        if len(modes) != axes:
             raise ValueError(f"address is one mode or {axes}, one for each axis, not {modes!r}")
         for mode in modes:
             if mode not in _MODES:
