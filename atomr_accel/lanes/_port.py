@@ -397,6 +397,11 @@ class Port:
         except BaseException as error:  # noqa: BLE001 (as above)
             self._failure = error
 
+    def take_answers(self) -> None:
+        """Take the answers that have come meanwhile, for who needs what they free; never blocks."""
+        if self._count:
+            self._receive()
+
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
         if self._outbox and self._room() <= 0:

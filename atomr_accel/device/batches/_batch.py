@@ -362,7 +362,7 @@ class Batch(Collector):
         if not self._open or memory.epoch is not self._epoch:
             self._check()
         nbytes = math.prod(shape) * dtype.itemsize
-        block = None if self._late else memory.allocate(nbytes)
+        block = None if self._late else memory.allocate(nbytes) or self._reused(nbytes)
         if block is None:
             if self._filling:
                 raise Pending((shape, dtype))
@@ -372,6 +372,16 @@ class Batch(Collector):
             self._late = True
         self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
+
+    def _reused(self, nbytes: int) -> Block | None:
+        """A block in memory that ops needed which are answered by now, if there is one.
+
+        Nobody else takes answers while the block runs.
+        """
+        for port in self.ports.values():
+            port.take_answers()
+        self._check()  # they may tell of a fault
+        return self.memory.allocate(nbytes)
 
     def submit(
         self,
@@ -497,6 +507,9 @@ class Batch(Collector):
     async def _finish(self) -> None:
         errors: list[Exception] = []
         try:
+            if self._promised:  # for these, and the next batch that is like this one
+                await self._core.growth.grow_ahead(sum(self._promised.values()))
+                self._check_epoch()
             while self._later:
                 step = self._later.popleft()
                 await step()
