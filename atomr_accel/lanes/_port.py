@@ -172,16 +172,18 @@ class Port:
                 readers.add(seq)
         for block in op.writes:
             writer, readers = block.writer, block.readers
-            if writer and writer != seq:
-                before = _with(before, writer) if before else writer
-            if readers:
+            if readers:  # which come after the writer themselves
                 for reader in readers:
-                    if writer < reader != seq:  # older ones come before the writer already
+                    if reader != seq:
                         before = _with(before, reader)
+                readers.clear()  # whoever comes after this op comes after them
+            elif writer and writer != seq:
+                before = _with(before, writer) if before else writer
             block.writer = seq
-        if before:
-            several = (before,) if isinstance(before, int) else before
-            op.dependencies = tuple([(in_flight[seq].port.index, seq) for seq in several])
+        if type(before) is set:
+            op.dependencies = tuple([(in_flight[each].port.index, each) for each in before])
+        elif before:
+            op.dependencies = ((in_flight[before].port.index, before),)
         if not in_flight and self._prompt:
             shorten_switch_interval()
         in_flight[seq] = op

@@ -22,7 +22,6 @@ from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.wire import (
     PLACE,
     CallByTemplate,
-    CallWithTemplate,
     Fault,
     Frames,
     Message,
