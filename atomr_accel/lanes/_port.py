@@ -24,6 +24,7 @@ import trio
 
 from ..wire import (
     WITHDRAWN,
+    CallWithTemplate,
     Failure,
     Fault,
     Frames,
@@ -477,7 +478,7 @@ class Port:
         if prepared.get(template.number) is template:
             return payload
         prepared[template.number] = template
-        return msgspec.Raw(template.head + memoryview(payload)[template.cut :])
+        return CallWithTemplate(template.number, template.encoded, payload.addresses)
 
     def _receive(self) -> None:
         """Take what has come and hand it out; never blocks."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import struct
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -26,7 +25,7 @@ import numpy as np
 
 from ..lanes import Template
 from ..memory import Block, GpuRef, block_at, part_of
-from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, CallWithTemplate, encoder
+from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
 from .wire._recent import Recent
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ _SHARED: Final = object()
 _VIEWS: Final = object()
 
 Key = tuple[object, ...]
-Filled = tuple[msgspec.Raw, tuple[Block, ...], tuple[Block, ...]]
+Filled = tuple[CallByTemplate, tuple[Block, ...], tuple[Block, ...]]
 
 
 class Untraceable(Exception):
@@ -123,8 +122,6 @@ class TracedOp(msgspec.Struct, frozen=True):
         lane: the lane that executes it.
         name: what to call it.
         template: the message, with places for addresses.
-        pack: makes the request that names it, of its parts.
-        parts: the parts that stay, and between them those where addresses go.
         holes: takes the blocks whose addresses go there out of all blocks.
         offsets: how far behind these addresses; None where all are right there.
         reads: takes what is read out of all blocks.
@@ -134,21 +131,18 @@ class TracedOp(msgspec.Struct, frozen=True):
     lane: str
     name: str
     template: Template
-    pack: Callable[..., bytes]
-    parts: tuple[bytes | None, ...]
     holes: Callable[[Sequence[Block]], tuple[Block, ...]]
     offsets: tuple[int, ...] | None
     reads: Callable[[Sequence[Block]], tuple[Block, ...]]
     writes: Callable[[Sequence[Block]], tuple[Block, ...]]
 
     def fill(self, blocks: Sequence[Block]) -> Filled:
-        """That of a call on these blocks: its request, encoded, what it reads and writes."""
-        addresses = [block.address for block in self.holes(blocks)]
+        """That of a call on these blocks: its request, what it reads and writes."""
+        addresses = tuple([block.address for block in self.holes(blocks)])
         if self.offsets is not None:
-            addresses = list(map(operator.add, addresses, self.offsets))
-        parts: list[Any] = [*self.parts]
-        parts[1::2] = addresses
-        return msgspec.Raw(self.pack(*parts)), self.reads(blocks), self.writes(blocks)
+            addresses = tuple(map(operator.add, addresses, self.offsets))
+        call = CallByTemplate(self.template.number, addresses)
+        return call, self.reads(blocks), self.writes(blocks)
 
 
 @final
@@ -469,14 +463,10 @@ class _Tracer:
         if submission.sent or submission.done or submission.finish:
             raise Untraceable
         encoded, holes = self._template(message)
-        number = next(_numbers) % MOST_TEMPLATES
-        named = encoder.encode(CallByTemplate(number, ()))[:-1]
-        head = encoder.encode(CallWithTemplate(number, msgspec.Raw(encoded), ()))[:-1]
         return TracedOp(
             request.lane.name,
             request.name,
-            Template(number, head, len(named)),
-            *_request(named, len(holes)),
+            Template(next(_numbers) % MOST_TEMPLATES, msgspec.Raw(encoded)),
             picker([at_of[at] for at, _ in holes]),
             tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
             picker([places[block] for block in submission.reads]),
@@ -556,15 +546,6 @@ def _count_places(value: object) -> int:
     if isinstance(value, dict):
         return _count_places([*value, *value.values()])
     return isinstance(value, int) and value >= PLACE
-
-
-def _request(named: bytes, count: int) -> tuple[Callable[..., bytes], tuple[bytes | None, ...]]:
-    """What makes a request of its parts, and those: its beginning, then so many addresses."""
-    begin = named + encoder.encode([None] * count)[: -count or None]
-    parts: list[bytes | None] = [begin + b"\xcf" if count else begin]
-    layout = f">{len(parts[0] or b'')}s" + "Q1s" * (count - 1) + "Q" * bool(count)
-    parts += [None, b"\xcf"] * count
-    return struct.Struct(layout).pack, tuple(parts[: 2 * count or 1])
 
 
 def _nothing(_refs: Sequence[GpuRef]) -> None:

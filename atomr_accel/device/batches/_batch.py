@@ -46,13 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableSequence
     from types import TracebackType
 
-    from msgspec import Raw
-
     from ...lanes import Bytes, HostHandle, Op, Piece, Template
     from ...libraries._op import Facade
     from ...libraries._request import Request
     from ...memory import Block
-    from ...wire import Message
+    from ...wire import CallByTemplate, Message
     from .._device import Device
     from .._run import OnDevice
 
@@ -413,7 +411,7 @@ class Batch(Collector):
         message: Message | Template,
         reads: Iterable[Block],
         writes: Iterable[Block],
-        payload: Raw | None = None,
+        payload: CallByTemplate | None = None,
     ) -> None:
         self._note(self._core.submit(port, name, message, reads, writes, payload))
         self._unsent += 1
