@@ -26,7 +26,6 @@ import numpy as np
 from ..lanes import Template
 from ..memory import Block, GpuRef, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
-from .wire._recent import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -122,8 +121,8 @@ class TracedOp(msgspec.Struct, frozen=True):
         lane: the lane that executes it.
         name: what to call it.
         template: the message, with places for addresses.
-        holes: takes the blocks whose addresses go there out of all blocks.
-        offsets: how far behind these addresses; None where all are right there.
+        holes: takes the addresses that go there out of all addresses.
+        offsets: how far behind these; None where all are right there.
         reads: takes what is read out of all blocks.
         writes: takes what is written.
     """
@@ -131,18 +130,17 @@ class TracedOp(msgspec.Struct, frozen=True):
     lane: str
     name: str
     template: Template
-    holes: Callable[[Sequence[Block]], tuple[Block, ...]]
+    holes: Callable[[Sequence[int]], tuple[int, ...]]
     offsets: tuple[int, ...] | None
     reads: Callable[[Sequence[Block]], tuple[Block, ...]]
     writes: Callable[[Sequence[Block]], tuple[Block, ...]]
 
-    def fill(self, blocks: Sequence[Block]) -> Filled:
+    def fill(self, addresses: Sequence[int], blocks: Sequence[Block]) -> Filled:
         """That of a call on these blocks: its request, what it reads and writes."""
-        addresses = tuple([block.address for block in self.holes(blocks)])
+        given = self.holes(addresses)
         if self.offsets is not None:
-            addresses = tuple(map(operator.add, addresses, self.offsets))
-        call = CallByTemplate(self.template.number, addresses)
-        return call, self.reads(blocks), self.writes(blocks)
+            given = tuple(map(operator.add, given, self.offsets))
+        return CallByTemplate(self.template.number, given), self.reads(blocks), self.writes(blocks)
 
 
 @final
@@ -154,7 +152,7 @@ class Trace(msgspec.Struct, frozen=True):
         lanes: those that execute them.
         ops: their messages, one right after the other.
         own: which of them is the call's own; those before it and after it are what it needs.
-        strided: whether views with gaps are among the buffers.
+        views: whether views are among the buffers.
         outputs: what is made for each call.
         obtain: what else is asked for.
         checks: whether what is not in the signature is as it was.
@@ -165,7 +163,7 @@ class Trace(msgspec.Struct, frozen=True):
     lanes: frozenset[str]
     ops: tuple[TracedOp, ...]
     own: int
-    strided: bool
+    views: bool
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     obtain: tuple[Callable[[Driver], Block], ...]
     checks: tuple[Callable[[], bool], ...]
@@ -180,18 +178,25 @@ class Trace(msgspec.Struct, frozen=True):
                 return False
         return True
 
-    def call(self, driver: Driver, refs: list[GpuRef]) -> tuple[list[Block], Any]:
-        """A call on these buffers: the blocks to fill its ops with, and its result.
+    def call(
+        self, driver: Driver, refs: list[GpuRef]
+    ) -> tuple[Sequence[int], Sequence[Block], Any]:
+        """A call on these buffers: addresses and blocks to fill its ops with, and its result.
 
         Raises:
             Pending: something it needs takes a wait.
         """
         for shape, dtype in self.outputs:
             refs.append(driver.output(shape, dtype))
-        blocks = [ref._place for ref in refs] if self.strided else [ref._block for ref in refs]
+        blocks = [ref._block for ref in refs]
         if self.obtain:
             blocks += [obtain(driver) for obtain in self.obtain]
-        return blocks, self.result(refs)
+        if not self.views:
+            return [block.address for block in blocks], blocks, self.result(refs)
+        # Whoever follows asks whole blocks, which answer sooner.
+        wholes = [block.base for block in blocks]
+        begin = [whole.address + block.offset for whole, block in zip(wholes, blocks, strict=True)]
+        return begin, wholes, self.result(refs)
 
 
 def signature(
@@ -206,6 +211,7 @@ def signature(
     parts: list[object] = [*form]
     add = parts.append
     refs: list[GpuRef] = []
+    blocks: list[Block] = []
     views = False
     epoch = memory.epoch
     given: Iterable[Any] = args
@@ -216,17 +222,19 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
-                return None
             if type(block) is not Block:  # a view: where it begins tells alignment and overlaps
                 views = True
                 add(block.offset)
                 add(value._strides)
+                block = block.base
+            if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
+                return None
             if block.sealed:  # also one that is of this generation, while it is being filled
                 add(_SEALED)
             add(value.shape)
             add(value.dtype)
             refs.append(value)
+            blocks.append(block)
             continue
         if kind is float:
             if value == 0.0 or math.isnan(value):  # zeros have a sign, and NaN equals nothing
@@ -250,22 +258,16 @@ def signature(
                 parts += inside[0]
                 views = views or type(ref._block) is not Block
             refs += held
+            blocks += [ref._block.base for ref in held]
             value = rest  # noqa: PLW2901 - what is left of it
         add(kind)
         add(value)
-    count = len(refs)
     if views:
-        bases = [ref._block.base for ref in refs]
         add(_VIEWS)
-        parts += map(bases.index, bases)
-    elif count == 2:
-        if refs[0]._block is refs[1]._block:
-            add(_SHARED)
-    elif count > 2:
-        blocks = [ref._block for ref in refs]
-        if len(set(blocks)) < count:
-            add(_SHARED)
-            parts += map(blocks.index, blocks)
+        parts += map(blocks.index, blocks)
+    elif len(blocks) > 1 and len(set(blocks)) < len(blocks):
+        add(_SHARED)
+        parts += map(blocks.index, blocks)
     return tuple(parts), refs
 
 
@@ -278,7 +280,7 @@ class Traces:
     """What calls of a facade come to, by their signatures; shared by all its copies."""
 
     def __init__(self) -> None:
-        self._known: Recent[Key, Trace | int] = Recent(_SIGNATURES)
+        self._known: dict[Key, Trace | int] = {}
 
     def find(
         self,
@@ -305,7 +307,7 @@ class Traces:
         found = self._known.get(key)
         if type(found) is not Trace:
             if found is None:
-                self._known.keep(key, 1)
+                self._keep(key, 1)
                 return None
             tries = found
         elif found.holds(memory.epoch):
@@ -317,10 +319,16 @@ class Traces:
         try:
             traced = _Tracer(home).trace(make, facade, args, kwargs)
         except Exception:  # noqa: BLE001 - the call is made in full next, and raises what is wrong
-            self._known.keep(key, tries + 1)
+            self._keep(key, tries + 1)
             return None
-        self._known.keep(key, traced)
+        self._keep(key, traced)
         return traced, refs
+
+    def _keep(self, key: Key, value: Trace | int) -> None:
+        """Keep a value, in the place of the oldest: to note which are in use takes too long."""
+        if key not in self._known and len(self._known) >= _SIGNATURES:
+            del self._known[next(iter(self._known))]
+        self._known[key] = value
 
 
 @final
@@ -440,7 +448,7 @@ class _Tracer:
             frozenset([each.lane for each in ops]),
             tuple(ops),
             own - sum(made.message is None for _, made in parts[:own]),
-            any(ref._strides is not None for ref in refs),
+            any(ref._block.base is not ref._block for ref in refs),
             tuple(self._outputs),
             tuple(self._obtain),
             tuple(self._checks),

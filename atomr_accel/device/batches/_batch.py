@@ -339,7 +339,7 @@ class Batch(Collector):
                 if ports.keys() >= trace.lanes:
                     self._filling = True
                     try:
-                        blocks, result = trace.call(self, refs)
+                        addresses, blocks, result = trace.call(self, refs)
                     except Pending:  # there is no room for results
                         late = True
                     else:
@@ -348,7 +348,7 @@ class Batch(Collector):
                         self._filling = False
                     if not late:
                         for each in trace.ops:
-                            payload, reads, writes = each.fill(blocks)
+                            payload, reads, writes = each.fill(addresses, blocks)
                             port = ports[each.lane]
                             self._add_op(port, each.name, each.template, reads, writes, payload)
                         return result  # type: ignore[no-any-return]
