@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
+from ...cub.wire._messages import Run
 from ..wire._messages import CopyStrided
+from ..wire._several import Question, Several
 from ._cuda_expression import CudaExpressions
 from ._cuda_indexing import CudaIndexing
 from ._source import SOURCE, launch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ...cub.host._cuda import CudaCub
+    from ..wire._several import Step
 
 
 @final
@@ -25,9 +31,13 @@ class CudaArray:
         self._choosing: Final = CudaIndexing(context, stream, self._copy)
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
+            Question: self._question,
+            Several: lambda message: self._execute(message.steps),
             **self._choosing.handlers,
             **CudaExpressions(context, stream).handlers,
         }
+        self._cub: CudaCub | None = None
+        self._of_steps: Final[dict[type, Any]] = self.handlers | {Run: self._run}
 
     @staticmethod
     def preload() -> None:
@@ -42,6 +52,25 @@ class CudaArray:
         """Unload the modules."""
         self._kernels.close()
         self._choosing.close()
+        if self._cub is not None:
+            self._cub.close()
+
+    def _execute(self, steps: Iterable[Step]) -> None:
+        handlers = self._of_steps
+        for step in steps:
+            handlers[type(step)](step)
+
+    def _question(self, message: Question) -> Any:
+        self._execute(message.steps)
+        return self.handlers[type(message.last)](message.last)
+
+    def _run(self, message: Run) -> None:
+        if self._cub is None:
+            from ...cub.host._cuda import CudaCub  # whose bindings most programs do without
+
+            CudaCub.preload()
+            self._cub = CudaCub(self._context, self._stream)
+        self._cub.handlers[Run](message)
 
     def _copy(self, message: CopyStrided) -> None:
         name, items, packed = launch(message)
