@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..cub._facade import Cub
     from .wire._indexing import Outside
 
+T = TypeVar("T")
 Kind = Literal["gather", "set", "add"]
 Mode = Literal["raise", "wrap", "clip"]
 
@@ -182,15 +183,22 @@ def asking(
     return Request(WAITS, f"array.{name}", prepare)
 
 
-def compacting(steps: Steps, flags: GpuRef) -> tuple[Submission[int], GpuRef]:
-    """How many of some flags are set, and where, in a buffer with room for as many as there are."""
-    positions = steps.output(flags.shape, INT64)
-    scratch = steps.output((PARTS,), INT64)
+def compacting(steps: Steps, flags: GpuRef, finish: Callable[[int, GpuRef], T]) -> Submission[T]:
+    """The question how many of some flags are set, and where.
+
+    Args:
+        steps: of the call.
+        flags: bool, without gaps.
+        finish: makes the result of the number, and of a buffer of places with room for all.
+    """
+    positions, scratch = steps.output(flags.shape, INT64), steps.output((PARTS,), INT64)
     message = Compact(
         flags._place.address, flags.size, positions._place.address, scratch._place.address
     )
     writes = positions._place, scratch._place
-    return Submission(message, (flags._place,), writes, finish=int), positions
+    return Submission(
+        message, (flags._place,), writes, finish=lambda count: finish(int(count), positions)
+    )
 
 
 def where_set(cub: Cub[Described], mask: Operand, name: str) -> Request[tuple[int, GpuRef]]:
@@ -200,9 +208,8 @@ def where_set(cub: Cub[Described], mask: Operand, name: str) -> Request[tuple[in
     """
 
     def build(steps: Steps) -> Submission[tuple[int, GpuRef]]:
-        asked, positions = compacting(steps, steps.flat(steps.ref(cast(mask, _BOOL))))
-        finish: Callable[[Any], tuple[int, GpuRef]] = lambda count: (int(count), positions)
-        return Submission(asked.message, asked.reads, asked.writes, finish=finish)
+        flags = steps.flat(steps.ref(cast(mask, _BOOL)))
+        return compacting(steps, flags, lambda count, positions: (count, positions))
 
     return asking(cub, name, build)
 

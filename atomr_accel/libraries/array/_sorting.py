@@ -7,7 +7,6 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
-import msgspec
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
@@ -22,7 +21,8 @@ from ._choosing import INT64, asking, choose, compacting
 from ._copy import LANE, WAITS
 from ._keys import Chosen, taken
 from ._steps import ArrayPart, Steps, target_of
-from .wire._indexing import MOST_TOP, Scan, Top, top_scratch
+from ._top import FP8, ranks, top
+from .wire._indexing import Scan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -34,7 +34,6 @@ _FLOAT64: Final = as_dtype(np.float64)
 _LONG: Final = 1 << 16
 """Rows beyond that are scanned in parts."""
 _PART: Final = 1 << 12
-FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 
 SortKind = Literal["quicksort", "mergesort", "heapsort", "stable"]
 
@@ -152,7 +151,7 @@ class Sorting(ArrayPart[D]):
         if not 0 <= count <= given.shape[at]:
             raise ValueError(f"k is {count}, but the axis has {given.shape[at]} elements")
 
-        few = _ranks(given, at, count)
+        few = ranks(given, at, count)
 
         def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
             if few:
@@ -236,11 +235,9 @@ class Sorting(ArrayPart[D]):
 
         With ``order`` the values are there as well. They go to ``values_out``, if that can be.
         """
-        if _ranks(given, axis, given.shape[axis]):
+        if ranks(given, axis, given.shape[axis]):
             n = given.shape[axis]
-            return top(
-                steps, given, axis, n, descending=descending, order=order, out=values_out
-            )
+            return top(steps, given, axis, n, descending=descending, order=order, out=values_out)
         ref = steps.ref(given, "a")
         seen: Operand = ref.moveaxis(axis, -1)
         dtype = ref.dtype
@@ -504,14 +501,13 @@ class Sorting(ArrayPart[D]):
                 if equal_nan and values.dtype.kind in "fcV":
                     differ = differ & ~ufunc("isnan", ahead)
                 inner.evaluate(differ, first[1:])
-            asked, positions = compacting(inner, first)
-            made = (values, first, positions) if order is None else (values, first, positions, order)
-            return msgspec.structs.replace(asked, finish=lambda count: (int(count), made))
+            made = (values, first) if order is None else (values, first, order)
+            return compacting(inner, first, lambda count, at: (count, (at, *made)))
 
         found = steps.driver.perform(asking(self._cub, "unique", ask))
         assert found is not None
-        count, (values, first, positions, *rest) = found
-        positions = positions[:count]
+        count, (places, values, first, *rest) = found
+        positions = places[:count]
         results = [steps.cast(taken(steps, values, positions), dtype)]
         if flags[0]:
             results.append(taken(steps, rest[0], positions))
@@ -533,65 +529,10 @@ class Sorting(ArrayPart[D]):
         return tuple(results)
 
 
-def _ranks(given: Operand, axis: int, count: int) -> bool:
-    """Whether so many elements of rows are found by the array lane's own kernels."""
-    real = given.dtype.kind in "biuf" or NAMES[given.dtype] in (*FP8, "bfloat16")
-    return real and 0 < count <= MOST_TOP and given.shape[axis] < 2**31
-
-
 def _lane_of(given: Operand, axis: int) -> LaneSpec:
     """The lane that sorts rows: several long ones are segments, which wait for the device."""
     n = given.shape[axis]
-    return WAITS if math.prod(given.shape) > n and not _ranks(given, axis, n) else LANE
-
-
-def top(
-    steps: Steps,
-    given: Operand,
-    axis: int,
-    count: int,
-    *,
-    descending: bool,
-    order: bool = True,
-    out: GpuRef | None = None,
-) -> tuple[GpuRef, GpuRef | None]:
-    """The first elements of rows along an axis in their order, and their places. The axis is last.
-
-    Args:
-        steps: of the call.
-        given: real numbers.
-        axis: along which.
-        count: how many, one at least.
-        descending: whether the largest come first.
-        order: whether their places are asked for.
-        out: where values go, if that can be.
-    """
-    ref = steps.ref(given, "a")
-    ref = steps.last(steps.cast(ref, FLOAT32) if NAMES[ref.dtype] in FP8 else ref, axis)
-    length = ref.shape[-1]
-    rows = ref.size // length
-    shape = (*ref.shape[:-1], count)
-    if out is None or out.dtype is not ref.dtype or overlap(out, ref):
-        values = steps.output(shape, ref.dtype)
-    else:
-        values = out
-    places = steps.output(shape, INT64) if order else None
-    scratch = steps.output((top_scratch(rows, length, count),), as_dtype(np.uint8))
-    if rows:
-        writes = [values, *([] if places is None else [places]), *([scratch] if scratch.size else [])]
-        message = Top(
-            ref._place.address,
-            NAMES[ref.dtype],
-            rows,
-            length,
-            count,
-            bool(descending),
-            values._place.address,
-            0 if places is None else places._place.address,
-            scratch._place.address if scratch.size else 0,
-        )
-        steps.submit("array.top", message, (ref._place,), [each._place for each in writes])
-    return values, places
+    return WAITS if math.prod(given.shape) > n and not ranks(given, axis, n) else LANE
 
 
 def _require_kind(kind: object) -> None:

@@ -281,9 +281,7 @@ class ArrayPart(Facade[D]):
         self._device = device
         self._cub: Cub[Described] = cub._on(Describing(device))
 
-    def _several(
-        self, name: str, build: Callable[[Steps], T], lane: LaneSpec = LANE
-    ) -> Request[T]:
+    def _several(self, name: str, build: Callable[[Steps], T], lane: LaneSpec = LANE) -> Request[T]:
         """A request of several steps."""
         cub = self._cub
 

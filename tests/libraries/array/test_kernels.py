@@ -94,8 +94,8 @@ def turned(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> tuple
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_matrices_of_whole_vectors_are_turned(kernels: Any, size: int) -> None:
     rng, unit, used = seeds.rng(), 16 // size, set()
-    for shape in ((2, 2), (2, 3), (9, 3), (17, 9), (5, 2, 17), (2, 3, 10, 8)):
-        shape = (*shape[:-2], shape[-2] * unit, shape[-1] * unit)
+    for *batch, m, n in ((2, 2), (2, 3), (9, 3), (17, 9), (5, 2, 17), (2, 3, 10, 8)):
+        shape = (*batch, m * unit, n * unit)
         target, source = turned(rng, shape, size)
         name = run(kernels, message_of(target, source))
         used.add(name.partition(", ")[0] + name.split(", ")[1])

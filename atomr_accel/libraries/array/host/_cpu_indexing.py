@@ -200,14 +200,14 @@ class CpuIndexing:
 
 def _ordered(given: _Array) -> _Array:
     """Unsigned numbers that are in the order of real ones."""
-    size = 8 * given.dtype.itemsize
-    bits = given.view(f"u{given.dtype.itemsize}")
-    sign = bits.dtype.type(1 << (size - 1))
+    bits: _Array = given.view(f"u{given.dtype.itemsize}")
     if given.dtype.kind in "bu":
         return bits
+    sign = bits.dtype.type(1 << (8 * given.dtype.itemsize - 1))
+    made: _Array = bits ^ sign
     if given.dtype.kind == "i":
-        return bits ^ sign
-    made = np.where(bits & sign, ~bits, bits | sign)
+        return made
+    made = np.where(bits & sign, ~bits, made)
     made[given == 0] = sign  # both zeros
     made[np.isnan(given)] = np.iinfo(bits.dtype).max
     return made

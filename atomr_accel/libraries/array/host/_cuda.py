@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ...cub.wire._messages import Run
+from ...host._cuda_kernels import ArgumentBlocks, Kernels, preload_compiler
 from ..wire._messages import CopyStrided
 from ..wire._several import Question, Several
 from ._cuda_expression import CudaExpressions
 from ._cuda_indexing import CudaIndexing
-from ._source import SOURCE, launch
+from ._source import ALIGNED, SOURCE, Launch, launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ...cub.host._cuda import CudaCub
     from ..wire._several import Step
+
+
+@lru_cache(1024)
+def _launch(*layout: Any) -> Launch:
+    """The kernel for copies that are alike but for where they are."""
+    return launch(CopyStrided(*layout))
 
 
 @final
@@ -28,6 +35,7 @@ class CudaArray:
         self._context: Final = context
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._arguments: Final = ArgumentBlocks()
         self._choosing: Final = CudaIndexing(context, stream, self._copy)
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
@@ -68,13 +76,14 @@ class CudaArray:
         if self._cub is None:
             from ...cub.host._cuda import CudaCub  # whose bindings most programs do without
 
-            CudaCub.preload()
             self._cub = CudaCub(self._context, self._stream)
-        self._cub.handlers[Run](message)
+        self._cub.run(message)
 
     def _copy(self, message: CopyStrided) -> None:
-        name, items, packed = launch(message)
-        arguments = Arguments(packed)
+        target, source = message.target % ALIGNED, message.source % ALIGNED
+        strides = message.source_strides, message.target_strides
+        name, items, packed = _launch(source, target, message.itemsize, message.shape, *strides)
+        arguments = self._arguments.having(packed)
         arguments.pointers[0] = self._context.pointer(message.target)
         arguments.pointers[1] = self._context.pointer(message.source)
         self._kernels.launch(self._kernels.function(name), items, arguments)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host._driver import check, driver
-from ...host._cuda_kernels import Arguments, Kernels
+from ...host._cuda_kernels import ArgumentBlocks, Kernels
 from ..wire._indexing import (
     Choose,
     Compact,
@@ -65,6 +65,7 @@ class CudaIndexing:
         self._stream: Final = stream
         self._copy: Final = copy
         self._kernels: dict[CudaSource, Kernels] = {}
+        self._arguments: Final = ArgumentBlocks()
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             CopyAll: self._copy_all,
             Upload: self._upload,
@@ -89,7 +90,7 @@ class CudaIndexing:
         kernels = self._kernels.get(source)
         if kernels is None:
             kernels = self._kernels[source] = Kernels(self._context, self._stream, source)
-        kernels.launch(kernels.function(name), items, Arguments(packed))
+        kernels.launch(kernels.function(name), items, self._arguments.having(packed))
 
     def _copy_all(self, message: CopyAll) -> None:
         for each in message.copies:
@@ -191,4 +192,3 @@ class CudaIndexing:
         pointers = struct.pack("<2Q", pointer(message.target), pointer(message.source))
         packed = pointers + launch.arguments[len(pointers) :]
         self._launch(SCANS, launch.name, launch.items, packed)
-

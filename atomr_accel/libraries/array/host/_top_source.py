@@ -67,8 +67,8 @@ def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
     places = pointer(message.places) if message.places else 0
     if length <= MOST_TOP:
         bits = (length - 1).bit_length()
-        numbers = message.rows, length, count, bits, down
-        packed = struct.pack("<8Q", values, places, source, *numbers)
+        sizes = message.rows, length, count, bits, down
+        packed = struct.pack("<8Q", values, places, source, *sizes)
         blocks = -(-message.rows // (MOST_TOP >> bits))
         yield Round(0, [Launch(f"sorted_rows<{types}>", blocks * THREADS, packed)])
         return
@@ -94,8 +94,10 @@ def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
 
 
 def _stages(key: int, place: int) -> Iterator[tuple[int, int, int]]:
-    """Which bits are counted, one after the other: the first of keys, then their others; where
-    more elements are equal than there is room for, those of places likewise.
+    """Which bits are counted, one after the other.
+
+    The first ones of keys, then the others; where more elements are equal than there is room for,
+    those of places likewise.
 
     Yields:
         The stage, how far these bits are from the last one, and how many they are.

@@ -52,6 +52,6 @@ class Question(Message, frozen=True):
     last: Asked
 
     @property
-    def returns(self) -> Any:  # type: ignore[override]
+    def returns(self) -> Any:
         """What its last one returns."""
         return self.last.returns

@@ -75,7 +75,7 @@ class CudaCub:
         self._scratch: dict[int, int] = {}
         self._needed: Final[Recent[tuple[bytes, tuple[int, ...]], int]] = Recent(_MOST_SIZES)
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self.handlers: Final = {Build: self._build, Run: self._run, Count: self._count}
+        self.handlers: Final = {Build: self._build, Run: self.run, Count: self._count}
 
     @staticmethod
     def preload() -> None:
@@ -108,7 +108,8 @@ class CudaCub:
             call = self._calls[encoded] = self._store.call(decode(encoded))
         return call
 
-    def _run(self, message: Run) -> None:
+    def run(self, message: Run) -> None:
+        """Queue an algorithm; the array lane does so, too, among steps of its own."""
         built, _, _ = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
         algorithm = call.spec.algorithm
