@@ -45,7 +45,7 @@ class Factors(LinalgPart[D]):
             stack = steps.stack(self._operand(a, "a"), square=True)
             # The solver sees the transpose, and factorizes its lower triangle, which is up to 2.6
             # times faster than the upper one. So lower triangles are turned over.
-            factor: Operand = steps.fresh(stack.ref if upper else stack.ref.mT)
+            factor = steps.fresh(stack.ref if upper else stack.ref.mT)
             info = steps.solve(
                 *("potrf", stack, (stack.n,), (factor,)),
                 failure="Matrix is not positive definite",
