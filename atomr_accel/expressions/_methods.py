@@ -20,6 +20,9 @@ Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """What NumPy's functions do with refs and expressions; under ``numpy.ufunc`` what ufuncs do."""
 
+PLAIN: Final[dict[Any, str]] = {}
+"""The names of ufuncs of one result, of those that were called so far."""
+
 
 class Methods:
     """NumPy's functions as methods; they make expressions."""
