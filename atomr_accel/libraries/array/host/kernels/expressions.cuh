@@ -1,7 +1,7 @@
 // What kernels of expressions are made of: element types, casts, and NumPy's functions.
 //
 // In registers a float of 16 bits or less is a float that its type can hold; round_to<T> makes it
-// one again after each function, as NumPy does.
+// one again after each function, as NumPy does, so that put<T> has nothing to round.
 #pragma once
 
 #include "conversions.cuh"
@@ -91,13 +91,16 @@ template <class S> struct stored_small {
   static FN S put(float v) { S t; narrow(t, v); return t; }
 };
 template <> struct stored<h16> : stored_small<h16> {};
-template <> struct stored<b16> : stored_small<b16> {};
+template <> struct stored<b16> : stored_small<b16> {
+  static FN b16 put(float v) { return b16{(unsigned short)(__float_as_uint(v) >> 16)}; }
+};
 template <> struct stored<e4m3> : stored_small<e4m3> {};
 template <> struct stored<e5m2> : stored_small<e5m2> {};
 template <> struct stored<e2m1> : stored_small<e2m1> {};
 template <class S> FN typename stored<S>::type get(S v) { return stored<S>::get(v); }
 template <class S> FN S put(typename stored<S>::type v) { return stored<S>::put(v); }
 template <class S> FN float round_to(float v) { return widen(put<S>(v)); }
+template <> FN float round_to<b16>(float v) { return round_b16(v); }
 
 template <class T, int N> struct alignas(sizeof(T) * N) pack { T v[N]; };
 
@@ -195,6 +198,32 @@ FN double f_divide(double a, double b) { return a / b; }
 template <class T> FN T f_reciprocal(T a) { return to<T>::of(1.0 / (double)a); }
 FN float f_reciprocal(float a) { return 1.0f / a; }
 FN double f_reciprocal(double a) { return 1.0 / a; }
+
+// Quotients of many numbers and one, whose reciprocal the compiler has computed once. They are
+// those of f_divide: where that is not sure, it is asked, by a call that takes little room.
+__device__ __noinline__ float divided(float a, float b) { return a / b; }
+template <class S> FN float f_over(float a, float b);
+FN float corrected(float a, float b, float reciprocal, float quotient) {
+  return fmaf(fmaf(-quotient, b, a), reciprocal, quotient);
+}
+template <> FN float f_over<float>(float a, float b) {
+  const float least = power_of_two(-60), most = power_of_two(60), r = 1.0f / b, q = a * r;
+  const bool sure = fabsf(b) >= least && fabsf(b) <= most;
+  if (sure && fabsf(a) >= least && fabsf(a) <= most)
+    return corrected(a, b, r, corrected(a, b, r, q));  // each time with less of an error
+  return sure && a == 0 ? q : divided(a, b);
+}
+template <> FN float f_over<h16>(float a, float b) {  // all are far from the ends of a float
+  const float r = 1.0f / b, q = a * r;
+  return q != 0 && fabsf(q) < __uint_as_float(0x7f800000u)
+             ? corrected(a, b, r, corrected(a, b, r, q))
+             : q;
+}
+template <> FN float f_over<b16>(float a, float b) {  // no quotient is near where rounding turns
+  const float r = 1.0f / b, q = a * r;
+  const bool sure = fabsf(b) >= power_of_two(-126) || b == 0;
+  return sure && (fabsf(q) >= power_of_two(-120) || a == 0) ? q : divided(a, b);
+}
 
 template <class T> FN bool f_isnan(T) { return false; }
 FN bool f_isnan(float a) { return a != a; }
@@ -404,6 +433,18 @@ FN bool f_greater_equal(A a, B b) {
 template <class T> FN bool f_isnan(complex_of<T> a) { return f_isnan(a.re) || f_isnan(a.im); }
 template <class T> FN T f_maximum(T a, T b) { return f_isnan(a) || f_greater_equal(a, b) ? a : b; }
 template <class T> FN T f_minimum(T a, T b) { return f_isnan(a) || f_less_equal(a, b) ? a : b; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+FN float f_maximum(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+FN float f_minimum(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+#endif
 template <class T> FN T f_fmax(T a, T b) { return f_isnan(b) || f_greater_equal(a, b) ? a : b; }
 template <class T> FN T f_fmin(T a, T b) { return f_isnan(b) || f_less_equal(a, b) ? a : b; }
 
