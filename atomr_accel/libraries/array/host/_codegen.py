@@ -63,6 +63,7 @@ _OF_COMPLEX: Final = frozenset(
         *("add", "subtract", "multiply", "divide", "negative", "positive", "conjugate", "absolute"),
         *("square", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt"),
         *("sin", "cos", "tan", "sinh", "cosh", "tanh", "power", "float_power", "sign"),
+        *("arcsin", "arccos", "arctan", "arcsinh", "arccosh", "arctanh"),
         *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
         *("logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite"),
         *("maximum", "minimum", "fmax", "fmin", "real", "imag"),
