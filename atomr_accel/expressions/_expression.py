@@ -480,7 +480,10 @@ def ufunc(
     casting: str = "same_kind",
 ) -> Expression:
     """What a ufunc gives; that of two results is named with the one that is meant."""
-    shape, takes, result = typed(name, _forms(values), dtype, casting)
+    shape, result, takes, as_given = typed(name, _forms(values), dtype, casting)
+    if as_given:
+        given: Any = values
+        return Expression("ufunc", name, given, (), shape, result)
     if name in _COMPARISONS:
         far = [_side(value, each) for value, each in zip(values, takes, strict=True)]
         if any(far):
@@ -534,9 +537,11 @@ def reduce(
     keepdims: bool = False,
 ) -> Operand:
     """A ufunc's reduction. Sums and products of narrow floats are made in float32."""
-    if isinstance(axis, list):
-        axis = tuple(axis)
-    made = _reduced(name, x.shape, x.dtype, axis, dtype, bool(keepdims))
+    given: Any = axis
+    made = _reduced(
+        *(name, x.shape, x.dtype, tuple(given) if isinstance(given, list) else axis),
+        *(dtype, bool(keepdims)),
+    )
     params, shape, compute, result = made
     return cast(Expression("reduce", name, (cast(x, compute),), params, shape, compute), result)
 

@@ -13,7 +13,6 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from .._dtypes import as_dtype
 from ._expression import (
     Expression,
-    Number,
     Operand,
     Value,
     _kinds,
@@ -30,6 +29,7 @@ from ._expression import (
     where,
 )
 from ._methods import FUNCTIONS
+from ._numbers import Number
 from ._promotion import FLOAT32, HALVES, MANY, clipped, kind_of
 from ._ufuncs import masked
 

@@ -45,7 +45,8 @@ def _number(value: Number, dtype: np.dtype[Any] | None) -> Known:
         with np.errstate(all="ignore"):
             # From Python's number, because integers are held against the bounds so.
             number = np.asarray(value, dtype) if isinstance(value, int) else number.astype(dtype)
-    return with_words(number[()]), dtype
+    one: Any = number[()]
+    return with_words(one), dtype
 
 
 def with_words(number: np.generic) -> tuple[np.generic, tuple[int, ...]]:

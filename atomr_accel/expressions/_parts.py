@@ -62,9 +62,8 @@ def apart(root: Expression) -> tuple[tuple[object, ...], list[Any], list[int]]:
         else:
             form += (kind, each._name, each._params, each.shape, each.dtype)
         for arg in each._args:
-            at = places.get(id(arg))
-            if at is None:
-                at = places[id(arg)] = len(found)
+            at = places.setdefault(id(arg), len(found))
+            if at == len(found):
                 found.append(arg)
             form.append(at)
     return tuple(form), operands, words

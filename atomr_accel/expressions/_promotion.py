@@ -109,11 +109,19 @@ def joint(forms: tuple[Form, ...]) -> tuple[int, ...]:
 
 
 class Typed(NamedTuple):
-    """What a function of values of some forms gives, and the dtypes that it takes."""
+    """What a function of values of some forms gives.
+
+    Attributes:
+        shape: that of the result.
+        dtype: likewise.
+        takes: the dtypes of what it is given.
+        as_given: whether values have these already.
+    """
 
     shape: tuple[int, ...]
-    takes: tuple[np.dtype[Any], ...]
     dtype: np.dtype[Any]
+    takes: tuple[np.dtype[Any], ...]
+    as_given: bool
 
 
 @lru_cache(MANY)
@@ -123,4 +131,8 @@ def typed(name: str, forms: tuple[Form, ...], dtype: np.dtype[Any] | None, casti
     kinds = tuple([form[1] if isinstance(form, tuple) else form for form in forms])
     shape = joint(forms)
     dtypes = resolve(base, kinds, dtype, casting)
-    return Typed(shape, dtypes[: len(forms)], dtypes[len(forms) + int(which or 0)])
+    takes = dtypes[: len(forms)]
+    as_given = all(
+        isinstance(form, tuple) and form[1] is each for form, each in zip(forms, takes, strict=True)
+    )
+    return Typed(shape, dtypes[len(forms) + int(which or 0)], takes, as_given)

@@ -298,7 +298,7 @@ def signature(
     return tuple(parts), Call(refs, words)
 
 
-def _seen(ref: GpuRef, memory: MemoryMap, parts: list[object]) -> bool | None:
+def _seen(ref: object, memory: MemoryMap, parts: list[object]) -> bool | None:
     """Add a buffer inside an argument; whether it is a view, and None if no call may use it."""
     if type(ref) is not GpuRef:
         return None

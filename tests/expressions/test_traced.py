@@ -82,7 +82,7 @@ async def test_results_go_where_they_are_told() -> None:
 @on_shared
 async def test_what_a_function_has_captured_is_in_its_trace(device: Device) -> None:
     w = await device.put(np.arange(6.0))
-    scaled = device.fuse(lambda a: a * w[::2] + w[3:] * 4.0)
+    scaled: Any = device.fuse(lambda a: a * w[::2] + w[3:] * 4.0)
     for number in range(4):
         x = await device.put(np.full(3, float(number)))
         wanted = number * np.arange(6.0)[::2] + np.arange(3.0, 6) * 4
@@ -117,7 +117,8 @@ async def test_structure_tells_what_is_shared(device: Device) -> None:
 async def test_expressions_are_joined_again(device: Device) -> None:
     x, y = [await device.put(np.arange(6.0).reshape(2, 3) + at) for at in range(2)]
     e = np.exp(x - x.max(axis=-1, keepdims=True)) * 1.5
-    for expression in (e / e.sum(axis=-1, keepdims=True), np.where(x > 2, e, y[:, ::-1]), x + 0.0):
+    chosen: Any = np.where(x > 2, e, y[:, ::-1])
+    for expression in (e / e.sum(axis=-1, keepdims=True), chosen, x + 0.0):
         form, operands, words = apart(expression)
         again = joined(expression, operands, words)
         assert repr(again) == repr(expression)

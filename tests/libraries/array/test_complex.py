@@ -37,7 +37,7 @@ def test_values_and_special_values(dtype: type[np.complexfloating], tmp_path: Pa
     leaves = Leaves()
     x, y = leaves.put(aligned(special)), leaves.put(aligned(plain))
     made = run_all([Case(leaves, [f(x), f(y)]) for f in FUNCTIONS], tmp_path)
-    wrong = []
+    wrong: list[tuple[object, ...]] = []
     with np.errstate(all="ignore"):
         for function, (ends, values) in zip(FUNCTIONS, made, strict=True):
             wanted = function(plain)
