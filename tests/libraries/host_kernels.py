@@ -37,6 +37,7 @@ _PRELUDE: Final = r"""
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static
 struct dim { unsigned x, y, z; };
@@ -96,6 +97,11 @@ static void narrow(b16& target, float value) {
   const unsigned bits = __float_as_uint(value);
   if (std::isnan(value)) { target.bits = 0x7fc0; return; }
   target.bits = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+static float round_b16(float value) {
+  b16 rounded;
+  narrow(rounded, value);
+  return widen(rounded);
 }
 static unsigned multiply_wide(unsigned a, unsigned b, unsigned& high) {
   const unsigned long long wide = (unsigned long long)a * b;

@@ -66,6 +66,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def __init__(self, device: Device) -> None:
         super().__init__(device._core)
         self._owner = device
+        self._traces = device._traces
         self.witness: Witness | None = self._core.witness
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
