@@ -212,7 +212,7 @@ def test_histograms(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, edge: str)
 
 
 @pytest.mark.headers
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
