@@ -21,7 +21,7 @@ from ._copy import LANE, WAITS
 from ._keys import Chosen, taken
 from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits, ranks, top
-from .wire._indexing import Scan
+from .wire._indexing import MarkFirst, Scan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...memory import GpuRef
     from .._library import LaneSpec
 
+_BOOL: Final = as_dtype(np.bool_)
 _UINT32: Final = as_dtype(np.uint32)
 _LONG: Final = 1 << 16
 """Rows beyond that are scanned in parts."""
@@ -499,13 +500,7 @@ class Sorting(ArrayPart[D]):
         def ask(inner: Steps) -> Submission[tuple[int, tuple[GpuRef, ...]]]:
             flat = inner.flat(inner.ref(given, "ar"))
             values, order = self._rows(inner, flat, 0, descending=False, order=ordered)
-            first = inner.evaluate(broadcast_constant(values.shape, as_dtype(np.bool_), True))
-            if values.size > 1:
-                ahead, behind = values[:-1], values[1:]
-                differ: Operand = ahead != behind
-                if equal_nan and values.dtype.kind in "fcV":
-                    differ = differ & ~ufunc("isnan", ahead)
-                inner.evaluate(differ, first[1:])
+            first = _first_ones(inner, values, equal_nan=equal_nan)
             made = (values, first) if order is None else (values, first, order)
             return compacting(inner, first, lambda count, at: (count, (at, *made)))
 
@@ -573,6 +568,26 @@ def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef
         return steps.evaluate(broadcast_constant(values.shape, INT64))
     bound = steps.cub.lower_bound if side == "left" else steps.cub.upper_bound
     return steps.do(bound(data, values))
+
+
+def _first_ones(steps: Steps, values: GpuRef, *, equal_nan: bool) -> GpuRef:
+    """Which elements of a sorted row differ from the one before them."""
+    if values.dtype.kind != "c":
+        made = steps.output(values.shape, _BOOL)
+        if values.size:
+            places = values._place, made._place
+            name = NAMES[values.dtype]
+            message = MarkFirst(places[0].address, values.size, name, places[1].address, equal_nan)
+            steps.submit("array.mark", message, places[:1], places[1:])
+        return made
+    made = steps.evaluate(broadcast_constant(values.shape, _BOOL, True))
+    if values.size > 1:
+        ahead, behind = values[:-1], values[1:]
+        differ: Operand = ahead != behind
+        if equal_nan:
+            differ = differ & ~ufunc("isnan", ahead)
+        steps.evaluate(differ, made[1:])
+    return made
 
 
 def _order_of_complex(steps: Steps, row: GpuRef) -> GpuRef:
