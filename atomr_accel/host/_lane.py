@@ -353,15 +353,16 @@ class Lane:
             raise ProtocolViolation(f"op {seq} came after op {self._accepted}")
         self._accepted = seq
         kind = type(message)
-        if kind is CallWithTemplate:
-            self._keep_template(message)
         fusion = None
         if kind is CallByTemplate or kind is CallWithTemplate:
-            template = self.templates.find(message)
+            call: Any = message
+            if kind is CallWithTemplate:
+                self._keep_template(call)
+            template = self.templates.find(call)
             if not dependencies:
                 fusion = self._slot.fusions.get(template.kind)
                 if fusion is not None:
-                    message = template.filled(message.addresses)
+                    message = template.filled(call.addresses)
         elif not dependencies:
             fusion = self._slot.fusions.get(kind)
         if fusion is not None:
