@@ -197,6 +197,8 @@ class CudaCompiler:
 class CudaKernels:
     """Executes loads and launches."""
 
+    spreads: Final = True
+
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
