@@ -77,7 +77,6 @@ def of_kernels(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> l
 async def test_what_a_kernel_prints_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await launched(device, "printing")
-        await device.run(len, "")  # when this returns it is told
         assert of_kernels(caplog) == ["the first is 0"]
         told = vars(next(each for each in caplog.records if each.name == LOGGER))
         assert (told["device"], told["generation"]) == (device.name, 1)
