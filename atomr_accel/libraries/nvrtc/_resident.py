@@ -131,6 +131,11 @@ class Resident:
         self._symbols = symbols
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
 
+    @property
+    def image(self) -> bytes:
+        """What is loaded; on the CPU backend no machine code, but functions."""
+        return self._image
+
     def loaded(self, driver: Driver) -> Block:
         """What stands for it where the driver's ops are executed; it is loaded first, if need be.
 

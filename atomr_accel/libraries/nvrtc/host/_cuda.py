@@ -18,6 +18,7 @@ from ..wire._messages import (
     Compile,
     Compiled,
     DescribeFunction,
+    Disassemble,
     KernelAttributes,
     Launch,
     Link,
@@ -32,6 +33,7 @@ from ..wire._messages import (
     Unload,
 )
 from ._compiler import load_nvrtc
+from ._disassembler import disassemble
 from ._launch_config import launch_config
 from ._modules import Modules
 from ._program import find_module, link_image
@@ -174,7 +176,11 @@ class CudaCompiler:
         del stream
         self._capability: Final = context.compute_capability
         self._line_info: Final = context.line_info
-        self.handlers: Final = {Compile: self._compile, Link: self._link}
+        self.handlers: Final = {
+            Compile: self._compile,
+            Link: self._link,
+            Disassemble: self._disassemble,
+        }
 
     @staticmethod
     def preload() -> None:
@@ -191,6 +197,10 @@ class CudaCompiler:
 
     def _link(self, message: Link) -> bytes:
         return link_image(message.image, self._capability)
+
+    @staticmethod
+    def _disassemble(message: Disassemble) -> str:
+        return disassemble(message.image)
 
 
 @final
