@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TRITON: Final = all(importlib.util.find_spec(name) for name in ("triton", "torch"))
 
 
+@pytest.mark.slow
 @cpu_only
 @program
 async def test_a_kernel_is_made_again_after_a_fault() -> None:
