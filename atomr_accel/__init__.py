@@ -58,7 +58,14 @@ if TYPE_CHECKING:
         open_devices,
         open_system,
     )
-    from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from .lanes import (
+        DeviceInstrument,
+        FinishedOps,
+        OpTimes,
+        WatchedDevice,
+        WatchedOp,
+        WatchedTransfer,
+    )
     from .libraries.nvrtc._cuda_array import CudaArray
     from .libraries.nvrtc._options import CompileOptions
     from .libraries.nvrtc._tensor_map import TensorMap
@@ -90,6 +97,7 @@ __all__ = [
     "DevicesStatistics",
     "EllRef",
     "EventStale",
+    "FinishedOps",
     "FromAsyncio",
     "GpuRef",
     "GpuRefSealed",
@@ -165,6 +173,7 @@ _HOME = {
     "open_device": "device",
     "open_system": "device",
     "DeviceInstrument": "lanes",
+    "FinishedOps": "lanes",
     "OpTimes": "lanes",
     "WatchedDevice": "lanes",
     "WatchedOp": "lanes",

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import numpy as np
-    from msgspec import Raw
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef, Backoff
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from ..libraries._witness import Witness
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch, Slab
-    from ..wire import Affinity, DeviceInfo
+    from ..wire import Affinity, CallByTemplate, DeviceInfo
     from ._context import Context
     from ._prepared import Prepared
     from ._run import HostCalls
@@ -421,7 +420,7 @@ class DeviceCore:
         message: Message | Template,
         reads: Iterable[Any] = (),
         writes: Iterable[Any] = (),
-        payload: Raw | None = None,
+        payload: CallByTemplate | None = None,
     ) -> Op:
         """Put an op in its place in the program's order."""
         if get_ident() != self._thread:

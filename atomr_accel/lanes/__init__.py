@@ -2,6 +2,7 @@
 
 from ._instrument import (
     DeviceInstrument,
+    FinishedOps,
     OpTimes,
     Outcome,
     Phases,
@@ -23,6 +24,7 @@ __all__ = [
     "STAGING_BYTES",
     "Bytes",
     "DeviceInstrument",
+    "FinishedOps",
     "Gate",
     "HostDied",
     "HostHandle",
