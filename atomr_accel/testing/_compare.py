@@ -95,8 +95,8 @@ async def compare(
 
     Raises:
         AssertionError: they are further apart; or one of them has changed what is ``const``.
-        TypeError: an argument is nothing of that kind; or a ``GpuRef``, ``TensorMap``, ``Texture`` or
-            ``Surface``, since buffers are made here.
+        TypeError: an argument is nothing of that kind; or a ``GpuRef``, ``TensorMap``,
+            ``Texture`` or ``Surface``, since buffers are made here.
         ValueError: the kernel has no function; ``rounds`` is less than 1, or a tolerance less than
             0.
     """
