@@ -458,8 +458,8 @@ class Recording(Collector):
 
         Raises:
             ValueError: a buffer of another shape or device, or too many inputs; several buffers
-                in the place of one; a view in the place of a buffer that begins at a multiple of more bytes, up to 16, unless
-                only kernels of the program's own were recorded.
+                in the place of one; a view in the place of a buffer that begins at a multiple of
+                more bytes, up to 16, unless only kernels of the program's own were recorded.
             TypeError: a buffer of another dtype.
             GpuRefStale: a buffer whose generation is over.
             GpuRefSealed: a sealed buffer in the place of one that is written.
