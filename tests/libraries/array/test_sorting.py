@@ -218,6 +218,33 @@ async def test_narrow_numbers_on_an_edge_are_counted_where_numpy_counts_them(
 
 
 @on_shared
+@pytest.mark.parametrize("axis", [0, -1, None])
+@pytest.mark.parametrize("name", ["argsort", "cumsum", "cumprod", "argpartition"])
+async def test_a_number_has_an_axis_where_numpy_sees_one(
+    device: Device, name: str, axis: int | None
+) -> None:
+    further = [0] if name == "argpartition" else []
+    expected = getattr(np, name)(np.array(5.0), *further, axis=axis)
+    got = await getattr(device.array, name)(await put(device, np.array(5.0)), *further, axis=axis)
+    same(await fetched(device, [got]), [expected])
+    with pytest.raises(np.exceptions.AxisError):
+        await getattr(device.array, name)(await put(device, np.array(5.0)), *further, axis=1)
+
+
+@on_shared
+async def test_partitions_of_none_are_none_whatever_is_asked(device: Device) -> None:
+    for shape in ((0,), (2, 0), (0, 3)):
+        host = np.zeros(shape)
+        x = await put(device, host)
+        for kth in (0, 5, [-3, 1]):
+            if isinstance(kth, list) and shape[-1] > 1:
+                continue
+            same(await fetched(device, [await device.array.partition(x, kth)]), [host])
+            places = await fetched(device, [await device.array.argpartition(x, kth)])
+            same(places, [np.argpartition(host, kth)])
+
+
+@on_shared
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     "host",
