@@ -57,7 +57,9 @@ template <class T> FN C f_expm1(C a) {
 
 template <class T> FN T infinity() { return (T)__uint_as_float(0x7f800000u); }
 template <class T> FN T not_a_number() { return (T)__uint_as_float(0x7fc00000u); }
-template <class T> FN T quarters(int count) { return (T)(0.78539816339744830962 * count); }  // of pi
+template <class T> FN T quarters(int count) {  // of pi
+  return (T)(0.78539816339744830962 * count);
+}
 template <class T> FN C by_i(C a) { return C{-a.im, a.re}; }
 template <class T> FN C by_minus_i(C a) { return C{a.im, -a.re}; }
 
