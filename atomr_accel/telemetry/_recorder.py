@@ -93,12 +93,14 @@ class _DeviceTracks:
             rows = self.lanes[name] = self.rows(f"lane {name}")
         return rows
 
-    def stream(self, lane: str, times: OpTimes) -> _Rows | None:
+    def stream(self, lane: str, stream: int, started: int, ended: int) -> _Rows | None:
         """Those of what executes an op; None for ops that were launched with one that is there."""
-        name = f"executing {lane}"
-        if times.stream:
-            name = self._numbers.setdefault(times.stream, f"stream {len(self._numbers)}")
-        together = times.started, times.ended
+        if stream:
+            name = self._numbers.get(stream) or f"stream {len(self._numbers)}"
+            self._numbers[stream] = name
+        else:
+            name = f"executing {lane}"
+        together = started, ended
         if self._together.get(name) == together:
             return None
         self._together[name] = together
@@ -284,8 +286,7 @@ class Recorder(DeviceInstrument):
         for add, args in later:
             add(*args)
         for ops, flows in finished:
-            for times, flow in zip(ops.times, flows or itertools.repeat(0), strict=False):
-                self._add_op(ops, times, flow)
+            self._add_ops(ops, flows)
         encoder = self._encoder
         assert encoder is not None
         encoder.slices(self._slices)
@@ -321,19 +322,34 @@ class Recorder(DeviceInstrument):
         self._slices.append((start, end, track, self._encoder.name(name), flow))
         return track
 
-    def _add_op(self, ops: FinishedOps, times: OpTimes, flow: int) -> None:
+    def _add_ops(self, ops: FinishedOps, flows: Sequence[int]) -> None:
+        assert self._encoder is not None
         tracks = self._tracks(ops.device)
         title = ops.name if ops.outcome == "done" else f"{ops.name} ({ops.outcome})"
-        rows = tracks.lane(ops.lane)
-        track = self._add(rows, title, times.submitted, times.answered, flow)
-        begun = times.launched or times.sent
-        if begun:
-            start = self._slices[-1][0]  # its own may have been moved
-            self._slices.append((start, max(start, begun), track, self._queued, 0))
-        if times.ended:
-            executing = tracks.stream(ops.lane, times)
-            if executing is not None:
-                self._add(executing, ops.name, times.started, times.ended, flow)
+        number, own = self._encoder.name(title), self._encoder.name(ops.name)
+        place, add, queued = tracks.lane(ops.lane).place, self._slices.append, self._queued
+        each = zip(
+            ops.submitted,
+            ops.sent,
+            ops.answered,
+            ops.measured,
+            flows or itertools.repeat(0),
+            strict=False,
+        )
+        for submitted, sent, answered, measured, flow in each:
+            track, start = place(submitted, answered)
+            add((start, answered, track, number, flow))
+            launched = started = ended = stream = 0
+            if measured is not None:
+                _, (_, launched, started, ended, stream) = measured
+            begun = launched or sent
+            if begun:
+                add((start, max(start, begun), track, queued, 0))
+            if ended:
+                executing = tracks.stream(ops.lane, stream, started, ended)
+                if executing is not None:
+                    track, started = executing.place(started, ended)
+                    add((started, ended, track, own, flow))
 
     def _add_unfinished(self, device: WatchedDevice, lane: str, name: str, times: OpTimes) -> None:
         assert self._encoder is not None
