@@ -66,8 +66,10 @@ if TYPE_CHECKING:
         WatchedOp,
         WatchedTransfer,
     )
+    from .libraries.nvrtc._cuda_array import CudaArray
     from .libraries.nvrtc._options import CompileOptions
     from .libraries.nvrtc._tensor_map import TensorMap
+    from .libraries.nvrtc._texture import Surface, Texture
     from .libraries.sparse._array import SparseRef
     from .libraries.sparse._ell import EllRef
     from .libraries.sparselt._structured import StructuredRef
@@ -83,6 +85,7 @@ __all__ = [
     "ConsistentHash",
     "ContextPoisoned",
     "CpuFallbackWarning",
+    "CudaArray",
     "DataLocality",
     "Device",
     "DeviceInstrument",
@@ -120,8 +123,10 @@ __all__ = [
     "StandbyStatistics",
     "StandbyWarning",
     "StructuredRef",
+    "Surface",
     "System",
     "TensorMap",
+    "Texture",
     "Topology",
     "Unsupported",
     "WatchedDevice",
@@ -178,7 +183,10 @@ _HOME = {
     "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse._array",
     "StructuredRef": "libraries.sparselt._structured",
+    "CudaArray": "libraries.nvrtc._cuda_array",
+    "Surface": "libraries.nvrtc._texture",
     "TensorMap": "libraries.nvrtc._tensor_map",
+    "Texture": "libraries.nvrtc._texture",
     "traceparent": "wire._trace",
 }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..memory import Block
-    from ..wire import Message
+    from ..wire import CallByTemplate, Message
     from ._instrument import Measured, OpTimes, Outcome, WatchedDevice
     from ._port import Port
 
@@ -26,13 +26,11 @@ class Template(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         number: what the host knows it by, until another takes its place.
-        head: the beginning of the request that brings it; the addresses follow.
-        cut: where these begin in the request that names it.
+        encoded: the message.
     """
 
     number: int
-    head: bytes
-    cut: int
+    encoded: msgspec.Raw
 
     # What is prepared is none of what these tell of messages.
     returns: ClassVar[None] = None
@@ -73,7 +71,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     message: Message | Template
     reads: Iterable[Block]
     writes: Iterable[Block]
-    payload: msgspec.Raw | None = None
+    payload: CallByTemplate | None = None
     dependencies: tuple[tuple[int, int], ...] = ()
     sent: bool = False
     answered: bool = False

@@ -24,6 +24,7 @@ import trio
 
 from ..wire import (
     WITHDRAWN,
+    CallWithTemplate,
     Failure,
     Fault,
     Frames,
@@ -175,16 +176,18 @@ class Port:
                 readers.add(seq)
         for block in op.writes:
             writer, readers = block.writer, block.readers
-            if writer and writer != seq:
-                before = _with(before, writer) if before else writer
-            if readers:
+            if readers:  # which come after the writer themselves
                 for reader in readers:
-                    if writer < reader != seq:  # older ones come before the writer already
+                    if reader != seq:
                         before = _with(before, reader)
+                readers.clear()  # whoever comes after this op comes after them
+            elif writer and writer != seq:
+                before = _with(before, writer) if before else writer
             block.writer = seq
-        if before:
-            several = (before,) if isinstance(before, int) else before
-            op.dependencies = tuple([(in_flight[seq].port.index, seq) for seq in several])
+        if type(before) is set:
+            op.dependencies = tuple([(in_flight[each].port.index, each) for each in before])
+        elif before:
+            op.dependencies = ((in_flight[before].port.index, before),)
         if not in_flight and self._prompt:
             shorten_switch_interval()
         in_flight[seq] = op
@@ -408,6 +411,11 @@ class Port:
         except BaseException as error:  # noqa: BLE001 (as above)
             self._failure = error
 
+    def take_answers(self) -> None:
+        """Take the answers that have come meanwhile, for who needs what they free; never blocks."""
+        if self._count:
+            self._receive()
+
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
         if self._outbox and self._room() <= 0:
@@ -481,7 +489,7 @@ class Port:
         if prepared.get(template.number) is template:
             return payload
         prepared[template.number] = template
-        return msgspec.Raw(template.head + memoryview(payload)[template.cut :])
+        return CallWithTemplate(template.number, template.encoded, payload.addresses)
 
     def _receive(self) -> None:
         """Take what has come and hand it out; never blocks."""
