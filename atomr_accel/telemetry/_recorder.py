@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _OpsNote = tuple["FinishedOps", "Sequence[int]"]
 _Later = tuple["Callable[..., None]", tuple[Any, ...]]
-Notes = tuple[list[_OpsNote], list[_Later]]
+Notes = tuple[list[_OpsNote], list[_Later], list[Any], list[Any]]
 
 
 @final
@@ -123,6 +123,10 @@ class Recorder(DeviceInstrument):
         self._encoder: Encoder | None = None
         self._ops: list[_OpsNote] = []
         self._later: list[_Later] = []
+        # These come by the ten thousand: one flat list each, since the garbage collector would look
+        # at tuples again and again.
+        self._asks: list[Any] = []
+        self._messages: list[Any] = []
         self._flows: dict[tuple[WatchedDevice, int], int] = {}
         self._sent: dict[tuple[int, int], list[int]] = {}
         self._started: dict[tuple[int, int], tuple[int, int]] = {}
@@ -163,8 +167,7 @@ class Recorder(DeviceInstrument):
         task = trio.lowlevel.current_task()
         begun = self._asked.pop(id(task), 0)
         if begun:
-            name = f"{type(message).__name__} → {ref.path}"
-            self._note(self._add_ask, task.name, name, begun, time.monotonic_ns())
+            self._asks += task.name, type(message), ref, begun, time.monotonic_ns()
         key = id(ref), id(message)
         if key in self._sent and key not in self._started:  # taken back
             self._taken(ref, message)
@@ -181,10 +184,8 @@ class Recorder(DeviceInstrument):
         """A slice of the actor's mailbox, and one of the actor."""
         found = self._started.pop((id(ref), id(message)), None)
         if found is not None:
-            name = type(message).__name__
-            if failure is not None:
-                name += f" ({type(failure).__name__})"
-            self._note(self._add_message, ref.path, name, *found, time.monotonic_ns())
+            failed = None if failure is None else type(failure)
+            self._messages += ref, type(message), failed, *found, time.monotonic_ns()
 
     def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
         """It is not handled."""
@@ -271,8 +272,8 @@ class Recorder(DeviceInstrument):
 
     def take(self) -> Notes:
         """What was noted since the last time, for ``encode``."""
-        notes = self._ops, self._later
-        self._ops, self._later = [], []
+        notes = self._ops, self._later, self._asks, self._messages
+        self._ops, self._later, self._asks, self._messages = [], [], [], []
         return notes
 
     # --- encoding, in a worker thread ----------------------------------------------------------
@@ -281,10 +282,14 @@ class Recorder(DeviceInstrument):
         """The packets for what was noted."""
         if self._encoder is None:
             self._begin()
-        finished, later = notes
+        finished, later, asks, messages = notes
         self._slices: list[Slice] = []
         for add, args in later:
             add(*args)
+        for ask in zip(*[iter(asks)] * 5, strict=True):
+            self._add_ask(*ask)
+        for message in zip(*[iter(messages)] * 6, strict=True):
+            self._add_message(*message)
         for ops, flows in finished:
             self._add_ops(ops, flows)
         encoder = self._encoder
@@ -356,10 +361,24 @@ class Recorder(DeviceInstrument):
         track, start = self._tracks(device).lane(lane).place(times.submitted, sys.maxsize)
         self._encoder.begin(start, track, name, {"outcome": "not finished"})
 
-    def _add_ask(self, task: str, name: str, start: int, end: int) -> None:
+    def _add_ask(
+        self, task: str, message: type[Message[Any]], ref: ActorRef, start: int, end: int
+    ) -> None:
+        name = f"{message.__name__} → {ref.path}"
         self._add(self._rows(self._tasks_group, task), name, start, end)
 
-    def _add_message(self, path: str, name: str, sent: int, started: int, ended: int) -> None:
+    def _add_message(
+        self,
+        ref: ActorRef,
+        message: type[Message[Any]],
+        failure: type[BaseException] | None,
+        sent: int,
+        started: int,
+        ended: int,
+    ) -> None:
+        path, name = ref.path, message.__name__
+        if failure is not None:
+            name += f" ({failure.__name__})"
         if started > sent:
             self._add(self._rows(self._actors_group, f"{path} (mailbox)"), name, sent, started)
         self._add(self._rows(self._actors_group, path), name, started, ended)
