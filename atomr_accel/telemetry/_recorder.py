@@ -43,22 +43,31 @@ Notes = tuple[list[_OpsNote], list[_Later], list[Any], list[Any]]
 class _Rows:
     """Tracks of one name, as many as slices overlap."""
 
-    __slots__ = ("_ends", "_make", "_tracks")
+    __slots__ = ("_ends", "_make", "_next", "_tracks")
 
     def __init__(self, make: Callable[[], int]) -> None:
         self._make = make
         self._tracks: list[int] = []
         self._ends: list[int] = []
+        self._next = 0
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """A track on which nothing overlaps a slice, and where that begins there."""
-        for row, before in enumerate(self._ends):
-            if before <= start:
-                self._ends[row] = max(start, end)
-                return self._tracks[row], start + (before == start)  # or it would lie in that one
-        self._tracks.append(self._make())
-        self._ends.append(max(start, end))
-        return self._tracks[-1], start
+        ends = self._ends
+        # What comes one after the other is all in the first row; what comes by dozens at once, each
+        # in the row behind the last one's.
+        row = 0
+        if not ends or ends[0] > start:
+            row = self._next
+            if row >= len(ends) or ends[row] > start:
+                row = next((row for row, end in enumerate(ends) if end <= start), len(ends))
+        self._next = row + 1
+        if row == len(ends):
+            self._tracks.append(self._make())
+            ends.append(max(start, end))
+            return self._tracks[row], start
+        before, ends[row] = ends[row], max(start, end)
+        return self._tracks[row], start + (before == start)  # or it would lie in that one
 
 
 @final
