@@ -17,6 +17,7 @@ from atomr_accel.device._settings import _LANES
 from atomr_accel.device.batches._record import PROGRAMS
 from atomr_accel.libraries._table import LANES
 from atomr_accel.libraries.array import _copy as array
+from atomr_accel.libraries.array import _copy as array_copy
 from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
@@ -76,6 +77,13 @@ async def an_index() -> int:
         ({"affinity": [-1]}, ValueError, "a core of affinity must be at least 0, not -1"),
         ({"affinity": ()}, ValueError, "affinity names no core"),
         ({"affinity": [0], "isolation": "thread"}, ValueError, "it needs isolation='process'"),
+        ({"sanitizer": "asan"}, ValueError, "sanitizer must be 'memcheck', 'racecheck', 'initc"),
+        ({"sanitizer": True}, TypeError, "sanitizer must be .* None, not True"),
+        (
+            {"sanitizer": "memcheck", "isolation": "thread"},
+            ValueError,
+            "a sanitizer starts the host, so it needs isolation='process'",
+        ),
         ({"isolation": "fibre"}, ValueError, "must be 'process' or 'thread', not 'fibre'"),
         ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
