@@ -187,15 +187,18 @@ class Launcher:
 
     def _answer(self) -> None:
         """Answer what is done."""
-        for lane in self._lanes.values():
-            lane.mark()
-            if lane.reap() or lane.answers:
+        for lane in self._lanes.values():  # most of which have nothing to do
+            if lane.busy:
+                lane.mark()
+                lane.reap()
+            if lane.answers:
                 lane.flush()
 
     def _retry(self) -> None:
         """Launch what was put aside and need not wait any more, in the program's order."""
-        aside = [(seq, lane) for lane in self._lanes.values() for seq in lane.aside]
-        if len(self._lanes) > 1:
+        waiting = [lane for lane in self._lanes.values() if lane.aside]
+        aside = [(seq, lane) for lane in waiting for seq in lane.aside]
+        if len(waiting) > 1:
             aside.sort(key=_by_sequence)
         for seq, lane in aside:
             lane.retry(seq)

@@ -67,6 +67,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def __init__(self, device: Device) -> None:
         super().__init__(device._core)
         self._owner = device
+        self._traces = device._traces
         self.witness: Witness | None = self._core.witness
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
@@ -251,9 +252,10 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         priority: int | None = None,
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
-        if type(kernel) is not Kernel or kernel._device is not self._core:
-            require_made_on(kernel, self._core)
-            raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {kernel!r}")
+        made: object = kernel
+        if type(made) is not Kernel or made._device is not self._core:
+            require_made_on(made, self._core)
+            raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
         given = shared, elements, cluster, cooperative, programmatic, priority
         wish = {} if all(map(is_, given, PLAIN)) else LaunchWish(*given).asked()
         self._call(launching, kernel, (grid, block, *args), wish)
