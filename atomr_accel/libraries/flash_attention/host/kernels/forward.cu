@@ -1,0 +1,159 @@
+// Attention of a tile of queries to all keys that they see, by online softmax.
+//
+// A warp has 16 * BLOCKS rows of the scores, in registers, and goes over tiles of TILE keys. Keys
+// of the next tile are on their way while probabilities are multiplied by the values, and values
+// while queries are multiplied by keys.
+#include "attention.cuh"
+
+template <class T, int D, int DV, int WARPS, int BLOCKS, int TILE, int FLAGS>
+__global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
+  constexpr int THREADS = WARPS * 32, ROWS = WARPS * BLOCKS * 16;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
+  // Those that see the most keys begin first.
+  const int tile = p.tiles - 1 - blockIdx.x % p.tiles;
+  const int head = blockIdx.x / p.tiles % p.heads, b = blockIdx.x / p.tiles / p.heads;
+  const Sequence s = sequence_of(p, b);
+  const int first = tile * ROWS;
+  const int end = p.begin_q ? s.queries : p.queries;  // results behind the end are 0
+  if (first >= end) return;
+
+  T* q = (T*)shared_memory;
+  T* k = q + ROWS * width<D>();
+  T* v = k + TILE * width<D>();
+  const int kv_head = head / (p.heads / p.kv_heads);
+  const Rows<T> keys = keys_at<T>(p, p.k, p.k_steps, b, kv_head, s.first_k);
+  const Rows<T> values = keys_at<T>(p, p.v, p.v_steps, b, kv_head, s.first_k);
+  const Scores<FLAGS, T> scores(p, b, head);
+  int low = 0, high = 0;
+  if (first < s.queries) keys_of(p, s, first, min(first + ROWS, s.queries) - 1, low, high);
+  low = low / TILE * TILE;
+
+  float result[BLOCKS][DV / 8][4] = {}, top[BLOCKS][2], sum[BLOCKS][2];
+#pragma unroll
+  for (int m = 0; m < BLOCKS; ++m)
+    for (int i = 0; i < 2; ++i) {
+      // A sink is a key without a value, which counts once for the four lanes of a row.
+      top[m][i] = p.sink ? p.sink[head] * LOG2_E : -INFINITE;
+      sum[m][i] = p.sink && member == 0 ? 1.0f : 0.0f;
+    }
+  load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size);
+  if (low < high) load_tile<TILE, D, THREADS>(k, keys, low, s.keys, p.size);
+  end_group();
+
+  for (int column = low; column < high; column += TILE) {
+    wait_copies<0>();
+    __syncthreads();  // keys are there, and nobody reads the values before
+    load_tile<TILE, DV, THREADS>(v, values, column, s.keys, p.value_size);
+    end_group();
+
+    float score[BLOCKS][TILE / 8][4] = {};
+#pragma unroll
+    for (int at = 0; at < D / 16; ++at) {
+      u32 left[BLOCKS][4];
+#pragma unroll
+      for (int m = 0; m < BLOCKS; ++m) load_a<D>(left[m], q + (warp * BLOCKS + m) * 16 * width<D>(), at);
+#pragma unroll
+      for (int n = 0; n < TILE / 16; ++n) {
+        u32 right[4];
+        load_b<D>(right, k, n, at);
+#pragma unroll
+        for (int m = 0; m < BLOCKS; ++m) {
+          multiply(score[m][2 * n], left[m], right[0], right[1], T{});
+          multiply(score[m][2 * n + 1], left[m], right[2], right[3], T{});
+        }
+      }
+    }
+    wait_copies<0>();
+    __syncthreads();  // values are there, and nobody reads the keys any more
+    if (column + TILE < high) load_tile<TILE, D, THREADS>(k, keys, column + TILE, s.keys, p.size);
+    end_group();
+
+    const bool whole = see_all(p, s, first, ROWS, column, TILE);
+#pragma unroll
+    for (int m = 0; m < BLOCKS; ++m) {
+      const int row = first + (warp * BLOCKS + m) * 16 + group;
+      float best[2] = {top[m][0], top[m][1]};
+#pragma unroll
+      for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = row + i / 2 * 8, c = column + n * 8 + member * 2 + i % 2;
+          float bend, found = scores(p, s, score[m][n][i], r, c, bend);
+          if (!whole && !sees(p, s, r, c)) found = -INFINITE;
+          score[m][n][i] = found;
+          best[i / 2] = fmaxf(best[i / 2], found);
+        }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        best[i] = largest_of_four(best[i]);
+        const float from = best[i] == -INFINITE ? 0.0f : best[i];  // nothing is seen so far
+        const float shrink = power_of_2(top[m][i] - from);
+        top[m][i] = best[i];
+        sum[m][i] *= shrink;
+#pragma unroll
+        for (int n = 0; n < DV / 8; ++n) {
+          result[m][n][2 * i] *= shrink;
+          result[m][n][2 * i + 1] *= shrink;
+        }
+#pragma unroll
+        for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const float share = power_of_2(score[m][n][2 * i + j] - from);
+            sum[m][i] += share;
+            score[m][n][2 * i + j] = share;
+          }
+      }
+      if (FLAGS & DROPOUT)
+#pragma unroll
+        for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            bool one, next;
+            scores.keep(p, row + i * 8, column + n * 8 + member * 2, one, next);
+            if (!one) score[m][n][2 * i] = 0.0f;
+            if (!next) score[m][n][2 * i + 1] = 0.0f;
+          }
+    }
+#pragma unroll
+    for (int at = 0; at < TILE / 16; ++at) {
+      u32 left[BLOCKS][4];
+#pragma unroll
+      for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          left[m][i] = pack(score[m][2 * at + i / 2][i % 2 * 2], score[m][2 * at + i / 2][i % 2 * 2 + 1], T{});
+#pragma unroll
+      for (int n = 0; n < DV / 16; ++n) {
+        u32 right[4];
+        load_bt<DV>(right, v, n, at);
+#pragma unroll
+        for (int m = 0; m < BLOCKS; ++m) {
+          multiply(result[m][2 * n], left[m], right[0], right[1], T{});
+          multiply(result[m][2 * n + 1], left[m], right[2], right[3], T{});
+        }
+      }
+    }
+  }
+  wait_copies<0>();
+
+#pragma unroll
+  for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float total = sum_of_four(sum[m][i]);
+      const int row = first + (warp * BLOCKS + m) * 16 + group + i * 8;
+      if (row >= end) continue;
+      const bool seen = row < s.queries && total > 0.0f;
+      const float factor = seen ? (FLAGS & DROPOUT ? p.kept : 1.0f) / total : 0.0f;
+      T* o = (T*)p.o + b * p.o_steps.batch + head * p.o_steps.head + (s.first_q + row) * p.o_steps.row;
+#pragma unroll
+      for (int n = 0; n < DV / 8; ++n) {
+        const int x = n * 8 + member * 2;
+        if (x < p.value_size) put_two(o + x, result[m][n][2 * i] * factor, result[m][n][2 * i + 1] * factor);
+      }
+      if (p.lse && member == 0)
+        p.lse[b * p.lse_steps.batch + head * p.lse_steps.head + (s.first_q + row) * p.lse_steps.row] =
+            seen ? (top[m][i] + logarithm_2(total)) * LN_2 : -INFINITE;
+    }
+}
