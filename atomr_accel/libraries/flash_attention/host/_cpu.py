@@ -118,14 +118,18 @@ class CpuCall:
         """
         batch = self._form.batch
         if self._places[count]:
-            name = "cache_seqlens" if self._form.page or added else f"seqlens_{count[-1]}"
+            cache = not self._places["count_q"]
+            name = "cache_seqlens" if cache else f"seqlens_{count[-1]}"
             found = self._array(count, (batch,), "int32").astype(np.int64)
             require_within(found, 0, most, name)
             return np.minimum(found + added, most)
         if self._places[begin]:
-            found = np.diff(self._array(begin, (batch + 1,), "int32").astype(np.int64))
-            name = f"length of sequences by cu_seqlens_{begin[-1]}, "
-            require_within(found, 0, most, name)
+            ends = self._array(begin, (batch + 1,), "int32").astype(np.int64)
+            found, name = np.diff(ends), f"cu_seqlens_{begin[-1]}"
+            require_within(found, 0, most, f"length of sequences by {name}, ")
+            rows = self._form.rows_q if begin == "begin_q" else self._form.rows_k
+            if rows:
+                require_within(ends, 0, rows, name)
             return found
         return np.full(batch, most, np.int64)
 
@@ -184,15 +188,13 @@ class CpuCall:
             require_within(used, 0, form.pages - 1, f"block_table, row {entry}, ")
             rows = view[used].swapaxes(0, 1)
             return np.asarray(rows.reshape(view.shape[1], -1, view.shape[3])[:, :count])
-        begin = self._begin(name)
-        first = int(begin[entry])
-        if not 0 <= first <= view.shape[2] - count:
-            require_within(np.array([first + count]), 0, view.shape[2], "cu_seqlens, ")
+        first = self._first(name, entry)
         return np.asarray(view[0, :, first : first + count])
 
-    def _begin(self, name: str) -> Array:
+    def _first(self, name: str, entry: int) -> int:
+        """Where a sequence begins."""
         begin = "begin_k" if name in _KEYS else "begin_q"
-        return self._array(begin, (self._form.batch + 1,), "int32").astype(np.int64)
+        return int(self._array(begin, (self._form.batch + 1,), "int32")[entry])
 
     def _scale(self, name: str) -> Any:
         """What numbers in eight bits are multiplied by."""
@@ -214,5 +216,5 @@ class CpuCall:
             return
         counts = self._counts_k if name in _KEYS else self._counts_q
         for entry, count in enumerate(counts):
-            first = int(self._begin(name)[entry])
+            first = self._first(name, entry)
             view[0, :, first : first + count] = found[entry, :, :count].astype(view.dtype)
