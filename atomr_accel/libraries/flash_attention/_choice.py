@@ -99,7 +99,9 @@ REASONS: Final = (
 """What cuDNN refuses, or computes wrongly."""
 
 _MOST_SIZE: Final = 256
-_SIZE_STEP: Final = 8
+_STEPS: Final = {False: 8, True: 16}
+"""What sizes are multiples of: 16 bytes, which are read at a time, by whether numbers have eight
+bits."""
 
 
 def by_kernel(op: str, backend: str, case: Case) -> bool:
@@ -121,11 +123,12 @@ def by_kernel(op: str, backend: str, case: Case) -> bool:
         raise Unsupported(f"{op}: cuDNN does not do {reason}; backend='kernel' does")
     if backend == "cudnn" or (backend == "auto" and not reason):
         return False
+    step = _STEPS[case.narrow]
     for name, size in (("q and k", case.spec.size), ("v", case.spec.value_size)):
-        if size % _SIZE_STEP or size > _MOST_SIZE:
+        if size % step or size > _MOST_SIZE:
             raise Unsupported(
-                f"{op}: kernels of this package take sizes that are multiples of {_SIZE_STEP} up "
-                f"to {_MOST_SIZE}, and {name} have {size}"
+                f"{op}: kernels of this package take sizes that are multiples of {step} up to "
+                f"{_MOST_SIZE}" + (" in fp8" if case.narrow else "") + f", and {name} have {size}"
                 + (f"; cuDNN does not do {reason}" if reason else "")
             )
     return True

@@ -80,6 +80,11 @@ def test_sizes_of_kernels(sizes: dict[str, int]) -> None:
     assert not by_kernel("op", "auto", case({}, **sizes))  # cuDNN says what it does not take
 
 
+def test_sizes_in_fp8() -> None:
+    with pytest.raises(Unsupported, match="multiples of 16 up to 256 in fp8, and v have 40"):
+        by_kernel("op", "auto", case({"narrow": True}, value_size=40))
+
+
 def test_backends() -> None:
     with pytest.raises(ValueError, match="backend must be one of auto, cudnn, kernel, not 'flash'"):
         by_kernel("op", "flash", case({}))

@@ -275,11 +275,11 @@ async def test_bad_arguments(device: Any) -> None:
     with pytest.raises(ValueError, match="begins 2 bytes into its buffer"):
         await flash.flash_attn_func(part[1:].reshape(q.shape), q, q, backend="kernel")
     new = await device.put(np.zeros((2, 1, 4, 16), HALF))
-    cache = await device.put(np.zeros((2, 5, 4, 16), HALF))
+    cache, other = await putting(device, *[np.zeros((2, 5, 4, 16), HALF) for _ in "kv"])
     await device.seal(cache)
     with pytest.raises(GpuRefSealed, match="k_cache is sealed"):
         await flash.flash_attn_with_kvcache(
-            q, cache, cache, new, new, cache_seqlens=counts, backend="kernel"
+            q, cache, other, new, new, cache_seqlens=counts, backend="kernel"
         )
     await device.free(q)
     with pytest.raises(GpuRefStale, match="q was freed"):

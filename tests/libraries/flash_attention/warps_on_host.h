@@ -1,6 +1,5 @@
 // What warps.cuh has, for kernels that run on the host: each thread is a fiber, and those of a warp
 // hand each other what they bring. Layouts are the PTX ISA's, written down once more.
-#define INFINITY_BITS 0x7f800000u
 static uint4 shared_memory[1 << 14];
 static void __syncwarp() { __syncthreads(); }
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
@@ -59,3 +58,25 @@ template <class T> static unsigned pack(float low, float high, T) {
 }
 static float power_of_2(float x) { return std::exp2(x); }
 static float logarithm_2(float x) { return std::log2(x); }
+static float inverse(float x) { return 1 / x; }
+static bool any_of_warp(bool mine) {
+  const Brought* all = meet({nullptr, {mine}});
+  bool found = false;
+  for (int lane = 0; lane < 32; ++lane) found |= all[lane].a[0];
+  return found;
+}
+struct e4m3 { unsigned char bits; };
+struct e5m2 { unsigned char bits; };
+static unsigned widen_two(unsigned two, e5m2) { return (two & 0xff) << 8 | (two & 0xff00) << 16; }
+static unsigned widen_two(unsigned two, e4m3) {
+  unsigned both = 0;
+  for (int i = 0; i < 2; ++i) {
+    const int bits = two >> 8 * i & 0xff, exponent = bits >> 3 & 15, digits = bits & 7;
+    float size = exponent ? std::ldexp((float)(digits | 8), exponent - 10) : std::ldexp((float)digits, -9);
+    if ((bits & 0x7f) == 0x7f) size = NAN;
+    h16 wide;
+    narrow(wide, bits & 0x80 ? -size : size);
+    both |= (unsigned)wide.bits << 16 * i;
+  }
+  return both;
+}

@@ -61,7 +61,8 @@ class CudaFlashAttention:
         if ready is None:
             if len(self._ready) >= _MOST_CALLS:
                 self._ready.clear()
-            ready = self._ready[key] = [self._prepare(each) for each in launches(*key)]
+            most = self._context.info.shared_memory_per_block
+            ready = self._ready[key] = [self._prepare(each) for each in launches(*key, most)]
         for launch, arguments, run in ready:
             found = launch.pointers(pointers)
             arguments.pointers[: len(found)] = found

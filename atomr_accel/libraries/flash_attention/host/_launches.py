@@ -10,7 +10,7 @@ from ..wire._messages import STEPPED
 from ._problem import POINTERS, Problem, Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ..wire._messages import Form
 
@@ -20,13 +20,16 @@ BACKWARD: Final = CudaSource(__package__, "backward.cu")
 
 TYPES: Final = {**C_TYPES, "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
-CAP, SLOPES, BIAS, DROPOUT = 1, 2, 4, 8
+CAP, SLOPES, BIAS, DROPOUT, PAGES = 1, 2, 4, 8, 16
 
 _WIDTHS: Final = (32, 64, 96, 128, 192, 256)
 _GAP: Final = 8
 """Between rows of tiles in shared memory, in elements."""
 
 _WARP: Final = 32
+LEAST_SHARED: Final = 99 << 10
+"""Bytes of shared memory that every device from 8.0 on gives a block."""
+
 _SMALL: Final = 128
 """Threads of the kernels whose blocks are always as large."""
 
@@ -74,22 +77,42 @@ class Tiles(NamedTuple):
     blocks: int
     tile: int
 
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return self.warps * self.blocks * 16
+
 
 FORWARD_TILES: Final = {
-    32: Tiles(4, 2, 64),
-    64: Tiles(4, 2, 64),
-    96: Tiles(4, 1, 64),
-    128: Tiles(8, 1, 64),
-    192: Tiles(4, 1, 64),
-    256: Tiles(4, 1, 32),
+    32: (Tiles(4, 2, 64),),
+    64: (Tiles(4, 2, 64),),
+    96: (Tiles(4, 2, 64),),
+    128: (Tiles(4, 2, 64), Tiles(4, 1, 64)),
+    192: (Tiles(8, 1, 32), Tiles(4, 1, 32)),
+    256: (Tiles(8, 1, 32), Tiles(4, 1, 16)),
 }
-"""By the larger one of the sizes of keys and values. Shared memory is at most 99 KiB, which all
-devices from 8.0 on have."""
+"""By the larger one of the sizes of keys and values; the first one for which there is enough shared
+memory. The last one takes 99 KiB at most, which all devices from 8.0 on have."""
 
-BACKWARD_TILES: Final = {32: 64, 64: 64, 96: 64, 128: 32, 192: 32, 256: 16}
-"""Rows that kernels of the backward pass go over at a time; their own are 64."""
+BY_KEYS: Final = {
+    32: (Tiles(4, 1, 64),),
+    64: (Tiles(4, 1, 64),),
+    96: (Tiles(4, 1, 32),),
+    128: (Tiles(4, 1, 32),),
+    192: (Tiles(4, 1, 32), Tiles(4, 1, 16)),
+    256: (Tiles(4, 1, 32), Tiles(2, 1, 16)),
+}
+BY_QUERIES: Final = {
+    32: (Tiles(4, 1, 64),),
+    64: (Tiles(4, 1, 64),),
+    96: (Tiles(4, 1, 32),),
+    128: (Tiles(4, 1, 32),),
+    192: (Tiles(4, 1, 32), Tiles(4, 1, 16)),
+    256: (Tiles(4, 1, 32), Tiles(2, 1, 16)),
+}
+"""The same of the two kernels of the backward pass; a warp of theirs has a single block."""
 
-_BACKWARD_WARPS: Final = 4
+_BIAS_TILE: Final = 16
 _TOGETHER: Final = 128
 """Up to this size one kernel computes gradients by keys and values; registers have no room for more."""
 
@@ -104,6 +127,14 @@ def width_of(size: int) -> int:
 
 def _tile_bytes(rows: int, width: int) -> int:
     return rows * (width + _GAP) * 2
+
+
+def _fitting(
+    candidates: tuple[Tiles, ...], most: int, nbytes: Callable[[Tiles], int]
+) -> tuple[Tiles, int]:
+    """The first one that has room, and how many bytes it takes."""
+    sizes = [(tiles, nbytes(tiles)) for tiles in candidates]
+    return next((each for each in sizes if each[1] <= most), sizes[-1])
 
 
 def _ceil(count: int, step: int) -> int:
@@ -143,42 +174,53 @@ def _flags(form: Form, given: Collection[str]) -> int:
         + SLOPES * (form.paper or "slopes" in given)
         + BIAS * bool(form.bias)
         + DROPOUT * bool(form.dropout)
+        + PAGES * bool(form.page)
     )
 
 
-def launches(form: Form, given: Collection[str]) -> Iterator[Launch]:
+def launches(form: Form, given: Collection[str], most: int = LEAST_SHARED) -> Iterator[Launch]:
     """What computes a call, in order.
 
     Args:
         form: the call.
         given: which of ``PLACES`` are there.
+        most: how many bytes of shared memory a block may have.
     """
-    return _KINDS[form.kind](form, given)
+    return _KINDS[form.kind](form, given, most)
 
 
-def _forward(form: Form, given: Collection[str]) -> Iterator[Launch]:
+def _forward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
     problem, flags = problem_of(form), _flags(form, given)
     d, dv = width_of(form.size), width_of(form.value_size)
-    warps, blocks, tile = FORWARD_TILES[max(d, dv)]
-    rows = warps * blocks * 16
+
+    def nbytes(tiles: Tiles) -> int:
+        rows = tiles.rows + 2 * tiles.tile
+        return _tile_bytes(rows, d) + _tile_bytes(2 * tiles.tile, dv)
+
+    tiles, shared = _fitting(FORWARD_TILES[max(d, dv)], most, nbytes)
+    warps, blocks, tile = tiles
+    rows = tiles.rows
     problem.tiles = _ceil(form.queries, rows)
     name = f"forward<{TYPES[form.dtype]}, {d}, {dv}, {warps}, {blocks}, {tile}, {flags}>"
-    shared = _tile_bytes(rows + tile, d) + _tile_bytes(tile, dv)
     count = problem.tiles * form.heads * form.batch
     yield Launch(FORWARD, name, count, warps * _WARP, shared, problem)
 
 
-def _decode(form: Form, given: Collection[str]) -> Iterator[Launch]:
+def _decode(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
+    del most
     problem, flags = problem_of(form), _flags(form, given)
     d, dv = width_of(form.size), width_of(form.value_size)
-    stages = 2 if form.kv_dtype == form.dtype and max(d, dv) <= _STAGED else 1
+    stages = 2 if max(d, dv) <= _STAGED else 1
     problem.tiles = _ceil(form.queries * (form.heads // form.kv_heads), 16)
     # What has eight bits is multiplied in sixteen.
     types = [TYPES["float16" if "8" in form.dtype else form.dtype]]
     types += [TYPES[each] for each in (form.dtype, form.kv_dtype, form.out_dtype)]
     name = f"decode<{', '.join(types)}, {d}, {dv}, {stages}, {flags}>"
-    shared = _tile_bytes(16, d) + 4 * stages * (_tile_bytes(16, d) + _tile_bytes(16, dv))
-    shared = max(shared, 4 * (128 + 4 * 16 * dv))
+    if "8" in form.kv_dtype:
+        warp = stages * 16 * (d + dv) + _tile_bytes(16, max(d, dv))
+    else:
+        warp = stages * (_tile_bytes(16, d) + _tile_bytes(16, dv))
+    shared = max(_tile_bytes(16, d) + 4 * warp, 4 * (128 + 4 * 16 * dv))
     rows = form.batch * form.heads * form.queries
     parts = (("part_lse", 0), ("part_o", 4 * form.splits * rows)) if form.splits > 1 else ()
     count = problem.splits * problem.tiles * form.kv_heads * form.batch
@@ -187,33 +229,42 @@ def _decode(form: Form, given: Collection[str]) -> Iterator[Launch]:
         yield Launch(DECODE, f"combine<{types[-1]}>", _ceil(rows, 4), _SMALL, 0, problem, parts)
 
 
-def _backward(form: Form, given: Collection[str]) -> Iterator[Launch]:
+def _backward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
     flags = _flags(form, given)
     d, dv = width_of(form.size), width_of(form.value_size)
-    tile, warps = BACKWARD_TILES[max(d, dv)], _BACKWARD_WARPS
-    sizes = f"{TYPES[form.dtype]}, {d}, {dv}"
+    largest, sizes = max(d, dv), f"{TYPES[form.dtype]}, {d}, {dv}"
 
-    def launch(name: str, blocks: int, shared: int, tiles: int = 0) -> Launch:
+    def launch(name: str, blocks: int, threads: int, shared: int, tiles: int = 0) -> Launch:
         problem = problem_of(form)
         problem.tiles = tiles
-        return Launch(BACKWARD, name, blocks, _SMALL, shared, problem, (("delta", 0),))
+        return Launch(BACKWARD, name, blocks, threads, shared, problem, (("delta", 0),))
+
+    def both(rows: int) -> int:
+        return _tile_bytes(rows, d) + _tile_bytes(rows, dv)
 
     rows = form.batch * form.heads * form.queries
-    yield launch(f"deltas<{TYPES[form.dtype]}>", _ceil(rows, 4), 0)
-    shared = _tile_bytes(64 + tile, d) + _tile_bytes(64 + tile, dv)
-    tiles = _ceil(form.keys, 64)
-    for want in (3,) if max(d, dv) <= _TOGETHER else (1, 2):
-        name = f"by_keys<{sizes}, {warps}, {tile}, {flags}, {want}>"
-        yield launch(name, tiles * form.kv_heads * form.batch, shared + 8 * tile, tiles)
-    tiles = _ceil(form.queries, 64)
-    name = f"by_queries<{sizes}, {warps}, {tile}, {flags}>"
-    yield launch(name, tiles * form.heads * form.batch, shared, tiles)
+    yield launch(f"deltas<{TYPES[form.dtype]}>", _ceil(rows, 4), _SMALL, 0)
+    # Those of queries bring two numbers for each row.
+    tiles, shared = _fitting(
+        BY_KEYS[largest], most, lambda each: both(each.rows + 2 * each.tile) + 16 * each.tile
+    )
+    count = _ceil(form.keys, tiles.rows)
+    for want in (3,) if largest <= _TOGETHER else (1, 2):
+        name = f"by_keys<{sizes}, {tiles.warps}, {tiles.tile}, {flags}, {want}>"
+        blocks = count * form.kv_heads * form.batch
+        yield launch(name, blocks, tiles.warps * _WARP, shared, count)
+    tiles, shared = _fitting(BY_QUERIES[largest], most, lambda each: both(each.rows + 2 * each.tile))
+    count = _ceil(form.queries, tiles.rows)
+    name = f"by_queries<{sizes}, {tiles.warps}, {tiles.tile}, {flags}>"
+    yield launch(name, count * form.heads * form.batch, tiles.warps * _WARP, shared, count)
     if "dbias" in given:
         batch, heads, rows, keys = form.bias
-        count = batch * heads * (_ceil(rows, 64) if rows > 1 else 1) * _ceil(keys, tile)
-        yield launch(f"by_bias<{sizes}, {tile}, {flags}>", count, shared)
+        down = _ceil(rows, 64) if rows > 1 else 1
+        blocks = batch * heads * down * _ceil(keys, _BIAS_TILE)
+        name = f"by_bias<{sizes}, {_BIAS_TILE}, {flags}>"
+        yield launch(name, blocks, _SMALL, both(64 + _BIAS_TILE))
     if "dsink" in given:
-        yield launch(f"by_sink<{TYPES[form.dtype]}>", form.heads, 4 * _SMALL)
+        yield launch(f"by_sink<{TYPES[form.dtype]}>", form.heads, _SMALL, 4 * _SMALL)
 
 
 _KINDS: Final = {"forward": _forward, "decode": _decode, "backward": _backward}

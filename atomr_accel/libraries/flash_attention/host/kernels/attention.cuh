@@ -9,6 +9,7 @@
 #define SLOPES 2  // penalties by distance
 #define BIAS 4
 #define DROPOUT 8
+#define PAGES 16
 
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
@@ -78,43 +79,59 @@ __device__ __forceinline__ void keys_of(const Problem& p, const Sequence& s, int
 }
 
 // Rows of a head.
-template <class T> struct Rows {
+template <class T, bool PAGED> struct Rows {
   const T* base;
   i64 step, page_step;
   const int* table;
   int page, columns, pages;
   __device__ __forceinline__ const T* at(int row, bool& there) const {
-    if (!table) return base + row * step;
+    if constexpr (!PAGED) return base + row * step;
     const int column = row / page;
     const int found = there && column < columns ? table[column] : -1;
-    there = there && found >= 0 && found < pages;
-    return there ? base + found * page_step + (row - column * page) * step : base;
+    there = found >= 0 && found < pages;
+    return base + (there ? found * page_step + (row - column * page) * step : 0);
   }
 };
 template <class T>
-__device__ __forceinline__ Rows<T> rows_of(const void* base, const Steps& steps, int b, int head, i64 first) {
-  const T* start = (const T*)base + b * steps.batch + head * steps.head + first * steps.row;
-  return Rows<T>{start, steps.row, 0, nullptr, 0, 0, 0};
+__device__ __forceinline__ Rows<T, false> rows_of(const void* base, const Steps& steps, int b, int head, i64 first) {
+  return {(const T*)base + b * steps.batch + head * steps.head + first * steps.row, steps.row};
 }
-template <class T>
-__device__ __forceinline__ Rows<T> keys_at(const Problem& p, const void* base, const Steps& steps, int b, int head, i64 first) {
-  if (!p.table) return rows_of<T>(base, steps, b, head, first);
-  return Rows<T>{(const T*)base + head * steps.head, steps.row, steps.batch, p.table + (i64)b * p.columns,
-                 p.page, p.columns, p.pages};
+template <class T, bool PAGED>
+__device__ __forceinline__ Rows<T, PAGED> keys_at(const Problem& p, const void* base, const Steps& steps, int b, int head, i64 first) {
+  if constexpr (PAGED)
+    return {(const T*)base + head * steps.head, steps.row, steps.batch, p.table + (i64)b * p.columns, p.page, p.columns, p.pages};
+  else
+    return {(const T*)base + b * steps.batch + head * steps.head + first * steps.row, steps.row};
 }
 
 // A tile in shared memory: rows of D numbers, 16 bytes apart, so that ldmatrix meets no bank twice.
 template <int D> __device__ constexpr int width() { return D + 8; }
 
-// Rows from `first` on; zeros from `end` on, and in columns from `size` on.
-template <int ROWS, int D, int THREADS, class T>
-__device__ __forceinline__ void load_tile(T* to, const Rows<T>& from, int first, int end, int size) {
+// Rows from `first` on; zeros from `end` on, and in columns from `size` on. THREADS threads share
+// the work, of which this is number `thread`.
+template <int ROWS, int D, int THREADS, class T, bool PAGED>
+__device__ __forceinline__ void load_tile(T* to, const Rows<T, PAGED>& from, int first, int end, int size, int thread) {
   constexpr int PIECES = D / 8;
-  for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
-    const int r = i / PIECES, x = i % PIECES * 8;
-    bool there = first + r < end && x < size;
-    const T* row = there ? from.at(first + r, there) : from.base;
-    copy16(to + r * width<D>() + x, there ? row + x : from.base, there);
+  if constexpr (THREADS % PIECES == 0) {  // a thread has the same columns of all of its rows
+    constexpr int STEP = THREADS / PIECES;
+    const int r = thread / PIECES, x = thread % PIECES * 8;
+    to += r * width<D>() + x;
+    const T* place = from.base + (PAGED ? 0 : (first + r) * from.step) + x;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += STEP) {
+      if (ROWS % STEP && i + r >= ROWS) break;
+      bool there = first + r + i < end && x < size;
+      if constexpr (PAGED) place = from.at(first + r + i, there) + x;
+      copy16(to + i * width<D>(), there ? place : from.base, there);
+      if constexpr (!PAGED) place += STEP * from.step;
+    }
+  } else {
+    for (int i = thread; i < ROWS * PIECES; i += THREADS) {
+      const int r = i / PIECES, x = i % PIECES * 8;
+      bool there = first + r < end && x < size;
+      const T* place = from.at(first + r, there);
+      copy16(to + r * width<D>() + x, there ? place + x : from.base, there);
+    }
   }
 }
 
@@ -175,38 +192,38 @@ __device__ __forceinline__ float slope_of(const Problem& p, int b, int head) {
   return power_of_2(head < power ? -8.0f * (head + 1) / power : -4.0f * (2 * (head - power) + 1) / power);
 }
 
-// What becomes of a product of a query and a key of one head.
+// What becomes of a product of a query and a key of one head: a score, in powers of 2.
 template <int FLAGS, class T> struct Scores {
   const T* bias;
-  i64 bias_row;
   u64 first_word;
-  float scale, cap, slope;
+  float scale, cap, slope;  // for products, for tanh, and by distance
 
-  __device__ __forceinline__ Scores(const Problem& p, int b, int head) {
-    scale = p.scale;
-    if (FLAGS & CAP) cap = p.cap;
-    if (FLAGS & SLOPES) slope = slope_of(p, b, head);
+  __device__ __forceinline__ Scores(const Problem& p, int b, int head, float factor = 1.0f) {
+    scale = p.scale * factor * LOG2_E;
+    if (FLAGS & CAP) {
+      scale *= 2.0f / p.cap;
+      cap = p.cap * LOG2_E;
+    }
+    if (FLAGS & SLOPES) slope = slope_of(p, b, head) * LOG2_E;
     if (FLAGS & BIAS) bias = (const T*)p.bias + b * p.bias_steps.batch + head * p.bias_steps.head;
     if (FLAGS & DROPOUT) first_word = p.offset + (u64)((i64)b * p.heads + head) * p.queries * p.keys;
   }
 
-  // The score in powers of 2 rather than of e; `bend` becomes its derivative by the product, but
-  // for the scale.
-  __device__ __forceinline__ float operator()(const Problem& p, const Sequence& s, float product, int row, int column, float& bend) const {
+  // `distance` is from the query's own key; `bend` becomes the derivative of the score by the
+  // product, but for the scale.
+  __device__ __forceinline__ float operator()(const Problem& p, const Sequence& s, float product, int row, int column, float distance,
+                                              float& bend) const {
     float score = product * scale;
     bend = 1.0f;
     if (FLAGS & CAP) {
-      const float bent = 1.0f - 2.0f / (1.0f + power_of_2(score / cap * (2.0f * LOG2_E)));
+      const float bent = 1.0f - 2.0f * inverse(1.0f + power_of_2(score));  // tanh
       score = bent * cap;
       bend = 1.0f - bent * bent;
     }
-    if (FLAGS & SLOPES) {
-      const int distance = column - row - s.shift;
-      score -= slope * (float)(distance < 0 ? -distance : distance);
-    }
+    if (FLAGS & SLOPES) score -= slope * fabsf(distance);
     if (FLAGS & BIAS)
-      if (row < s.queries && column < s.keys) score += widen(bias[row * p.bias_steps.row + column]);
-    return score * LOG2_E;
+      if (row < s.queries && column < s.keys) score += widen(bias[row * p.bias_steps.row + column]) * LOG2_E;
+    return score;
   }
 
   // Whether probabilities of a query and of keys `column` and the next one stay.
@@ -239,6 +256,8 @@ __device__ __forceinline__ bool see_all(const Problem& p, const Sequence& s, int
          (p.before < 0 || row + rows - 1 + s.shift - column <= p.before);
 }
 
+// What to measure scores by: nothing where no key was seen so far.
+__device__ __forceinline__ float finite(float top) { return top == -INFINITE ? 0.0f : top; }
 __device__ __forceinline__ float largest_of_four(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));

@@ -31,17 +31,16 @@ template <class T> __global__ void __launch_bounds__(128) deltas(const Problem p
 
 // What a product of a query and a key, and one of a gradient and a value, become: the
 // probability that a value was multiplied by, the gradient by the score, and that by the product.
+// What a mask hides may become anything, and has to be made 0 then.
 template <int FLAGS, class T>
-__device__ __forceinline__ void gradient(const Problem& p, const Sequence& s, const Scores<FLAGS, T>& scores, bool whole, int row,
-                                         int column, float product, float by_share, float lse, float delta, float& share,
-                                         float& by_score, float& by_product) {
-  float bend;
-  const float score = scores(p, s, product, row, column, bend);
-  share = whole || sees(p, s, row, column) ? power_of_2(score - lse) : 0.0f;
-  float kept = 1.0f;
+__device__ __forceinline__ void gradient(const Problem& p, const Sequence& s, const Scores<FLAGS, T>& scores, int row, int column,
+                                         float distance, float lse, float delta, float& share, float& by, float& by_score) {
+  float bend, kept = 1.0f;
+  const float score = scores(p, s, share, row, column, distance, bend);
+  share = power_of_2(score - lse);
   if (FLAGS & DROPOUT) kept = scores.keep(p, row, column) ? p.kept : 0.0f;
-  by_score = share > 0.0f ? share * (by_share * kept - delta) : 0.0f;
-  by_product = by_score * bend;
+  by_score = share * (by * kept - delta);
+  by = by_score * bend;
   share *= kept;
 }
 
@@ -59,52 +58,66 @@ __global__ void __launch_bounds__(WARPS * 32) by_keys(const Problem p) {
 
   T* k = (T*)shared_memory;
   T* v = k + ROWS * width<D>();
-  T* q = v + ROWS * width<DV>();
-  T* grad = q + TILE * width<D>();
-  float* lses = (float*)(grad + TILE * width<DV>());
-  float* sums = lses + TILE;
-  load_tile<ROWS, D, THREADS>(k, rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k), first, s.keys, p.size);
-  load_tile<ROWS, DV, THREADS>(v, rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k), first, s.keys, p.value_size);
+  T* const buffers = v + ROWS * width<DV>();
+  constexpr int BUFFER = TILE * (width<D>() + width<DV>()) + 2 * TILE * (int)(sizeof(float) / sizeof(T));
+  load_tile<ROWS, D, THREADS>(k, rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k), first, s.keys, p.size, threadIdx.x);
+  load_tile<ROWS, DV, THREADS>(v, rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k), first, s.keys, p.value_size, threadIdx.x);
   end_group();
 
   const int last = min(first + ROWS, s.keys) - 1;
   const int low = p.after < 0 ? 0 : max(0, first - s.shift - p.after) / TILE * TILE;
   const int high = last < first ? 0 : p.before < 0 ? s.queries : (int)min((i64)s.queries, (i64)last - s.shift + p.before + 1);
   float dk[WANT & 1 ? D / 8 : 1][4] = {}, dv[WANT & 2 ? DV / 8 : 1][4] = {};
-  const int sharing = p.heads / p.kv_heads;
-  for (int head = kv_head * sharing; head < (kv_head + 1) * sharing; ++head) {
-    const Rows<T> queries = rows_of<T>(p.q, p.q_steps, b, head, s.first_q);
-    const Rows<T> grads = rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q);
+  const int sharing = p.heads / p.kv_heads, steps = high <= low ? 0 : (high - low + TILE - 1) / TILE;
+  // Step i is a tile of queries of one of the heads that share these keys.
+  const auto fetch = [&](int i, int stage) {
+    const int head = kv_head * sharing + i / steps, row = low + i % steps * TILE;
+    T* const q = buffers + stage * BUFFER;
+    T* const grad = q + TILE * width<D>();
+    float* const lses = (float*)(grad + TILE * width<DV>());
+    load_tile<TILE, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), row, s.queries, p.size, threadIdx.x);
+    load_tile<TILE, DV, THREADS>(grad, rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), row, s.queries, p.value_size, threadIdx.x);
+    for (int r = threadIdx.x; r < TILE; r += THREADS) {
+      const bool there = row + r < s.queries;
+      const i64 place = there ? place_of_sum(p, s, b, head, row + r) : 0;
+      lses[r] = there ? logarithm_of(p.lse[place]) : INFINITE;
+      lses[TILE + r] = there ? p.delta[place] : 0.0f;
+    }
+  };
+  if (steps) fetch(0, 0);
+  end_group();
+  for (int step = 0; step < steps * sharing; ++step) {
+    wait_copies<0>();
+    __syncthreads();  // this tile is there, and nobody reads the one before
+    if (step + 1 < steps * sharing) fetch(step + 1, (step + 1) % 2);
+    end_group();
+    const int head = kv_head * sharing + step / steps, row = low + step % steps * TILE;
+    const T* const q = buffers + step % 2 * BUFFER;
+    const T* const grad = q + TILE * width<D>();
+    const float* const lses = (const float*)(grad + TILE * width<DV>());
     const Scores<FLAGS, T> scores(p, b, head);
-    for (int row = low; row < high; row += TILE) {
-      __syncthreads();  // nobody reads the tiles before
-      load_tile<TILE, D, THREADS>(q, queries, row, s.queries, p.size);
-      load_tile<TILE, DV, THREADS>(grad, grads, row, s.queries, p.value_size);
-      end_group();
-      for (int i = threadIdx.x; i < TILE; i += THREADS) {
-        const bool there = row + i < s.queries;
-        const i64 place = there ? place_of_sum(p, s, b, head, row + i) : 0;
-        lses[i] = there ? logarithm_of(p.lse[place]) : INFINITE;
-        sums[i] = there ? p.delta[place] : 0.0f;
+    float share[TILE / 8][4] = {}, by[TILE / 8][4] = {};
+    multiply_rows<TILE / 8, D>(share, k + warp * 16 * width<D>(), q);
+    multiply_rows<TILE / 8, DV>(by, v + warp * 16 * width<DV>(), grad);
+    const int key = first + warp * 16 + group;
+    const float distance = (float)(key - row - member * 2 - s.shift);
+#pragma unroll
+    for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = n * 8 + member * 2 + i % 2;
+        float by_score;
+        gradient(p, s, scores, row + at, key + i / 2 * 8, distance + (float)(i / 2 * 8 - n * 8 - i % 2), lses[at], lses[TILE + at],
+                 share[n][i], by[n][i], by_score);
       }
-      wait_copies<0>();
-      __syncthreads();
-      float share[TILE / 8][4] = {}, by[TILE / 8][4] = {};
-      multiply_rows<TILE / 8, D>(share, k + warp * 16 * width<D>(), q);
-      multiply_rows<TILE / 8, DV>(by, v + warp * 16 * width<DV>(), grad);
-      const bool whole = see_all(p, s, row, TILE, first, ROWS);
+    if (!see_all(p, s, row, TILE, first, ROWS))
 #pragma unroll
       for (int n = 0; n < TILE / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = n * 8 + member * 2 + i % 2;
-          float by_score;
-          gradient(p, s, scores, whole, row + at, first + warp * 16 + group + i / 2 * 8, share[n][i], by[n][i], lses[at], sums[at],
-                   share[n][i], by_score, by[n][i]);
-        }
-      if constexpr (WANT & 2) multiply_into<TILE / 8, DV>(dv, share, grad);
-      if constexpr (WANT & 1) multiply_into<TILE / 8, D>(dk, by, q);
-    }
+        for (int i = 0; i < 4; ++i)
+          if (!sees(p, s, row + n * 8 + member * 2 + i % 2, key + i / 2 * 8)) share[n][i] = by[n][i] = 0.0f;
+    if constexpr (WANT & 2) multiply_into<TILE / 8, DV>(dv, share, grad);
+    if constexpr (WANT & 1) multiply_into<TILE / 8, D>(dk, by, q);
   }
   wait_copies<0>();
 #pragma unroll
@@ -139,14 +152,18 @@ __global__ void __launch_bounds__(WARPS * 32) by_queries(const Problem p) {
 
   T* q = (T*)shared_memory;
   T* grad = q + ROWS * width<D>();
-  T* k = grad + ROWS * width<DV>();
-  T* v = k + TILE * width<D>();
-  load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size);
-  load_tile<ROWS, DV, THREADS>(grad, rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), first, s.queries, p.value_size);
+  T* const buffers = grad + ROWS * width<DV>();
+  load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size, threadIdx.x);
+  load_tile<ROWS, DV, THREADS>(grad, rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), first, s.queries, p.value_size, threadIdx.x);
   end_group();
   const int kv_head = head / (p.heads / p.kv_heads);
-  const Rows<T> keys = rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k);
-  const Rows<T> values = rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k);
+  const auto keys = rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k);
+  const auto values = rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k);
+  const auto fetch = [&](int column, int stage) {
+    T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
+    load_tile<TILE, D, THREADS>(k, keys, column, s.keys, p.size, threadIdx.x);
+    load_tile<TILE, DV, THREADS>(k + TILE * width<D>(), values, column, s.keys, p.value_size, threadIdx.x);
+  };
   const Scores<FLAGS, T> scores(p, b, head);
   float lse[2], delta[2], dq[D / 8][4] = {};
 #pragma unroll
@@ -159,25 +176,35 @@ __global__ void __launch_bounds__(WARPS * 32) by_queries(const Problem p) {
   }
   int low = 0, high = 0;
   if (first < s.queries) keys_of(p, s, first, min(first + ROWS, s.queries) - 1, low, high);
-  for (int column = low / TILE * TILE; column < high; column += TILE) {
-    __syncthreads();
-    load_tile<TILE, D, THREADS>(k, keys, column, s.keys, p.size);
-    load_tile<TILE, DV, THREADS>(v, values, column, s.keys, p.value_size);
-    end_group();
+  low = low / TILE * TILE;
+  if (low < high) fetch(low, 0);
+  end_group();
+  for (int column = low, stage = 0; column < high; column += TILE, stage ^= 1) {
     wait_copies<0>();
-    __syncthreads();
+    __syncthreads();  // this tile is there, and nobody reads the one before
+    if (column + TILE < high) fetch(column + TILE, stage ^ 1);
+    end_group();
+    const T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
+    const T* const v = k + TILE * width<D>();
     float share[TILE / 8][4] = {}, by[TILE / 8][4] = {};
     multiply_rows<TILE / 8, D>(share, q + warp * 16 * width<D>(), k);
     multiply_rows<TILE / 8, DV>(by, grad + warp * 16 * width<DV>(), v);
-    const bool whole = see_all(p, s, first, ROWS, column, TILE);
+    const int row = first + warp * 16 + group;
+    const float distance = (float)(column + member * 2 - row - s.shift);
 #pragma unroll
     for (int n = 0; n < TILE / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float by_score;
-        gradient(p, s, scores, whole, first + warp * 16 + group + i / 2 * 8, column + n * 8 + member * 2 + i % 2, share[n][i],
-                 by[n][i], lse[i / 2], delta[i / 2], share[n][i], by_score, by[n][i]);
+        gradient(p, s, scores, row + i / 2 * 8, column + n * 8 + member * 2 + i % 2, distance + (float)(n * 8 + i % 2 - i / 2 * 8),
+                 lse[i / 2], delta[i / 2], share[n][i], by[n][i], by_score);
       }
+    if (!see_all(p, s, first, ROWS, column, TILE))
+#pragma unroll
+      for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (!sees(p, s, row + i / 2 * 8, column + n * 8 + member * 2 + i % 2)) by[n][i] = 0.0f;
     multiply_into<TILE / 8, D>(dq, by, k);
   }
   wait_copies<0>();
@@ -213,10 +240,10 @@ __global__ void __launch_bounds__(128) by_bias(const Problem p) {
       // A bias that all queries share has a block for all of them.
       for (int first = tile * ROWS; first < (p.bias_rows > 1 ? min((tile + 1) * ROWS, s.queries) : s.queries); first += ROWS) {
         __syncthreads();
-        load_tile<ROWS, D, 128>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size);
-        load_tile<ROWS, DV, 128>(grad, rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), first, s.queries, p.value_size);
-        load_tile<TILE, D, 128>(k, rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k), column, s.keys, p.size);
-        load_tile<TILE, DV, 128>(v, rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k), column, s.keys, p.value_size);
+        load_tile<ROWS, D, 128>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size, threadIdx.x);
+        load_tile<ROWS, DV, 128>(grad, rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), first, s.queries, p.value_size, threadIdx.x);
+        load_tile<TILE, D, 128>(k, rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k), column, s.keys, p.size, threadIdx.x);
+        load_tile<TILE, DV, 128>(v, rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k), column, s.keys, p.value_size, threadIdx.x);
         end_group();
         wait_copies<0>();
         __syncthreads();
@@ -231,10 +258,10 @@ __global__ void __launch_bounds__(128) by_bias(const Problem p) {
           const float lse = there ? logarithm_of(p.lse[place]) : INFINITE, delta = there ? p.delta[place] : 0.0f;
 #pragma unroll
           for (int n = 0; n < TILE / 8; ++n) {
-            float by_score, by_product;
-            gradient(p, s, scores, false, row, column + n * 8 + member * 2 + i % 2, share[n][i], by[n][i], lse, delta, share[n][i],
-                     by_score, by_product);
-            sum[n][i] += by_score;
+            float by_score;
+            const int c = column + n * 8 + member * 2 + i % 2;
+            gradient(p, s, scores, row, c, (float)(c - row - s.shift), lse, delta, share[n][i], by[n][i], by_score);
+            if (sees(p, s, row, c)) sum[n][i] += by_score;
           }
         }
       }

@@ -5,42 +5,39 @@
 // bits are widened as they come.
 #include "attention.cuh"
 
-struct e4m3 { unsigned char bits; };
-struct e5m2 { unsigned char bits; };
+__device__ constexpr bool is_half(h16) { return true; }
+__device__ constexpr bool is_half(b16) { return false; }
 
-// A float16 with the same value: e5m2 is its upper half, and e4m3 has exponents 8 lower.
-__device__ __forceinline__ float widen(e5m2 value) { return widen(h16{(unsigned short)(value.bits << 8)}); }
-__device__ __forceinline__ float widen(e4m3 value) {
-  const u32 size = value.bits & 0x7fu;
-  if (size == 0x7fu) return __uint_as_float(0x7fc00000u);
-  const float found = widen(h16{(unsigned short)(size << 7)}) * 256.0f;
-  return value.bits & 0x80u ? -found : found;
-}
-
-// Eight numbers on their way to shared memory.
-template <class T> __device__ __forceinline__ void copy8(T* to, const T* from, bool there) { copy16(to, from, there); }
-template <class T, class S> __device__ __forceinline__ void copy8(T* to, const S* from, bool there) {
-  static_assert(sizeof(S) == 1, "eight of them are eight bytes");
-  const uint2 both = there ? *(const uint2*)from : uint2{0u, 0u};
-  u32 wide[4];
+// Sixteen numbers of 8 bits, from where they have come to, as numbers of 16.
+template <class T, class K> __device__ __forceinline__ void widen_16(T* to, const void* from) {
+  const uint4 narrow = *(const uint4*)from;
+  const u32 words[4] = {narrow.x, narrow.y, narrow.z, narrow.w};
+  u32 wide[8];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const u32 two = (i < 2 ? both.x : both.y) >> i % 2 * 16;
-    wide[i] = pack(widen(S{(unsigned char)two}), widen(S{(unsigned char)(two >> 8)}), T{});
+  for (int i = 0; i < 8; ++i) {
+    wide[i] = widen_two(words[i / 2] >> i % 2 * 16 & 0xffffu, K{});
+    if (!is_half(T{}))
+      wide[i] = pack(widen(h16{(unsigned short)wide[i]}), widen(h16{(unsigned short)(wide[i] >> 16)}), T{});
   }
-  *(uint4*)to = uint4{wide[0], wide[1], wide[2], wide[3]};
+  ((uint4*)to)[0] = uint4{wide[0], wide[1], wide[2], wide[3]};
+  ((uint4*)to)[1] = uint4{wide[4], wide[5], wide[6], wide[7]};
 }
 
-// 16 rows for one warp.
-template <int D, class T, class S>
-__device__ __forceinline__ void load_rows(T* to, const Rows<S>& from, int first, int end, int size) {
-  constexpr int PIECES = D / 8;
+// 16 rows of bytes for one warp, and those of a tile.
+template <int D, class K, bool PAGED>
+__device__ __forceinline__ void load_bytes(unsigned char* to, const Rows<K, PAGED>& from, int first, int end, int size) {
+  constexpr int PIECES = D / 16;
   for (int i = threadIdx.x % 32; i < 16 * PIECES; i += 32) {
-    const int r = i / PIECES, x = i % PIECES * 8;
+    const int r = i / PIECES, x = i % PIECES * 16;
     bool there = first + r < end && x < size;
-    const S* row = there ? from.at(first + r, there) : from.base;
-    copy8(to + r * width<D>() + x, there ? row + x : from.base, there);
+    const K* row = from.at(first + r, there);
+    copy16(to + i * 16, there ? row + x : from.base, there);
   }
+}
+template <int D, class K, class T> __device__ __forceinline__ void widen_tile(T* to, const unsigned char* from) {
+  constexpr int PIECES = D / 16;
+  for (int i = threadIdx.x % 32; i < 16 * PIECES; i += 32)
+    widen_16<T, K>(to + i / PIECES * width<D>() + i % PIECES * 16, from + i * 16);
 }
 
 __device__ __forceinline__ float scale_of(const float* scales, int several, int at) {
@@ -58,10 +55,16 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
   const int sharing = p.heads / p.kv_heads, rows = s.queries * sharing, first = tile * 16;
   if (first >= rows) return;
 
-  T* q = (T*)shared_memory;
-  T* const buffers = q + 16 * width<D>() + warp * STAGES * 16 * (width<D>() + width<DV>());
-  const Rows<K> keys = keys_at<K>(p, p.k, p.k_steps, b, kv_head, s.first_k);
-  const Rows<K> values = keys_at<K>(p, p.v, p.v_steps, b, kv_head, s.first_k);
+  // Of each warp: keys and values as they come, and where those of 8 bits are widened, in turn.
+  constexpr bool NARROW = sizeof(K) == 1;
+  constexpr int WIDE = D > DV ? width<D>() : width<DV>();
+  constexpr int STAGE = 16 * (NARROW ? D + DV : 2 * (width<D>() + width<DV>()));
+  T* const q = (T*)shared_memory;
+  unsigned char* const mine = (unsigned char*)(q + 16 * width<D>()) + warp * (STAGES * STAGE + NARROW * 32 * WIDE);
+  T* const wide = (T*)(mine + STAGES * STAGE);
+  constexpr bool PAGED = (FLAGS & PAGES) != 0;
+  const auto keys = keys_at<K, PAGED>(p, p.k, p.k_steps, b, kv_head, s.first_k);
+  const auto values = keys_at<K, PAGED>(p, p.v, p.v_steps, b, kv_head, s.first_k);
   int low, high;
   keys_of(p, s, first / sharing, min(first + 15, rows - 1) / sharing, low, high);
   low = low / TILE * TILE;
@@ -69,18 +72,26 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
   const int from = low + min(split * each, tiles) * TILE;
   const int to = min(low + min((split + 1) * each, tiles) * TILE, high);
 
-  for (int i = threadIdx.x; i < 16 * (D / 8); i += 128) {
-    const int r = i / (D / 8), x = i % (D / 8) * 8, row = first + r;
+  constexpr int EACH = sizeof(Q) == 1 ? 16 : 8;
+  for (int i = threadIdx.x; i < 16 * (D / EACH); i += 128) {
+    const int r = i / (D / EACH), x = i % (D / EACH) * EACH, row = first + r;
     const bool there = row < rows && x < p.size;
     const Q* place = (const Q*)p.q;
     if (there)
       place += b * p.q_steps.batch + (kv_head * sharing + row % sharing) * p.q_steps.head + (s.first_q + row / sharing) * p.q_steps.row + x;
-    copy8(q + r * width<D>() + x, place, there);
+    T* const target = q + r * width<D>() + x;
+    if constexpr (sizeof(Q) == 1) {
+      uint4 zeros = {0u, 0u, 0u, 0u};
+      widen_16<T, Q>(target, there ? (const void*)place : &zeros);
+    } else {
+      copy16(target, place, there);
+    }
   }
   end_group();
 
+  const bool edges = p.before >= 0 || p.after >= 0;  // of masks; else those of the sequence alone
   const int at_scale = b * p.kv_heads + kv_head;
-  const float scale = p.scale * scale_of(p.scale_q, p.q_scales, at_scale) * scale_of(p.scale_k, p.k_scales, at_scale);
+  const float factor = scale_of(p.scale_q, p.q_scales, at_scale) * scale_of(p.scale_k, p.k_scales, at_scale);
   int row_query[2], row_head[2];
   float slope[2], top[2], sum[2], result[DV / 8][4] = {};
 #pragma unroll
@@ -88,76 +99,94 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
     const int row = min(first + group + i * 8, rows - 1);
     row_query[i] = row / sharing;
     row_head[i] = kv_head * sharing + row % sharing;
-    slope[i] = FLAGS & SLOPES ? slope_of(p, b, row_head[i]) : 0.0f;
+    slope[i] = FLAGS & SLOPES ? slope_of(p, b, row_head[i]) * LOG2_E : 0.0f;
     const bool sink = p.sink && split == 0 && warp == 0;
     top[i] = sink ? p.sink[row_head[i]] * LOG2_E : -INFINITE;
     sum[i] = sink && member == 0 ? 1.0f : 0.0f;
   }
-  Scores<FLAGS, T> scores(p, b, kv_head * sharing);
-  scores.scale = scale;
+  Scores<FLAGS, T> scores(p, b, kv_head * sharing, factor);
 
   const auto fetch = [&](int column, int stage) {
-    T* const k = buffers + stage * 16 * (width<D>() + width<DV>());
-    load_rows<D>(k, keys, column + warp * 16, to, p.size);
-    load_rows<DV>(k + 16 * width<D>(), values, column + warp * 16, to, p.value_size);
+    unsigned char* const to_k = mine + stage * STAGE;
+    if constexpr (NARROW) {
+      load_bytes<D>(to_k, keys, column + warp * 16, to, p.size);
+      load_bytes<DV>(to_k + 16 * D, values, column + warp * 16, to, p.value_size);
+    } else {
+      load_tile<16, D, 32>((T*)to_k, keys, column + warp * 16, to, p.size, lane);
+      load_tile<16, DV, 32>((T*)to_k + 16 * width<D>(), values, column + warp * 16, to, p.value_size, lane);
+    }
   };
   if (STAGES > 1 && from < to) fetch(from, 0);
   end_group();
-  if (STAGES > 1) wait_copies<1>();
-  else wait_copies<0>();
+  wait_copies<STAGES - 1>();
   __syncthreads();  // queries are there
 
-  int stage = 0;
-  for (int column = from; column < to; column += TILE) {
-    if (STAGES > 1) {
-      if (column + TILE < to) fetch(column + TILE, 1 - stage);
-      end_group();
-      wait_copies<1>();
-    } else {
-      fetch(column, 0);
-      end_group();
-      wait_copies<0>();
-    }
+  for (int column = from, stage = 0; column < to; column += TILE, stage ^= STAGES - 1) {
+    if (STAGES == 1) fetch(column, 0);
+    else if (column + TILE < to) fetch(column + TILE, stage ^ 1);
+    end_group();
+    wait_copies<STAGES - 1>();
     __syncwarp();
-    const T* k = buffers + stage * 16 * (width<D>() + width<DV>());
+    const unsigned char* const come = mine + stage * STAGE;
+    const T *k = (const T*)come, *v = k + 16 * width<D>();
+    if constexpr (NARROW) {
+      widen_tile<D, K>(wide, come);
+      __syncwarp();
+      k = v = wide;
+    }
     float score[2][4] = {};
     multiply_rows<2, D>(score, q, k);
+    if constexpr (NARROW) {
+      __syncwarp();
+      widen_tile<DV, K>(wide, come + 16 * D);
+      __syncwarp();
+    }
+    const int first_key = column + warp * 16 + member * 2;
     float best[2] = {top[0], top[1]};
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int c = column + warp * 16 + n * 8 + member * 2 + i % 2;
+        const int c = first_key + n * 8 + i % 2, query = row_query[i / 2];
         float bend;
-        scores.slope = slope[i / 2];
-        float found = scores(p, s, score[n][i], row_query[i / 2], c, bend);
-        if (c >= to || !sees(p, s, row_query[i / 2], c)) found = -INFINITE;
-        score[n][i] = found;
-        best[i / 2] = fmaxf(best[i / 2], found);
+        if (FLAGS & SLOPES) scores.slope = slope[i / 2];
+        score[n][i] = scores(p, s, score[n][i], query, c, (float)(c - query - s.shift), bend);
       }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      best[i] = largest_of_four(best[i]);
-      const float base = best[i] == -INFINITE ? 0.0f : best[i];
-      const float shrink = power_of_2(top[i] - base);
-      top[i] = best[i];
-      sum[i] *= shrink;
-#pragma unroll
-      for (int n = 0; n < DV / 8; ++n) {
-        result[n][2 * i] *= shrink;
-        result[n][2 * i + 1] *= shrink;
-      }
+    if (edges || column + TILE > to)
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          score[n][2 * i + j] = power_of_2(score[n][2 * i + j] - base);
-          sum[i] += score[n][2 * i + j];
+        for (int i = 0; i < 4; ++i) {
+          const int c = first_key + n * 8 + i % 2;
+          if (c >= to || !sees(p, s, row_query[i / 2], c)) score[n][i] = -INFINITE;
         }
-    }
-    multiply_into<2, DV>(result, score, k + 16 * width<D>());
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) best[i / 2] = fmaxf(best[i / 2], score[n][i]);
+    best[0] = largest_of_four(best[0]);
+    best[1] = largest_of_four(best[1]);
+    if (any_of_warp(best[0] > top[0] || best[1] > top[1]))
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float shrink = power_of_2(top[i] - finite(best[i]));
+        top[i] = best[i];
+        sum[i] *= shrink;
+#pragma unroll
+        for (int n = 0; n < DV / 8; ++n) {
+          result[n][2 * i] *= shrink;
+          result[n][2 * i + 1] *= shrink;
+        }
+      }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        score[n][i] = power_of_2(score[n][i] - finite(top[i / 2]));
+        sum[i / 2] += score[n][i];
+      }
+    multiply_into<2, DV>(result, score, v);
     __syncwarp();  // the buffers are free again
-    if (STAGES > 1) stage = 1 - stage;
   }
   wait_copies<0>();
   __syncthreads();

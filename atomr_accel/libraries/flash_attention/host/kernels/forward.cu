@@ -1,8 +1,7 @@
 // Attention of a tile of queries to all keys that they see, by online softmax.
 //
-// A warp has 16 * BLOCKS rows of the scores, in registers, and goes over tiles of TILE keys. Keys
-// of the next tile are on their way while probabilities are multiplied by the values, and values
-// while queries are multiplied by keys.
+// A warp has 16 * BLOCKS rows of the scores, in registers, and goes over tiles of TILE keys. The
+// next keys and values are on their way meanwhile.
 #include "attention.cuh"
 
 template <class T, int D, int DV, int WARPS, int BLOCKS, int TILE, int FLAGS>
@@ -18,11 +17,15 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
   if (first >= end) return;
 
   T* q = (T*)shared_memory;
-  T* k = q + ROWS * width<D>();
-  T* v = k + TILE * width<D>();
+  T* const buffers = q + ROWS * width<D>();
   const int kv_head = head / (p.heads / p.kv_heads);
-  const Rows<T> keys = keys_at<T>(p, p.k, p.k_steps, b, kv_head, s.first_k);
-  const Rows<T> values = keys_at<T>(p, p.v, p.v_steps, b, kv_head, s.first_k);
+  const auto keys = keys_at<T, (FLAGS & PAGES) != 0>(p, p.k, p.k_steps, b, kv_head, s.first_k);
+  const auto values = keys_at<T, (FLAGS & PAGES) != 0>(p, p.v, p.v_steps, b, kv_head, s.first_k);
+  const auto fetch = [&](int column, int stage) {
+    T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
+    load_tile<TILE, D, THREADS>(k, keys, column, s.keys, p.size, threadIdx.x);
+    load_tile<TILE, DV, THREADS>(k + TILE * width<D>(), values, column, s.keys, p.value_size, threadIdx.x);
+  };
   const Scores<FLAGS, T> scores(p, b, head);
   int low = 0, high = 0;
   if (first < s.queries) keys_of(p, s, first, min(first + ROWS, s.queries) - 1, low, high);
@@ -36,15 +39,17 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
       top[m][i] = p.sink ? p.sink[head] * LOG2_E : -INFINITE;
       sum[m][i] = p.sink && member == 0 ? 1.0f : 0.0f;
     }
-  load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size);
-  if (low < high) load_tile<TILE, D, THREADS>(k, keys, low, s.keys, p.size);
+  load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size, threadIdx.x);
+  if (low < high) fetch(low, 0);
   end_group();
 
-  for (int column = low; column < high; column += TILE) {
+  for (int column = low, stage = 0; column < high; column += TILE, stage ^= 1) {
     wait_copies<0>();
-    __syncthreads();  // keys are there, and nobody reads the values before
-    load_tile<TILE, DV, THREADS>(v, values, column, s.keys, p.value_size);
+    __syncthreads();  // this tile is there, and nobody reads the one before
+    if (column + TILE < high) fetch(column + TILE, stage ^ 1);
     end_group();
+    const T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
+    const T* const v = k + TILE * width<D>();
 
     float score[BLOCKS][TILE / 8][4] = {};
 #pragma unroll
@@ -63,47 +68,52 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
         }
       }
     }
-    wait_copies<0>();
-    __syncthreads();  // values are there, and nobody reads the keys any more
-    if (column + TILE < high) load_tile<TILE, D, THREADS>(k, keys, column + TILE, s.keys, p.size);
-    end_group();
-
     const bool whole = see_all(p, s, first, ROWS, column, TILE);
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m) {
       const int row = first + (warp * BLOCKS + m) * 16 + group;
-      float best[2] = {top[m][0], top[m][1]};
+      const float distance = (float)(column + member * 2 - row - s.shift);
 #pragma unroll
       for (int n = 0; n < TILE / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int r = row + i / 2 * 8, c = column + n * 8 + member * 2 + i % 2;
-          float bend, found = scores(p, s, score[m][n][i], r, c, bend);
-          if (!whole && !sees(p, s, r, c)) found = -INFINITE;
-          score[m][n][i] = found;
-          best[i / 2] = fmaxf(best[i / 2], found);
+          float bend;
+          score[m][n][i] = scores(p, s, score[m][n][i], row + i / 2 * 8, column + n * 8 + member * 2 + i % 2,
+                                  distance + (float)(n * 8 + i % 2 - i / 2 * 8), bend);
         }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        best[i] = largest_of_four(best[i]);
-        const float from = best[i] == -INFINITE ? 0.0f : best[i];  // nothing is seen so far
-        const float shrink = power_of_2(top[m][i] - from);
-        top[m][i] = best[i];
-        sum[m][i] *= shrink;
-#pragma unroll
-        for (int n = 0; n < DV / 8; ++n) {
-          result[m][n][2 * i] *= shrink;
-          result[m][n][2 * i + 1] *= shrink;
-        }
+      if (!whole)
 #pragma unroll
         for (int n = 0; n < TILE / 8; ++n)
 #pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const float share = power_of_2(score[m][n][2 * i + j] - from);
-            sum[m][i] += share;
-            score[m][n][2 * i + j] = share;
+          for (int i = 0; i < 4; ++i)
+            if (!sees(p, s, row + i / 2 * 8, column + n * 8 + member * 2 + i % 2)) score[m][n][i] = -INFINITE;
+      float best[2] = {top[m][0], top[m][1]};
+#pragma unroll
+      for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) best[i / 2] = fmaxf(best[i / 2], score[m][n][i]);
+      best[0] = largest_of_four(best[0]);
+      best[1] = largest_of_four(best[1]);
+      if (any_of_warp(best[0] > top[m][0] || best[1] > top[m][1]))
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float shrink = power_of_2(top[m][i] - finite(best[i]));
+          top[m][i] = best[i];
+          sum[m][i] *= shrink;
+#pragma unroll
+          for (int n = 0; n < DV / 8; ++n) {
+            result[m][n][2 * i] *= shrink;
+            result[m][n][2 * i + 1] *= shrink;
           }
-      }
+        }
+      const float from[2] = {finite(top[m][0]), finite(top[m][1])};
+#pragma unroll
+      for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          score[m][n][i] = power_of_2(score[m][n][i] - from[i / 2]);
+          sum[m][i / 2] += score[m][n][i];
+        }
       if (FLAGS & DROPOUT)
 #pragma unroll
         for (int n = 0; n < TILE / 8; ++n)

@@ -68,8 +68,33 @@ __device__ __forceinline__ float power_of_2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 __device__ __forceinline__ float logarithm_2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+__device__ __forceinline__ bool any_of_warp(bool mine) { return __any_sync(0xffffffffu, mine); }
+
+// Two numbers of 8 bits as float16, the first one in the lower half. e5m2 is the upper half of
+// that; e4m3 has exponents 8 lower, and NaN where e5m2 would have more numbers.
+struct e4m3 { unsigned char bits; };
+struct e5m2 { unsigned char bits; };
+__device__ __forceinline__ u32 widen_two(u32 two, e5m2) { return (two & 0xffu) << 8 | (two & 0xff00u) << 16; }
+__device__ __forceinline__ u32 widen_two(u32 two, e4m3) {
+  u32 both;
+#if __CUDA_ARCH__ >= 890
+  asm("{ .reg .b16 pair; cvt.u16.u32 pair, %1; cvt.rn.f16x2.e4m3x2 %0, pair; }" : "=r"(both) : "r"(two));
+#else
+  const u32 apart = (two & 0xffu) | (two & 0xff00u) << 8;
+  both = (apart & 0x00800080u) << 8 | (apart & 0x007f007fu) << 7;
+  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(both) : "r"(0x5c005c00u));  // by 256
+  if ((two & 0x7fu) == 0x7fu) both |= 0x7e00u;
+  if ((two & 0x7f00u) == 0x7f00u) both |= 0x7e000000u;
+#endif
+  return both;
 }
