@@ -1,7 +1,7 @@
-"""FlashAttention in bfloat16, and what cuDNN has no kernel for: a softcap where sequences have lengths.
+"""FlashAttention in bfloat16, where cuDNN has no kernel: a softcap of sequences with lengths.
 
-A language model with a softcap, as Gemma 2 is, attends to padded prompts and then, token by token, to
-a cache in pages of 12 rows. Both are held against attention in double precision.
+A language model with a softcap, as Gemma 2 is, attends to padded prompts and then, token by token,
+to a cache in pages of 12 rows. Both are held against attention in double precision.
 """
 
 import warnings
@@ -39,20 +39,30 @@ async def main() -> None:
     async with open_device(0) as device:
         flash = device.flash_attention
         q, k, v = [await device.put(each) for each in host]
-        lengths = await device.put(np.int32(LENGTHS))
-        options = {"causal": True, "softcap": SOFTCAP}
+        lengths = await device.put(np.array(LENGTHS, np.int32))
         out, lse = await flash.flash_attn_func(
-            q, k, v, seqlens_q=lengths, seqlens_k=lengths, return_attn_probs=True, **options
+            *(q, k, v),
+            causal=True,
+            softcap=SOFTCAP,
+            seqlens_q=lengths,
+            seqlens_k=lengths,
+            return_attn_probs=True,
         )
         dq, dk, dv = await flash.flash_attn_backward(
-            out, q, k, v, out, lse, seqlens_q=lengths, seqlens_k=lengths, **options
+            *(out, q, k, v, out, lse),
+            causal=True,
+            softcap=SOFTCAP,
+            seqlens_q=lengths,
+            seqlens_k=lengths,
         )
         got = (await device.get(out)).astype(float)
         wide = [each.astype(float) for each in host]
         for at, length in enumerate(LENGTHS):
             exact = attention(*(each[at, :length] for each in wide))
             np.testing.assert_allclose(got[at, :length], exact, atol=0.04)
-        print(f"prompts of {LENGTHS} on {device.backend}: gradients {dq.shape}, {dk.shape}, {dv.shape}")
+        print(
+            f"prompts of {LENGTHS} on {device.backend}: gradients {dq.shape}, {dk.shape}, {dv.shape}"
+        )
 
         # The same keys in pages, and one more token for each sequence.
         columns = -(-(longest + 1) // PAGE)
@@ -66,20 +76,20 @@ async def main() -> None:
             caches.append(await device.put(pages))
         new = [rng.standard_normal((batch, 1, *shape[2:])).astype(BFLOAT16) for shape in shapes]
         out = await flash.flash_attn_with_kvcache(
-            await device.put(new[0]),
-            *caches,
-            *[await device.put(each) for each in new[1:]],
+            *(await device.put(new[0]), caches[0], caches[1]),
+            *(await device.put(new[1]), await device.put(new[2])),
             cache_seqlens=lengths,
             block_table=await device.put(table),
-            **options,
+            causal=True,
+            softcap=SOFTCAP,
         )
         got = (await device.get(out)).astype(float)
     for at, length in enumerate(LENGTHS):
-        k, v = (
+        keys, values = (
             np.concatenate([old[at, :length], fresh[at]]).astype(float)
             for old, fresh in zip(host[1:], new[1:], strict=True)
         )
-        exact = attention(new[0][at].astype(float), k, v)
+        exact = attention(new[0][at].astype(float), keys, values)
         np.testing.assert_allclose(got[at], exact, atol=0.04)
     print(f"one more token each, from pages of {PAGE} rows: {got.shape}")
 

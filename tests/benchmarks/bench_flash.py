@@ -1,11 +1,11 @@
 """Our attention kernels beside cuDNN's, and beside PyTorch's where cuDNN has none.
 
-``device.flash_attention`` with each backend on shapes that both take (goal: kernels of this package take
-at most 3 times as long), with PyTorch's FlashAttention beside them; then what only our kernels do, beside
-``flex_attention``, compiled. Bfloat16, 16384 tokens in sequences of 512 to 16384 with 2048 columns, as in
-FlashAttention's papers, whose kernels reach 335 (FlashAttention-2) and 740 TFLOP/s (-3) forward on an
-H100. Measured side by side, see ``side_by_side.py``. Stops when its time is over. Without a GPU sizes are
-small, and only our own numbers are printed.
+``device.flash_attention`` with each backend on shapes that both take (goal: kernels of this package
+take at most 3 times as long), with PyTorch's FlashAttention beside them; and what only our kernels
+do, beside ``flex_attention``, compiled. Bfloat16, 16384 tokens in sequences of 512 to 8192 with 2048
+columns, as in FlashAttention's papers, whose kernels reach 335 (FlashAttention-2) and 740 TFLOP/s
+(-3) forward on an H100. Measured side by side, see ``side_by_side.py``. Stops when its time is over.
+Without a GPU sizes are small, and only our own numbers are printed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,14 @@ async def both(device: Device, shape: Shape) -> dict[str, float]:
         for backend in ("kernel", "cudnn"):
             rivals = theirs.get(name, {}) if backend == "kernel" else {}
             pace, others = await compare(device, call(backend), rivals)
-            row = Row(f"{name} {shape.name} {backend}", shape.operations(name), "TFLOP/s", pace, others, {})
+            row = Row(
+                f"{name} {shape.name} {backend}",
+                shape.operations(name),
+                "TFLOP/s",
+                pace,
+                others,
+                {},
+            )
             print(*row.lines(), sep="\n", flush=True)
             paces[backend] = pace.queued
         ratios[name] = paces["kernel"] / paces["cudnn"]
@@ -214,7 +221,9 @@ async def decode(device: Device, *, gpu: bool) -> None:
         k, v = [await device.zeros(shape, dtype) for _ in "kv"]
         for backend in ("kernel", "cudnn"):
 
-            def ours(on: Any, backend: str = backend, more: Any = more) -> Any:
+            def ours(
+                on: Any, k: Any = k, v: Any = v, backend: str = backend, more: Any = more
+            ) -> Any:
                 return on.flash_attention.flash_attn_with_kvcache(
                     *(q, k, v), cache_seqlens=counts, causal=True, out=out, backend=backend, **more
                 )

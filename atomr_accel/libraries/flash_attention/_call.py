@@ -201,9 +201,7 @@ class KernelCall:
             dropout=spec.dropout,
             seed=options.seed if spec.dropout else 0,
             offset=options.offset if spec.dropout else 0,
-            scales=(
-                *(reads[f"scale_{x}"].size if f"scale_{x}" in reads else 0 for x in "qkv"),
-            ),
+            scales=(*(reads[f"scale_{x}"].size if f"scale_{x}" in reads else 0 for x in "qkv"),),
             splits=self._split(home) if kind == "decode" else 1,
         )
 

@@ -128,7 +128,9 @@ def by_kernel(op: str, backend: str, case: Case) -> bool:
         if size % step or size > _MOST_SIZE:
             raise Unsupported(
                 f"{op}: kernels of this package take sizes that are multiples of {step} up to "
-                f"{_MOST_SIZE}" + (" in fp8" if case.narrow else "") + f", and {name} have {size}"
+                f"{_MOST_SIZE}"
+                + (" in fp8" if case.narrow else "")
+                + f", and {name} have {size}"
                 + (f"; cuDNN does not do {reason}" if reason else "")
             )
     return True

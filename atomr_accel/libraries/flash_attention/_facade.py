@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from ..._dtypes import DTYPES
 from .._op import D, op
@@ -14,6 +14,12 @@ from ..dnn.attention._options import checked
 from ..wire._options import flag, whole
 from ._call import LANE, MOST_SPLITS, KernelCall, workspaces
 from ._choice import Case, by_kernel
+from ._signatures import (
+    FlashOptions,
+    flash_attn_func_op,
+    flash_attn_varlen_func_op,
+    flash_attn_with_kvcache_op,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,25 +37,6 @@ _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _CACHE_NAMES: Final = {"k": "k_cache", "v": "v_cache", "count_k": "cache_seqlens"}
 _GRADS: Final = ("dq", "dk", "dv")
-
-
-class FlashOptions(TypedDict, total=False):
-    """Options that flash-attn has not.
-
-    Attributes:
-        bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
-        sink: float32 (heads,): a score of each head beside those of the keys, without a value.
-        align: which key is a query's own, counted from the ``"bottom_right"`` or the ``"top_left"``.
-        seed, offset: which probabilities are dropped; the backward pass takes the same.
-        backend: ``"cudnn"``, ``"kernel"`` for those of this package, or ``"auto"``.
-    """
-
-    bias: GpuRef | None
-    sink: GpuRef | None
-    align: str
-    seed: int
-    offset: int
-    backend: str
 
 
 @final
@@ -83,7 +70,7 @@ class FlashAttention(AttentionCalls[D]):
 
     # --- forward --------------------------------------------------------------------------
 
-    @op
+    @flash_attn_func_op
     def flash_attn_func(
         self,
         q: GpuRef,
@@ -148,19 +135,19 @@ class FlashAttention(AttentionCalls[D]):
         softcap: float = 0.0,
         alibi_slopes: GpuRef | bool | None = None,
         deterministic: bool = False,
-        return_attn_probs: bool = False,
         *,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef]:
         """``flash_attn_func`` of keys and values in one buffer, (batch, keys, 2, kv_heads, size).
 
-        Nothing is copied. Arguments and result are those of ``flash_attn_func``.
+        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients, call
+        that with the parts.
         """
         k, v = _parts(kv, "kv", 2)
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
         given["deterministic"] = deterministic
-        more = (return_attn_probs, out, options)
+        more = (False, out, options)
         return self._whole("flash_attn_kvpacked_func", q, k, v, (None, None), given, *more)
 
     @op
@@ -174,22 +161,22 @@ class FlashAttention(AttentionCalls[D]):
         softcap: float = 0.0,
         alibi_slopes: GpuRef | bool | None = None,
         deterministic: bool = False,
-        return_attn_probs: bool = False,
         *,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef]:
         """``flash_attn_func`` of one buffer, (batch, sequence, 3, heads, size).
 
-        Nothing is copied. Arguments and result are those of ``flash_attn_func``.
+        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients, call
+        that with the parts.
         """
         q, k, v = _parts(qkv, "qkv", 3)
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
         given["deterministic"] = deterministic
-        more = (return_attn_probs, out, options)
+        more = (False, out, options)
         return self._whole("flash_attn_qkvpacked_func", q, k, v, (None, None), given, *more)
 
-    @op
+    @flash_attn_varlen_func_op
     def flash_attn_varlen_func(
         self,
         q: GpuRef,
@@ -264,7 +251,7 @@ class FlashAttention(AttentionCalls[D]):
         reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
         return self._forward(name, make, chosen, {**reads, "table": block_table}, out)
 
-    @op
+    @flash_attn_with_kvcache_op
     def flash_attn_with_kvcache(
         self,
         q: GpuRef,
@@ -696,7 +683,7 @@ def _scored(options: Options) -> dict[str, GpuRef | None]:
 
 def _parts(ref: GpuRef, name: str, count: int) -> list[GpuRef]:
     """The parts of a packed buffer, as views."""
-    shape = getattr(ref, "shape", ())
+    shape: tuple[int, ...] = getattr(ref, "shape", ())
     if len(shape) != 5 or shape[2] != count:
         raise ValueError(
             f"{name} must have shape (batch, sequence, {count}, heads, size), not {shape}"

@@ -13,7 +13,7 @@ from ..nvrtc.host._compiler import find_cubin, load_nvrtc
 from ._vendor import undone_on_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ...backends.cuda.host._context import CudaContext, CudaStream
     from ._device_code import CudaSource
@@ -59,6 +59,11 @@ class Arguments:
             None,
         )
         self.address: Final = ctypes.addressof(self._extra)
+
+    def put(self, pointers: Sequence[int]) -> None:
+        """Replace the first pointers."""
+        for at, pointer in enumerate(pointers):
+            self.pointers[at] = pointer
 
 
 class _Function(NamedTuple):
@@ -106,7 +111,9 @@ class Kernels:
                     "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
                 )
                 if shared > _PLAIN_SHARED:
-                    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    most = (
+                        driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    )
                     check("cuFuncSetAttribute", driver.cuFuncSetAttribute(handle, most, shared))
                 resident = check(
                     "cuOccupancyMaxActiveBlocksPerMultiprocessor",

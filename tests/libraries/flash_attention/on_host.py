@@ -40,7 +40,9 @@ class HostKernels:
     def run(self, launch: Launch, pointers: dict[str, int]) -> None:
         name = launch.name
         if name not in self._compiled:
-            body = f"typedef Problem Arguments; static void kernel(const Problem& p) {{ {name}(p); }}"
+            body = (
+                f"typedef Problem Arguments; static void kernel(const Problem& p) {{ {name}(p); }}"
+            )
             folder = self._folder / str(len(self._compiled))
             folder.mkdir()
             (self._compiled[name],) = compile_bodies(source_of(launch), [body], "kernel", folder)

@@ -50,9 +50,7 @@ async def _ragged_backward(device: Any, *given: Any, **case: Any) -> Any:
     )
 
 
-async def _cached(
-    device: Any, q: Any, k_cache: Any, v_cache: Any, *given: Any, **case: Any
-) -> Any:
+async def _cached(device: Any, q: Any, k_cache: Any, v_cache: Any, *given: Any, **case: Any) -> Any:
     k, v, lengths, table, *more = given
     fresh = (k, v) if case.get("new") else ()
     o = await device.flash_attention.flash_attn_with_kvcache(
@@ -70,7 +68,7 @@ _ANY_PAGE: Final[list[Case]] = [
     {"queries": 20, "page": 7, "columns": 9, "sink": True, "causal": True, "heads": 8},
 ]
 
-_CALLS: Final = {
+_CALLS: Final[dict[str, tuple[str, Any]]] = {
     "dnn.flash_attention": ("flash_attn_func", _dense),
     "dnn.flash_attention_grad": ("flash_attn_backward", _backward),
     "dnn.flash_attention_varlen": ("flash_attn_varlen_func", _ragged),

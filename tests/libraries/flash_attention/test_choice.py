@@ -44,7 +44,7 @@ def test_what_cudnn_does_not_do_is_done_by_kernels(
     assert request.node.callspec.id == held[0]
     assert by_kernel("op", "auto", wanted)
     assert by_kernel("op", "kernel", wanted)
-    with pytest.raises(Unsupported, match="cuDNN does not do .*; backend='kernel' does"):
+    with pytest.raises(Unsupported, match=r"cuDNN does not do .*; backend='kernel' does"):
         by_kernel("op", "cudnn", wanted)
 
 

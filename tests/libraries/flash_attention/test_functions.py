@@ -10,7 +10,7 @@ import pytest
 from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
 
 from ..conformance import MARKS, Near, compare, dtype_of, on_cuda
-from ..dnn.attention.inputs import HALF, normal
+from ..dnn.attention.inputs import HALF, floats, integers, normal
 from ..dnn.rows.attention import Mask, attention, ends
 
 pytestmark = MARKS
@@ -59,7 +59,7 @@ async def test_packed(device: Any) -> None:
 @pytest.mark.parametrize("garbage", [np.nan, np.inf])
 async def test_what_lies_behind_the_ends_changes_nothing(device: Any, garbage: float) -> None:
     rng = np.random.default_rng(0)
-    lengths = np.int32([5, 0, 24])
+    lengths = integers([5, 0, 24])
     arrays = [normal(rng, 3, 24, 2, 16) for _ in range(4)]
     counts = await device.put(lengths)
     inside = np.arange(24)[:, None, None] < lengths[:, None, None, None]
@@ -93,9 +93,9 @@ async def test_caches_in_fp8(device: Any, dtype: str) -> None:
     lengths = [7, 30]
     q = normal(rng, 2, 1, 4, 32, dtype=dtype_of(dtype))
     caches = [normal(rng, 2, 40, 2, 32, dtype=E4M3) for _ in "kv"]
-    scales = np.float32([[0.5, 2.0], [1.0, 0.25]])
+    scales = floats([[0.5, 2.0], [1.0, 0.25]])
     one = np.float32(0.5)
-    refs = await putting(device, q, *caches, np.int32(lengths), scales, one)
+    refs = await putting(device, q, *caches, integers(lengths), scales, one)
     narrow = {"q_descale": refs[5]} if dtype == "float8_e4m3fn" else {}
     got = await device.flash_attention.flash_attn_with_kvcache(
         *refs[:3],
@@ -121,7 +121,7 @@ async def test_ways_to_say_how_long_a_cache_is(device: Any) -> None:
     q, k, v = await putting(
         device, normal(rng, 2, 3, 4, 16), *[normal(rng, 5, 20, 2, 16) for _ in "kv"]
     )
-    lengths, which = await putting(device, np.int32([12, 12]), np.int32([3, 1]))
+    lengths, which = await putting(device, integers([12, 12]), integers([3, 1]))
     first = [each[:2] for each in (k, v)]
     expected = await flash.flash_attn_with_kvcache(
         q, *first, cache_seqlens=lengths, causal=True, backend="kernel"
@@ -130,9 +130,7 @@ async def test_ways_to_say_how_long_a_cache_is(device: Any) -> None:
         by_number = await flash.flash_attn_with_kvcache(
             q, *first, cache_seqlens=12, causal=True, backend=backend
         )
-        compare(
-            await device.get(by_number), Near((await device.get(expected)).astype(float)), HALF
-        )
+        compare(await device.get(by_number), Near((await device.get(expected)).astype(float)), HALF)
     chosen = [await device.put((await device.get(each))[[3, 1]]) for each in (k, v)]
     moved = await flash.flash_attn_with_kvcache(
         q, *chosen, cache_seqlens=lengths, causal=True, backend="kernel"
@@ -157,7 +155,7 @@ async def test_the_papers_slopes_of_a_single_query(device: Any) -> None:
     q = normal(rng, 2, 1, 4, 16)
     q, k, v = await putting(device, q, *[normal(rng, 2, 30, 4, 16) for _ in "kv"])
     lengths, slopes = await putting(
-        device, np.int32([9, 30]), np.float32([2.0 ** (-2 * i) for i in range(1, 5)])
+        device, integers([9, 30]), floats([2.0 ** (-2 * i) for i in range(1, 5)])
     )
     given = {"cache_seqlens": lengths, "causal": True}
     flash = device.flash_attention
@@ -169,14 +167,12 @@ async def test_the_papers_slopes_of_a_single_query(device: Any) -> None:
 async def test_in_a_batch_and_recorded(device: Any) -> None:
     rng = np.random.default_rng(0)
     sets = [await putting(device, *[normal(rng, 1, 9, 2, 16) for _ in range(3)]) for _ in "ab"]
-    counts = await device.put(np.int32([7]))
+    counts = await device.put(integers([7]))
     given: Any = {"seqlens_q": counts, "seqlens_k": counts, "softcap": 2.0, "causal": True}
     flash = device.flash_attention
     alone = [await device.get(await flash.flash_attn_func(*each, **given)) for each in sets]
     async with device.batch() as batch:
-        out, lse = batch.flash_attention.flash_attn_func(
-            *sets[1], return_attn_probs=True, **given
-        )
+        out, lse = batch.flash_attention.flash_attn_func(*sets[1], return_attn_probs=True, **given)
         grads = batch.flash_attention.flash_attn_backward(out, *sets[1], out, lse, **given)
         plain = batch.flash_attention.flash_attn_func(*sets[1])  # cuDNN's
     np.testing.assert_array_equal(await device.get(out), alone[1])
@@ -240,7 +236,7 @@ async def test_bad_arguments(device: Any) -> None:
     wide = await device.put(np.zeros((2, 5, 4, 16), np.float32))
     fp8 = await device.put(np.zeros((2, 5, 4, 16), E4M3))
     odd = await device.put(np.zeros((2, 5, 4, 12), HALF))
-    counts, scale = await putting(device, np.int32([5, 5]), np.float32(1.0))
+    counts, scale = await putting(device, integers([5, 5]), np.float32(1.0))
     for error, match, args, options in (
         (TypeError, "q must be a GpuRef", (0, q, q), {}),
         (TypeError, "k must be float16 or bfloat16", (q, wide, q), {}),
@@ -291,16 +287,16 @@ async def test_lengths_that_point_out_of_buffers(device: Any) -> None:
     flash = device.flash_attention
     x = await device.zeros((2, 8, 4, 16), HALF)
     given: Any = {"softcap": 1.0}
-    bad = await device.put(np.int32([4, 9]))
+    bad = await device.put(integers([4, 9]))
     with pytest.raises(ValueError, match=r"seqlens_q\[1\] is 9, but must be from 0 to 8"):
         await flash.flash_attn_func(x, x, x, seqlens_q=bad, seqlens_k=bad, **given)
     with pytest.raises(ValueError, match=r"cache_seqlens\[1\] is 9"):
         await flash.flash_attn_with_kvcache(x, x, x, cache_seqlens=bad, **given)
-    flat, cu = x.reshape(16, 4, 16), await device.put(np.int32([0, 9, 17]))
+    flat, cu = x.reshape(16, 4, 16), await device.put(integers([0, 9, 17]))
     with pytest.raises(ValueError, match=r"cu_seqlens_q\[2\] is 17"):
         await flash.flash_attn_varlen_func(flat, flat, flat, cu, cu, 16, 16, **given)
-    pages, table = x.reshape(4, 4, 4, 16), await device.put(np.int32([[0, 1], [9, 9]]))
-    lengths = await device.put(np.int32([8, 1]))
+    pages, table = x.reshape(4, 4, 4, 16), await device.put(integers([[0, 1], [9, 9]]))
+    lengths = await device.put(integers([8, 1]))
     with pytest.raises(ValueError, match=r"block_table, row 1, \[0\] is 9"):
         await flash.flash_attn_with_kvcache(
             x, pages, pages, cache_seqlens=lengths, block_table=table, **given

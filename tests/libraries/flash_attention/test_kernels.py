@@ -1,8 +1,8 @@
 """Our kernels themselves: compiled for the host, where they compute, and for GPUs.
 
-On the host each thread is a fiber, and products and loads of matrices are what ``warps_on_host.h`` has of
-the PTX ISA. So indices, masks, lengths and sums are those of a GPU; what is not, is that copies are done at
-once, and that warps keep step.
+On the host each thread is a fiber, and products and loads of matrices are what ``warps_on_host.h``
+has of the PTX ISA. So indices, masks, lengths and sums are those of a GPU; what is not, is that
+copies are done at once, and that warps keep step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
 from ...harness import opened, sized
 from ..conformance import MARKS, check, dtype_of, on_cuda
-from ..dnn.attention.inputs import HALF, normal
+from ..dnn.attention.inputs import HALF, floats, integers, normal
 from ..host_kernels import needs_compiler
 from .on_host import HostKernels, replace_numpy
 from .rows import OPERATIONS
@@ -118,13 +118,12 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
 @pytest.mark.headers
 def test_arguments_are_packed_as_the_kernels_have_them() -> None:
     (launch,) = launches(form("forward"), [])
-    check = f"static_assert(sizeof(Problem) == {ctypes.sizeof(Problem)}, \"\");"
-    names = [name for name, _ in Problem._fields_]
+    size = f"static_assert(sizeof(Problem) == {ctypes.sizeof(Problem)});"
     offsets = "\n".join(
-        f"static_assert(__builtin_offsetof(Problem, {name}) == {getattr(Problem, name).offset}, \"\");"
-        for name in names
+        f"static_assert(__builtin_offsetof(Problem, {name}) == {getattr(Problem, name).offset});"
+        for name, *_ in Problem._fields_
     )
-    source = f"{launch.source.text}\n{check}\n{offsets}\n"
+    source = f"{launch.source.text}\n{size}\n{offsets}\n"
     compile_cubin(source, "forward<h16, 32, 32, 1, 1, 16, 0>", (), (8, 0))
 
 
@@ -166,7 +165,7 @@ async def test_sizes_on_the_host(size: int, kernels: HostKernels, monkeypatch: A
             if numpy:
                 monkeypatch.undo()
             given: Any = {"causal": True, "backend": "kernel"}
-            flash = device.flash_attention
+            flash: Any = device.flash_attention
             out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
             grads = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
             found.append([(await device.get(ref)).astype(float) for ref in (out, lse, *grads)])
@@ -203,7 +202,7 @@ async def test_options_on_the_host(
         for numpy in (False, True):
             if numpy:
                 monkeypatch.undo()
-            flash = device.flash_attention
+            flash: Any = device.flash_attention
             out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
             grads = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
             found.append([(await device.get(ref)).astype(float) for ref in (out, lse, *grads)])
@@ -223,14 +222,15 @@ async def test_caches_in_fp8_on_the_host(
         q = await device.put(normal(rng, 2, queries, 4, 32, dtype=dtype))
         k, v = [await device.put(normal(rng, 20, 33, 2, 32, dtype=cache)) for _ in "kv"]
         table = await device.put(rng.permutation(20).reshape(2, 10).astype(np.int32))
-        lengths = await device.put(np.int32([300, 17]))
-        scale = await device.put(np.float32([[0.5, 1.0], [2.0, 0.25]]))
-        sink = await device.put(np.float32([0, 1, 2, 3]))
+        lengths = await device.put(integers([300, 17]))
+        scale = await device.put(floats([[0.5, 1.0], [2.0, 0.25]]))
+        sink = await device.put(floats([0, 1, 2, 3]))
         found = []
         for numpy in (False, True):
             if numpy:
                 monkeypatch.undo()
-            out, lse = await device.flash_attention.flash_attn_with_kvcache(
+            flash: Any = device.flash_attention
+            out, lse = await flash.flash_attn_with_kvcache(
                 *(q, k, v),
                 cache_seqlens=lengths,
                 block_table=table,

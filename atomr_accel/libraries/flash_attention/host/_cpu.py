@@ -14,7 +14,6 @@ from ..wire._messages import PLACES, STEPPED, Flash
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
-    from ..wire._messages import Form
 
 Array = np.ndarray[Any, Any]
 

@@ -64,8 +64,7 @@ class CudaFlashAttention:
             most = self._context.info.shared_memory_per_block
             ready = self._ready[key] = [self._prepare(each) for each in launches(*key, most)]
         for launch, arguments, run in ready:
-            found = launch.pointers(pointers)
-            arguments.pointers[: len(found)] = found
+            arguments.put(launch.pointers(pointers))
             run()
 
     def _prepare(self, launch: Launch) -> _Ready:

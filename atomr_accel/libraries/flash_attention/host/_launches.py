@@ -253,7 +253,9 @@ def _backward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]
         name = f"by_keys<{sizes}, {tiles.warps}, {tiles.tile}, {flags}, {want}>"
         blocks = count * form.kv_heads * form.batch
         yield launch(name, blocks, tiles.warps * _WARP, shared, count)
-    tiles, shared = _fitting(BY_QUERIES[largest], most, lambda each: both(each.rows + 2 * each.tile))
+    tiles, shared = _fitting(
+        BY_QUERIES[largest], most, lambda each: both(each.rows + 2 * each.tile)
+    )
     count = _ceil(form.queries, tiles.rows)
     name = f"by_queries<{sizes}, {tiles.warps}, {tiles.tile}, {flags}>"
     yield launch(name, count * form.heads * form.batch, tiles.warps * _WARP, shared, count)
