@@ -61,7 +61,8 @@ async def main() -> None:
             exact = attention(*(each[at, :length] for each in wide))
             np.testing.assert_allclose(got[at, :length], exact, atol=0.04)
         print(
-            f"prompts of {LENGTHS} on {device.backend}: gradients {dq.shape}, {dk.shape}, {dv.shape}"
+            f"prompts of {LENGTHS} on {device.backend}: gradients {dq.shape}, {dk.shape}, "
+            f"{dv.shape}"
         )
 
         # The same keys in pages, and one more token for each sequence.

@@ -141,8 +141,8 @@ class FlashAttention(AttentionCalls[D]):
     ) -> Request[GpuRef]:
         """``flash_attn_func`` of keys and values in one buffer, (batch, keys, 2, kv_heads, size).
 
-        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients, call
-        that with the parts.
+        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients,
+        call that with the parts.
         """
         k, v = _parts(kv, "kv", 2)
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -167,8 +167,8 @@ class FlashAttention(AttentionCalls[D]):
     ) -> Request[GpuRef]:
         """``flash_attn_func`` of one buffer, (batch, sequence, 3, heads, size).
 
-        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients, call
-        that with the parts.
+        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients,
+        call that with the parts.
         """
         q, k, v = _parts(qkv, "qkv", 3)
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)

@@ -64,7 +64,7 @@ class CudaFlashAttention:
             most = self._context.info.shared_memory_per_block
             ready = self._ready[key] = [self._prepare(each) for each in launches(*key, most)]
         for launch, arguments, run in ready:
-            arguments.put(launch.pointers(pointers))
+            arguments.put_pointers(launch.pointers(pointers))
             run()
 
     def _prepare(self, launch: Launch) -> _Ready:

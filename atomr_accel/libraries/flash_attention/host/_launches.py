@@ -114,7 +114,8 @@ BY_QUERIES: Final = {
 
 _BIAS_TILE: Final = 16
 _TOGETHER: Final = 128
-"""Up to this size one kernel computes gradients by keys and values; registers have no room for more."""
+"""Up to this size one kernel computes gradients by keys and values; above there are too few
+registers."""
 
 _STAGED: Final = 128
 """Up to this size the next keys of a cache are on their way while some are computed with."""
