@@ -2,10 +2,10 @@
 
 ``device.flash_attention`` with each backend on shapes that both take (goal: kernels of this package
 take at most 3 times as long), with PyTorch's FlashAttention beside them; and what only our kernels
-do, beside ``flex_attention``, compiled. Bfloat16, 16384 tokens in sequences of 512 to 8192 with 2048
-columns, as in FlashAttention's papers, whose kernels reach 335 (FlashAttention-2) and 740 TFLOP/s
-(-3) forward on an H100. Measured side by side, see ``side_by_side.py``. Stops when its time is over.
-Without a GPU sizes are small, and only our own numbers are printed.
+do, beside ``flex_attention``, compiled. Bfloat16, 16384 tokens in sequences of 512 to 8192 with
+2048 columns, as in FlashAttention's papers, whose kernels reach 335 (FlashAttention-2) and 740
+TFLOP/s (-3) forward on an H100. Measured side by side, see ``side_by_side.py``. Stops when its time
+is over. Without a GPU sizes are small, and only our own numbers are printed.
 """
 
 from __future__ import annotations

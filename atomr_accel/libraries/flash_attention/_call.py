@@ -201,9 +201,13 @@ class KernelCall:
             dropout=spec.dropout,
             seed=options.seed if spec.dropout else 0,
             offset=options.offset if spec.dropout else 0,
-            scales=(*(reads[f"scale_{x}"].size if f"scale_{x}" in reads else 0 for x in "qkv"),),
+            scales=(self._scales("q"), self._scales("k"), self._scales("v")),
             splits=self._split(home) if kind == "decode" else 1,
         )
+
+    def _scales(self, name: str) -> int:
+        ref = self._reads.get(f"scale_{name}")
+        return 0 if ref is None else ref.size
 
     def _split(self, home: Home) -> int:
         """Among how many blocks to split the keys of a sequence."""
@@ -274,7 +278,8 @@ def _steps(ref: GpuRef, *, ragged: bool) -> tuple[int, int, int]:
     if ragged:
         row, head, _ = (step // ref.dtype.itemsize for step in ref.strides)
         return 0, head, row
-    return steps_of(ref, "bshd")[:3]
+    batch, head, row, _ = steps_of(ref, "bshd")
+    return batch, head, row
 
 
 def _packed(heads: int, rows: int, size: int, ragged: bool) -> tuple[int, int, int]:

@@ -36,7 +36,14 @@ _CALLED: Final = {"window": "window_size"}
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _CACHE_NAMES: Final = {"k": "k_cache", "v": "v_cache", "count_k": "cache_seqlens"}
-_GRADS: Final = ("dq", "dk", "dv")
+_GRADIENTS: Final = {
+    "dQ": "dq",
+    "dK": "dk",
+    "dV": "dv",
+    "dBias": "dbias",
+    "dSink_token": "dsink",
+}
+"""What our kernels call the gradients of graphs."""
 
 
 @final
@@ -241,13 +248,14 @@ class FlashAttention(AttentionCalls[D]):
             return call, Case(call.spec, lengths=True, ragged=True)
 
         if not by_kernel(name, backend, make()[1]):
-            return self._dnn.flash_attention_varlen(
+            found: Any = self._dnn.flash_attention_varlen(
                 *(q, k, v, *lists, *longest),
                 block_table=block_table,
                 out=out,
                 return_lse=return_attn_probs,
                 **_for_cudnn(given, options),
             )
+            return found
         reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
         return self._forward(name, make, chosen, {**reads, "table": block_table}, out)
 
@@ -333,42 +341,38 @@ class FlashAttention(AttentionCalls[D]):
             require(cache_batch_idx, self._device.memory, "cache_batch_idx", (_INT32,), q.shape[:1])
             # Sequences of a cache are pages that are as long.
             block_table = cache_batch_idx.reshape(-1, 1)
-        if cache_seqlens is None or isinstance(cache_seqlens, int):
+        lengths = cache_seqlens if not isinstance(cache_seqlens, int) else None
+        if lengths is None:
             k_cache, v_cache = _until(cache_seqlens, k_cache, v_cache, k, block_table)
         scales = {"q": q_descale, "k": k_descale, "v": v_descale}
 
         def make() -> tuple[AttentionCall, Case]:
-            narrow = k_cache.dtype in FP8 or q.dtype in FP8
-            if isinstance(cache_seqlens, int) or cache_seqlens is None:
-                call = self._dense(
-                    *(q, k_cache, v_cache, None, None, "bshd", chosen),
-                    backward=False,
-                    dtypes=NARROW,
-                )
+            if lengths is None:
+                every = (q, k_cache, v_cache, None, None, "bshd", chosen)
+                call = self._dense(*every, backward=False, dtypes=NARROW)
             else:
-                call = self._cached(
-                    *(q, k_cache, v_cache, k, v, cache_seqlens, block_table, max_seqlen_k),
-                    chosen,
-                    dtypes=NARROW,
-                )
+                cached = (q, k_cache, v_cache, k, v, lengths, block_table, max_seqlen_k, chosen)
+                call = self._cached(*cached, dtypes=NARROW)
             self._check_scales(call, scales)
             call = forward(call, self._shape(call.spec), return_lse=return_softmax_lse)
-            lengths = not (cache_seqlens is None or isinstance(cache_seqlens, int))
-            return call, Case(call.spec, lengths=lengths, narrow=narrow)
+            narrow = q.dtype in FP8 or k_cache.dtype in FP8
+            return call, Case(call.spec, lengths=lengths is not None, narrow=narrow)
 
-        kernel = by_kernel(name, "kernel" if splits and backend == "auto" else backend, make()[1])
-        several = {"out": out, "return_lse": return_softmax_lse, **_for_cudnn(given, {})}
-        lengths = cache_seqlens if not isinstance(cache_seqlens, int) else None
-        if not kernel and lengths is None:
-            return self._dnn.flash_attention(q, k_cache, v_cache, **several)
-        if not kernel:
-            return self._dnn.flash_attention_with_kvcache(
-                *(q, k_cache, v_cache, k, v),
-                cache_seqlens=lengths,
-                block_table=block_table,
-                max_seqlen_k=max_seqlen_k,
-                **several,
-            )
+        wanted = "kernel" if splits and backend == "auto" else backend
+        if not by_kernel(name, wanted, make()[1]):
+            more = {"out": out, "return_lse": return_softmax_lse, **_for_cudnn(given, {})}
+            found: Any
+            if lengths is None:
+                found = self._dnn.flash_attention(q, k_cache, v_cache, **more)
+            else:
+                found = self._dnn.flash_attention_with_kvcache(
+                    *(q, k_cache, v_cache, k, v),
+                    cache_seqlens=lengths,
+                    block_table=block_table,
+                    max_seqlen_k=max_seqlen_k,
+                    **more,
+                )
+            return found
         reads = {"q": q, "k": k_cache, "v": v_cache, "count_k": lengths, "table": block_table}
         reads |= {f"scale_{name}": scale for name, scale in scales.items()}
         return self._forward(name, make, chosen, reads, out, splits=splits, names=_CACHE_NAMES)
@@ -599,20 +603,11 @@ class FlashAttention(AttentionCalls[D]):
 
         def prepare(driver: Driver) -> Submission[tuple[GpuRef, ...]]:
             call, _ = make()
-            outputs = dict(zip(_GRADS, (ref.shape for ref in (q, k, v)), strict=True))
-            if options.bias is not None:
-                outputs["dbias"] = options.bias.shape
-            if options.sink is not None:
-                outputs["dsink"] = options.sink.shape
-            given = {**reads, **_scored(options)}
-            kernel = KernelCall(call, options, given, outputs)
-            outs = dict(zip(_GRADS, grads or (None,) * 3, strict=True))
+            outputs = {_GRADIENTS[name]: shape for name, shape in call.outputs.items()}
+            kernel = KernelCall(call, options, {**reads, **_scored(options)}, outputs)
+            outs = dict(zip(("dq", "dk", "dv"), grads or (None,) * 3, strict=True))
             return kernel.submission(driver, self._scratch, outs)
 
-        q, k, v = (reads[name] for name in "qkv")
-        assert q is not None
-        assert k is not None
-        assert v is not None
         return Request(LANE, f"flash_attention.{name}", prepare)
 
     def _check_scales(self, call: AttentionCall, scales: Mapping[str, GpuRef | None]) -> None:

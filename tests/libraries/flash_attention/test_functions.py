@@ -240,7 +240,7 @@ async def test_bad_arguments(device: Any) -> None:
     for error, match, args, options in (
         (TypeError, "q must be a GpuRef", (0, q, q), {}),
         (TypeError, "k must be float16 or bfloat16", (q, wide, q), {}),
-        (ValueError, "each of window_size must be a whole number", (q, q, q), {"window_size": (-2, 0)}),
+        (ValueError, "each of window_size must be", (q, q, q), {"window_size": (-2, 0)}),
         (TypeError, "window_size must be two", (q, q, q), {"window_size": 3}),
         (TypeError, "has no rotary", (q, q, q), {"rotary": True}),
         (ValueError, "backend must be one of", (q, q, q), {"backend": "torch"}),
@@ -259,7 +259,7 @@ async def test_bad_arguments(device: Any) -> None:
         (TypeError, "k_descale must be float32", {"k_descale": counts}),
         (ValueError, r"v_descale must have shape \(\) or \(1,\) or \(2, 4\)", {"v_descale": wide}),
         (Unsupported, "cuDNN does not do numbers in fp8", {"backend": "cudnn"}),
-        (ValueError, "for caches without pages", {"cache_batch_idx": counts, "block_table": counts}),
+        (ValueError, "without pages", {"cache_batch_idx": counts, "block_table": counts}),
     ):  # fmt: skip
         with pytest.raises(error, match=match):
             await flash.flash_attn_with_kvcache(q, fp8, fp8, cache_seqlens=counts, **options)
