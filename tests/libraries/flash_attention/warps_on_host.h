@@ -5,6 +5,9 @@ static void __syncwarp() { __syncthreads(); }
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
 
+typedef char* Place;
+static Place place_of(const void* pointer) { return (Place)pointer; }
+
 struct Brought { const void* row; unsigned a[4], b[2]; };
 static Brought brought[2][1024];
 static unsigned phase[1024];
@@ -15,12 +18,12 @@ static const Brought* meet(const Brought& mine) {
   __syncthreads();
   return brought[now] + thread / 32 * 32;
 }
-static void load_matrices(unsigned (&to)[4], const void* row) {
+static void load_matrices(unsigned (&to)[4], Place row) {
   const Brought* all = meet({row});
   const unsigned lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) std::memcpy(&to[i], (const char*)all[8 * i + lane / 4].row + lane % 4 * 4, 4);
 }
-static void load_transposed(unsigned (&to)[4], const void* row) {
+static void load_transposed(unsigned (&to)[4], Place row) {
   const Brought* all = meet({row});
   const unsigned lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) {
@@ -45,7 +48,7 @@ template <class T> static void multiply(float (&d)[4], const unsigned (&a)[4], u
     d[i] = sum;
   }
 }
-static void copy16(void* to, const void* from, bool there) {
+static void copy16(Place to, const void* from, bool there) {
   if (there) std::memcpy(to, from, 16); else std::memset(to, 0, 16);
 }
 static void end_group() {}

@@ -88,8 +88,8 @@ FORWARD_TILES: Final = {
     64: (Tiles(4, 2, 64),),
     96: (Tiles(4, 2, 64),),
     128: (Tiles(4, 2, 64), Tiles(4, 1, 64)),
-    192: (Tiles(8, 1, 32), Tiles(4, 1, 32)),
-    256: (Tiles(8, 1, 32), Tiles(4, 1, 16)),
+    192: (Tiles(4, 1, 32),),
+    256: (Tiles(4, 1, 32),),
 }
 """By the larger one of the sizes of keys and values; the first one for which there is enough shared
 memory. The last one takes 99 KiB at most, which all devices from 8.0 on have."""

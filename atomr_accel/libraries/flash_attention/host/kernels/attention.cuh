@@ -106,80 +106,86 @@ __device__ __forceinline__ Rows<T, PAGED> keys_at(const Problem& p, const void* 
 
 // A tile in shared memory: rows of D numbers, 16 bytes apart, so that ldmatrix meets no bank twice.
 template <int D> __device__ constexpr int width() { return D + 8; }
+template <int D> __device__ constexpr int bytes(int rows) { return rows * width<D>() * 2; }
 
 // Rows from `first` on; zeros from `end` on, and in columns from `size` on. THREADS threads share
 // the work, of which this is number `thread`.
 template <int ROWS, int D, int THREADS, class T, bool PAGED>
-__device__ __forceinline__ void load_tile(T* to, const Rows<T, PAGED>& from, int first, int end, int size, int thread) {
+__device__ __forceinline__ void load_tile(Place to, const Rows<T, PAGED>& from, int first, int end, int size, int thread) {
   constexpr int PIECES = D / 8;
   if constexpr (THREADS % PIECES == 0) {  // a thread has the same columns of all of its rows
     constexpr int STEP = THREADS / PIECES;
     const int r = thread / PIECES, x = thread % PIECES * 8;
-    to += r * width<D>() + x;
+    to += bytes<D>(r) + x * 2;
     const T* place = from.base + (PAGED ? 0 : (first + r) * from.step) + x;
+    const int left = x < size ? end - first - r : 0;
 #pragma unroll
     for (int i = 0; i < ROWS; i += STEP) {
       if (ROWS % STEP && i + r >= ROWS) break;
-      bool there = first + r + i < end && x < size;
+      bool there = i < left;
       if constexpr (PAGED) place = from.at(first + r + i, there) + x;
-      copy16(to + i * width<D>(), there ? place : from.base, there);
+      copy16(to + bytes<D>(i), place, there);
       if constexpr (!PAGED) place += STEP * from.step;
     }
   } else {
     for (int i = thread; i < ROWS * PIECES; i += THREADS) {
       const int r = i / PIECES, x = i % PIECES * 8;
       bool there = first + r < end && x < size;
-      const T* place = from.at(first + r, there);
-      copy16(to + r * width<D>() + x, there ? place + x : from.base, there);
+      const T* place = from.at(first + r, there) + x;
+      copy16(to + bytes<D>(r) + x * 2, place, there);
     }
   }
 }
 
-// Fragments of A: 16 rows from `tile` on, columns from 16 * k on.
-template <int D, class T> __device__ __forceinline__ void load_a(u32 (&a)[4], const T* tile, int k) {
+// Where a lane begins to read tiles: as A or transposed, and as B.
+template <int D> __device__ __forceinline__ Place along_rows(Place tile) {
   const int lane = threadIdx.x % 32;
-  load_matrices(a, tile + lane % 16 * width<D>() + k * 16 + lane / 16 * 8);
+  return tile + bytes<D>(lane % 16) + lane / 16 * 16;
 }
-// Fragments of B for rows n and n + 8 of its transpose: b[0], b[1] and b[2], b[3].
-template <int D, class T> __device__ __forceinline__ void load_b(u32 (&b)[4], const T* tile, int n, int k) {
+template <int D> __device__ __forceinline__ Place along_columns(Place tile) {
   const int lane = threadIdx.x % 32;
-  load_matrices(b, tile + (n * 16 + lane % 8 + lane / 16 * 8) * width<D>() + k * 16 + lane / 8 % 2 * 8);
+  return tile + bytes<D>(lane % 8 + lane / 16 * 8) + lane / 8 % 2 * 16;
+}
+// Fragments of A: 16 rows, columns from 16 * k on.
+__device__ __forceinline__ void load_a(u32 (&a)[4], Place along, int k) { load_matrices(a, along + k * 32); }
+// Fragments of B for rows n and n + 8 of its transpose: b[0], b[1] and b[2], b[3].
+template <int D> __device__ __forceinline__ void load_b(u32 (&b)[4], Place along, int n, int k) {
+  load_matrices(b, along + bytes<D>(n * 16) + k * 32);
 }
 // The same of B itself: its rows are those of the tile.
-template <int D, class T> __device__ __forceinline__ void load_bt(u32 (&b)[4], const T* tile, int n, int k) {
-  const int lane = threadIdx.x % 32;
-  load_transposed(b, tile + (k * 16 + lane % 16) * width<D>() + n * 16 + lane / 16 * 8);
+template <int D> __device__ __forceinline__ void load_bt(u32 (&b)[4], Place along, int n, int k) {
+  load_transposed(b, along + bytes<D>(k * 16) + n * 32);
 }
 
 // d += a @ b.T of tiles whose rows are D long: 16 rows of a, 8 * N of b.
 template <int N, int D, class T>
-__device__ __forceinline__ void multiply_rows(float (&d)[N][4], const T* a, const T* b) {
+__device__ __forceinline__ void multiply_rows(float (&d)[N][4], Place a, Place b, T type) {
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
     u32 left[4];
-    load_a<D>(left, a, k);
+    load_a(left, a, k);
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
       u32 right[4];
       load_b<D>(right, b, n, k);
-      multiply(d[2 * n], left, right[0], right[1], T{});
-      multiply(d[2 * n + 1], left, right[2], right[3], T{});
+      multiply(d[2 * n], left, right[0], right[1], type);
+      multiply(d[2 * n + 1], left, right[2], right[3], type);
     }
   }
 }
 // d += p @ b: p is 16 x (8 * K) in registers as a result of `multiply`, b a tile of 8 * K rows.
 template <int K, int D, class T>
-__device__ __forceinline__ void multiply_into(float (&d)[D / 8][4], const float (&p)[K][4], const T* b) {
+__device__ __forceinline__ void multiply_into(float (&d)[D / 8][4], const float (&p)[K][4], Place b, T type) {
 #pragma unroll
   for (int k = 0; k < K / 2; ++k) {
-    const u32 left[4] = {pack(p[2 * k][0], p[2 * k][1], T{}), pack(p[2 * k][2], p[2 * k][3], T{}),
-                         pack(p[2 * k + 1][0], p[2 * k + 1][1], T{}), pack(p[2 * k + 1][2], p[2 * k + 1][3], T{})};
+    const u32 left[4] = {pack(p[2 * k][0], p[2 * k][1], type), pack(p[2 * k][2], p[2 * k][3], type),
+                         pack(p[2 * k + 1][0], p[2 * k + 1][1], type), pack(p[2 * k + 1][2], p[2 * k + 1][3], type)};
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
       u32 right[4];
       load_bt<D>(right, b, n, k);
-      multiply(d[2 * n], left, right[0], right[1], T{});
-      multiply(d[2 * n + 1], left, right[2], right[3], T{});
+      multiply(d[2 * n], left, right[0], right[1], type);
+      multiply(d[2 * n + 1], left, right[2], right[3], type);
     }
   }
 }

@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(WARPS * 32) by_keys(const Problem p) {
   const int end = p.begin_k ? s.keys : p.keys;  // gradients of what is behind the end are 0
   if (first >= end) return;
 
-  T* k = (T*)shared_memory;
-  T* v = k + ROWS * width<D>();
-  T* const buffers = v + ROWS * width<DV>();
-  constexpr int BUFFER = TILE * (width<D>() + width<DV>()) + 2 * TILE * (int)(sizeof(float) / sizeof(T));
+  // A tile of queries comes with one of gradients, and two numbers of each row.
+  constexpr int STAGE = bytes<D>(TILE) + bytes<DV>(TILE) + 8 * TILE, SUMS = STAGE - 8 * TILE;
+  const Place k = place_of(shared_memory), v = k + bytes<D>(ROWS), buffers = v + bytes<DV>(ROWS);
+  unsigned char* const with_sums = (unsigned char*)shared_memory + bytes<D>(ROWS) + bytes<DV>(ROWS) + SUMS;
   load_tile<ROWS, D, THREADS>(k, rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k), first, s.keys, p.size, threadIdx.x);
   load_tile<ROWS, DV, THREADS>(v, rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k), first, s.keys, p.value_size, threadIdx.x);
   end_group();
@@ -72,12 +72,13 @@ __global__ void __launch_bounds__(WARPS * 32) by_keys(const Problem p) {
   // Step i is a tile of queries of one of the heads that share these keys.
   const auto fetch = [&](int i, int stage) {
     const int head = kv_head * sharing + i / steps, row = low + i % steps * TILE;
-    T* const q = buffers + stage * BUFFER;
-    T* const grad = q + TILE * width<D>();
-    float* const lses = (float*)(grad + TILE * width<DV>());
-    load_tile<TILE, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), row, s.queries, p.size, threadIdx.x);
-    load_tile<TILE, DV, THREADS>(grad, rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), row, s.queries, p.value_size, threadIdx.x);
-    for (int r = threadIdx.x; r < TILE; r += THREADS) {
+    const Place to = buffers + stage * STAGE;
+    float* const lses = (float*)(with_sums + stage * STAGE);
+    load_tile<TILE, D, THREADS>(to, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), row, s.queries, p.size, threadIdx.x);
+    load_tile<TILE, DV, THREADS>(to + bytes<D>(TILE), rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), row, s.queries, p.value_size,
+                                 threadIdx.x);
+    static_assert(TILE <= THREADS, "each thread brings one row's");
+    if (const int r = threadIdx.x; r < TILE) {
       const bool there = row + r < s.queries;
       const i64 place = there ? place_of_sum(p, s, b, head, row + r) : 0;
       lses[r] = there ? logarithm_of(p.lse[place]) : INFINITE;
@@ -92,13 +93,12 @@ __global__ void __launch_bounds__(WARPS * 32) by_keys(const Problem p) {
     if (step + 1 < steps * sharing) fetch(step + 1, (step + 1) % 2);
     end_group();
     const int head = kv_head * sharing + step / steps, row = low + step % steps * TILE;
-    const T* const q = buffers + step % 2 * BUFFER;
-    const T* const grad = q + TILE * width<D>();
-    const float* const lses = (const float*)(grad + TILE * width<DV>());
+    const Place q = buffers + step % 2 * STAGE, grad = q + bytes<D>(TILE);
+    const float* const lses = (const float*)(with_sums + step % 2 * STAGE);
     const Scores<FLAGS, T> scores(p, b, head);
     float share[TILE / 8][4] = {}, by[TILE / 8][4] = {};
-    multiply_rows<TILE / 8, D>(share, k + warp * 16 * width<D>(), q);
-    multiply_rows<TILE / 8, DV>(by, v + warp * 16 * width<DV>(), grad);
+    multiply_rows<TILE / 8, D>(share, along_rows<D>(k + bytes<D>(warp * 16)), along_columns<D>(q), T{});
+    multiply_rows<TILE / 8, DV>(by, along_rows<DV>(v + bytes<DV>(warp * 16)), along_columns<DV>(grad), T{});
     const int key = first + warp * 16 + group;
     const float distance = (float)(key - row - member * 2 - s.shift);
 #pragma unroll
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(WARPS * 32) by_keys(const Problem p) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           if (!sees(p, s, row + n * 8 + member * 2 + i % 2, key + i / 2 * 8)) share[n][i] = by[n][i] = 0.0f;
-    if constexpr (WANT & 2) multiply_into<TILE / 8, DV>(dv, share, grad);
-    if constexpr (WANT & 1) multiply_into<TILE / 8, D>(dk, by, q);
+    if constexpr (WANT & 2) multiply_into<TILE / 8, DV>(dv, share, along_rows<DV>(grad), T{});
+    if constexpr (WANT & 1) multiply_into<TILE / 8, D>(dk, by, along_rows<D>(q), T{});
   }
   wait_copies<0>();
 #pragma unroll
@@ -150,9 +150,8 @@ __global__ void __launch_bounds__(WARPS * 32) by_queries(const Problem p) {
   const int end = p.begin_q ? s.queries : p.queries;
   if (first >= end) return;
 
-  T* q = (T*)shared_memory;
-  T* grad = q + ROWS * width<D>();
-  T* const buffers = grad + ROWS * width<DV>();
+  constexpr int STAGE = bytes<D>(TILE) + bytes<DV>(TILE);
+  const Place q = place_of(shared_memory), grad = q + bytes<D>(ROWS), buffers = grad + bytes<DV>(ROWS);
   load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size, threadIdx.x);
   load_tile<ROWS, DV, THREADS>(grad, rows_of<T>(p.grad, p.grad_steps, b, head, s.first_q), first, s.queries, p.value_size, threadIdx.x);
   end_group();
@@ -160,9 +159,9 @@ __global__ void __launch_bounds__(WARPS * 32) by_queries(const Problem p) {
   const auto keys = rows_of<T>(p.k, p.k_steps, b, kv_head, s.first_k);
   const auto values = rows_of<T>(p.v, p.v_steps, b, kv_head, s.first_k);
   const auto fetch = [&](int column, int stage) {
-    T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
-    load_tile<TILE, D, THREADS>(k, keys, column, s.keys, p.size, threadIdx.x);
-    load_tile<TILE, DV, THREADS>(k + TILE * width<D>(), values, column, s.keys, p.value_size, threadIdx.x);
+    const Place to = buffers + stage * STAGE;
+    load_tile<TILE, D, THREADS>(to, keys, column, s.keys, p.size, threadIdx.x);
+    load_tile<TILE, DV, THREADS>(to + bytes<D>(TILE), values, column, s.keys, p.value_size, threadIdx.x);
   };
   const Scores<FLAGS, T> scores(p, b, head);
   float lse[2], delta[2], dq[D / 8][4] = {};
@@ -184,11 +183,10 @@ __global__ void __launch_bounds__(WARPS * 32) by_queries(const Problem p) {
     __syncthreads();  // this tile is there, and nobody reads the one before
     if (column + TILE < high) fetch(column + TILE, stage ^ 1);
     end_group();
-    const T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
-    const T* const v = k + TILE * width<D>();
+    const Place k = buffers + stage * STAGE, v = k + bytes<D>(TILE);
     float share[TILE / 8][4] = {}, by[TILE / 8][4] = {};
-    multiply_rows<TILE / 8, D>(share, q + warp * 16 * width<D>(), k);
-    multiply_rows<TILE / 8, DV>(by, grad + warp * 16 * width<DV>(), v);
+    multiply_rows<TILE / 8, D>(share, along_rows<D>(q + bytes<D>(warp * 16)), along_columns<D>(k), T{});
+    multiply_rows<TILE / 8, DV>(by, along_rows<DV>(grad + bytes<DV>(warp * 16)), along_columns<DV>(v), T{});
     const int row = first + warp * 16 + group;
     const float distance = (float)(column + member * 2 - row - s.shift);
 #pragma unroll
@@ -205,7 +203,7 @@ __global__ void __launch_bounds__(WARPS * 32) by_queries(const Problem p) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           if (!sees(p, s, row + i / 2 * 8, column + n * 8 + member * 2 + i % 2)) by[n][i] = 0.0f;
-    multiply_into<TILE / 8, D>(dq, by, k);
+    multiply_into<TILE / 8, D>(dq, by, along_rows<D>(k), T{});
   }
   wait_copies<0>();
 #pragma unroll
@@ -227,10 +225,8 @@ __global__ void __launch_bounds__(128) by_bias(const Problem p) {
   const int across = (p.keys + TILE - 1) / TILE, down = p.bias_rows > 1 ? (p.queries + ROWS - 1) / ROWS : 1;
   const int column = blockIdx.x % across * TILE, tile = blockIdx.x / across % down;
   const int of_head = blockIdx.x / across / down % p.bias_heads, of_batch = blockIdx.x / across / down / p.bias_heads;
-  T* q = (T*)shared_memory;
-  T* grad = q + ROWS * width<D>();
-  T* k = grad + ROWS * width<DV>();
-  T* v = k + TILE * width<D>();
+  const Place q = place_of(shared_memory), grad = q + bytes<D>(ROWS);
+  const Place k = grad + bytes<DV>(ROWS), v = k + bytes<D>(TILE);
   float sum[TILE / 8][4] = {};
   for (int b = p.bias_batch > 1 ? of_batch : 0; b < (p.bias_batch > 1 ? of_batch + 1 : p.batch); ++b) {
     const Sequence s = sequence_of(p, b);
@@ -248,8 +244,8 @@ __global__ void __launch_bounds__(128) by_bias(const Problem p) {
         wait_copies<0>();
         __syncthreads();
         float share[TILE / 8][4] = {}, by[TILE / 8][4] = {};
-        multiply_rows<TILE / 8, D>(share, q + warp * 16 * width<D>(), k);
-        multiply_rows<TILE / 8, DV>(by, grad + warp * 16 * width<DV>(), v);
+        multiply_rows<TILE / 8, D>(share, along_rows<D>(q + bytes<D>(warp * 16)), along_columns<D>(k), T{});
+        multiply_rows<TILE / 8, DV>(by, along_rows<DV>(grad + bytes<DV>(warp * 16)), along_columns<DV>(v), T{});
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int row = first + warp * 16 + group + i / 2 * 8;

@@ -25,13 +25,13 @@ template <class T, class K> __device__ __forceinline__ void widen_16(T* to, cons
 
 // 16 rows of bytes for one warp, and those of a tile.
 template <int D, class K, bool PAGED>
-__device__ __forceinline__ void load_bytes(unsigned char* to, const Rows<K, PAGED>& from, int first, int end, int size) {
+__device__ __forceinline__ void load_bytes(Place to, const Rows<K, PAGED>& from, int first, int end, int size) {
   constexpr int PIECES = D / 16;
   for (int i = threadIdx.x % 32; i < 16 * PIECES; i += 32) {
     const int r = i / PIECES, x = i % PIECES * 16;
     bool there = first + r < end && x < size;
     const K* row = from.at(first + r, there);
-    copy16(to + i * 16, there ? row + x : from.base, there);
+    copy16(to + i * 16, row + x, there);
   }
 }
 template <int D, class K, class T> __device__ __forceinline__ void widen_tile(T* to, const unsigned char* from) {
@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
   T* const q = (T*)shared_memory;
   unsigned char* const mine = (unsigned char*)(q + 16 * width<D>()) + warp * (STAGES * STAGE + NARROW * 32 * WIDE);
   T* const wide = (T*)(mine + STAGES * STAGE);
+  const Place come = place_of(mine);
   constexpr bool PAGED = (FLAGS & PAGES) != 0;
   const auto keys = keys_at<K, PAGED>(p, p.k, p.k_steps, b, kv_head, s.first_k);
   const auto values = keys_at<K, PAGED>(p, p.v, p.v_steps, b, kv_head, s.first_k);
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
       uint4 zeros = {0u, 0u, 0u, 0u};
       widen_16<T, Q>(target, there ? (const void*)place : &zeros);
     } else {
-      copy16(target, place, there);
+      copy16(place_of(target), place, there);
     }
   }
   end_group();
@@ -107,13 +108,13 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
   Scores<FLAGS, T> scores(p, b, kv_head * sharing, factor);
 
   const auto fetch = [&](int column, int stage) {
-    unsigned char* const to_k = mine + stage * STAGE;
+    const Place to_k = come + stage * STAGE;
     if constexpr (NARROW) {
       load_bytes<D>(to_k, keys, column + warp * 16, to, p.size);
       load_bytes<DV>(to_k + 16 * D, values, column + warp * 16, to, p.value_size);
     } else {
-      load_tile<16, D, 32>((T*)to_k, keys, column + warp * 16, to, p.size, lane);
-      load_tile<16, DV, 32>((T*)to_k + 16 * width<D>(), values, column + warp * 16, to, p.value_size, lane);
+      load_tile<16, D, 32>(to_k, keys, column + warp * 16, to, p.size, lane);
+      load_tile<16, DV, 32>(to_k + bytes<D>(16), values, column + warp * 16, to, p.value_size, lane);
     }
   };
   if (STAGES > 1 && from < to) fetch(from, 0);
@@ -127,18 +128,17 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
     end_group();
     wait_copies<STAGES - 1>();
     __syncwarp();
-    const unsigned char* const come = mine + stage * STAGE;
-    const T *k = (const T*)come, *v = k + 16 * width<D>();
+    Place k = come + stage * STAGE, v = k + bytes<D>(16);
     if constexpr (NARROW) {
-      widen_tile<D, K>(wide, come);
+      widen_tile<D, K>(wide, mine + stage * STAGE);
       __syncwarp();
-      k = v = wide;
+      k = v = place_of(wide);
     }
     float score[2][4] = {};
-    multiply_rows<2, D>(score, q, k);
+    multiply_rows<2, D>(score, along_rows<D>(place_of(q)), along_columns<D>(k), T{});
     if constexpr (NARROW) {
       __syncwarp();
-      widen_tile<DV, K>(wide, come + 16 * D);
+      widen_tile<DV, K>(wide, mine + stage * STAGE + 16 * D);
       __syncwarp();
     }
     const int first_key = column + warp * 16 + member * 2;
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
         score[n][i] = power_of_2(score[n][i] - finite(top[i / 2]));
         sum[i / 2] += score[n][i];
       }
-    multiply_into<2, DV>(result, score, v);
+    multiply_into<2, DV>(result, score, along_rows<DV>(v), T{});
     __syncwarp();  // the buffers are free again
   }
   wait_copies<0>();

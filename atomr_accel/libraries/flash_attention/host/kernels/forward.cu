@@ -16,15 +16,15 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
   const int end = p.begin_q ? s.queries : p.queries;  // results behind the end are 0
   if (first >= end) return;
 
-  T* q = (T*)shared_memory;
-  T* const buffers = q + ROWS * width<D>();
+  constexpr int STAGE = bytes<D>(TILE) + bytes<DV>(TILE);
+  const Place q = place_of(shared_memory), buffers = q + bytes<D>(ROWS);
   const int kv_head = head / (p.heads / p.kv_heads);
   const auto keys = keys_at<T, (FLAGS & PAGES) != 0>(p, p.k, p.k_steps, b, kv_head, s.first_k);
   const auto values = keys_at<T, (FLAGS & PAGES) != 0>(p, p.v, p.v_steps, b, kv_head, s.first_k);
   const auto fetch = [&](int column, int stage) {
-    T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
-    load_tile<TILE, D, THREADS>(k, keys, column, s.keys, p.size, threadIdx.x);
-    load_tile<TILE, DV, THREADS>(k + TILE * width<D>(), values, column, s.keys, p.value_size, threadIdx.x);
+    const Place to = buffers + stage * STAGE;
+    load_tile<TILE, D, THREADS>(to, keys, column, s.keys, p.size, threadIdx.x);
+    load_tile<TILE, DV, THREADS>(to + bytes<D>(TILE), values, column, s.keys, p.value_size, threadIdx.x);
   };
   const Scores<FLAGS, T> scores(p, b, head);
   int low = 0, high = 0;
@@ -43,24 +43,23 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
   if (low < high) fetch(low, 0);
   end_group();
 
+  const Place rows = along_rows<D>(q + bytes<D>(warp * BLOCKS * 16));
+  const Place k_along = along_columns<D>(buffers), v_along = along_rows<DV>(buffers + bytes<D>(TILE));
   for (int column = low, stage = 0; column < high; column += TILE, stage ^= 1) {
     wait_copies<0>();
     __syncthreads();  // this tile is there, and nobody reads the one before
     if (column + TILE < high) fetch(column + TILE, stage ^ 1);
     end_group();
-    const T* const k = buffers + stage * TILE * (width<D>() + width<DV>());
-    const T* const v = k + TILE * width<D>();
-
     float score[BLOCKS][TILE / 8][4] = {};
 #pragma unroll
     for (int at = 0; at < D / 16; ++at) {
       u32 left[BLOCKS][4];
 #pragma unroll
-      for (int m = 0; m < BLOCKS; ++m) load_a<D>(left[m], q + (warp * BLOCKS + m) * 16 * width<D>(), at);
+      for (int m = 0; m < BLOCKS; ++m) load_a(left[m], rows + bytes<D>(m * 16), at);
 #pragma unroll
       for (int n = 0; n < TILE / 16; ++n) {
         u32 right[4];
-        load_b<D>(right, k, n, at);
+        load_b<D>(right, k_along + stage * STAGE, n, at);
 #pragma unroll
         for (int m = 0; m < BLOCKS; ++m) {
           multiply(score[m][2 * n], left[m], right[0], right[1], T{});
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
 #pragma unroll
       for (int n = 0; n < DV / 16; ++n) {
         u32 right[4];
-        load_bt<DV>(right, v, n, at);
+        load_bt<DV>(right, v_along + stage * STAGE, n, at);
 #pragma unroll
         for (int m = 0; m < BLOCKS; ++m) {
           multiply(result[m][2 * n], left[m], right[0], right[1], T{});

@@ -17,16 +17,17 @@
 
 extern __shared__ uint4 shared_memory[];
 
-__device__ __forceinline__ u32 shared_address(const void* place) {
-  return (u32)__cvta_generic_to_shared(place);
-}
-__device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
+// A place in shared memory, in bytes: one number, to which instructions add what is known of where.
+typedef u32 Place;
+__device__ __forceinline__ Place place_of(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
 }
-__device__ __forceinline__ void load_transposed(u32 (&to)[4], const void* row) {
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
 }
 __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, h16) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -41,11 +42,11 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes from global to shared memory, or as many zeros; `wait_copies<n>` waits for all but the
-// last n groups of them.
-__device__ __forceinline__ void copy16(void* to, const void* from, bool there) {
+// 16 bytes from global to shared memory, or as many zeros, for which nothing is read; `wait_copies<n>`
+// waits for all but the last n groups of them.
+__device__ __forceinline__ void copy16(Place to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+               :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int n> __device__ __forceinline__ void wait_copies() {
