@@ -92,8 +92,8 @@ def headers() -> Sequence[str]:
     ):
         if not any(Path(folder, file).is_file() for folder in folders):
             raise LibraryMissing(
-                f"{file}, which device.cutlass compiles, is not installed; "
-                f"pip install 'atomr-accel[cutlass12]' (or [cutlass13]) brings it, of package {package}",
+                f"{file}, which device.cutlass compiles, is not installed; pip install "
+                f"'atomr-accel[cutlass12]' (or [cutlass13]) brings {package}",
                 library="cutlass",
             )
     return folders
