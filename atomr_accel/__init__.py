@@ -58,9 +58,18 @@ if TYPE_CHECKING:
         open_devices,
         open_system,
     )
-    from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from .lanes import (
+        DeviceInstrument,
+        FinishedOps,
+        OpTimes,
+        WatchedDevice,
+        WatchedOp,
+        WatchedTransfer,
+    )
+    from .libraries.nvrtc._cuda_array import CudaArray
     from .libraries.nvrtc._options import CompileOptions
     from .libraries.nvrtc._tensor_map import TensorMap
+    from .libraries.nvrtc._texture import Surface, Texture
     from .libraries.sparse._array import SparseRef
     from .libraries.sparse._ell import EllRef
     from .libraries.sparselt._structured import StructuredRef
@@ -76,6 +85,7 @@ __all__ = [
     "ConsistentHash",
     "ContextPoisoned",
     "CpuFallbackWarning",
+    "CudaArray",
     "DataLocality",
     "Device",
     "DeviceInstrument",
@@ -87,6 +97,7 @@ __all__ = [
     "DevicesStatistics",
     "EllRef",
     "EventStale",
+    "FinishedOps",
     "FromAsyncio",
     "GpuRef",
     "GpuRefSealed",
@@ -112,8 +123,10 @@ __all__ = [
     "StandbyStatistics",
     "StandbyWarning",
     "StructuredRef",
+    "Surface",
     "System",
     "TensorMap",
+    "Texture",
     "Topology",
     "Unsupported",
     "WatchedDevice",
@@ -160,6 +173,7 @@ _HOME = {
     "open_device": "device",
     "open_system": "device",
     "DeviceInstrument": "lanes",
+    "FinishedOps": "lanes",
     "OpTimes": "lanes",
     "WatchedDevice": "lanes",
     "WatchedOp": "lanes",
@@ -169,7 +183,10 @@ _HOME = {
     "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse._array",
     "StructuredRef": "libraries.sparselt._structured",
+    "CudaArray": "libraries.nvrtc._cuda_array",
+    "Surface": "libraries.nvrtc._texture",
     "TensorMap": "libraries.nvrtc._tensor_map",
+    "Texture": "libraries.nvrtc._texture",
     "traceparent": "wire._trace",
 }
 

@@ -186,8 +186,13 @@ def used_by(device: Device) -> int:
 
 
 def _held(device: Device) -> int:
-    libraries = (device.blaslt, device.cub, device.dnn, device.fft)
-    kept = sum(library.statistics().workspace for library in libraries)
+    kept = sum(
+        library.statistics().workspace
+        for library in (
+            *(device.blaslt, device.cub, device.dnn, device.fft),
+            *(device.linalg, device.sparse, device.tensor),
+        )
+    )
     while device.statistics().memory.dropped:
         """Each look frees some."""
     return device.statistics().memory.used - kept

@@ -85,7 +85,8 @@ class Instruments:
 
     Attributes:
         active: whether there is anybody to tell.
-        each_op: whether anybody is told of each op of a device, by methods named ``op_...``.
+        each_op: whether anybody is told of each op of a device, by methods named ``op_...`` or
+            ``ops_...``.
         methods: what is called, by name. Where names are many it pays to look here first.
     """
 
@@ -149,7 +150,7 @@ class Instruments:
                     methods[name] = (*methods.get(name, ()), (instrument, method))
         self.methods = methods
         self.active = bool(methods)
-        self.each_op = any(name.startswith("op_") for name in methods)
+        self.each_op = any(name.startswith(("op_", "ops_")) for name in methods)
 
     def __call__(self, name: str, *args: object) -> None:
         """Call a method of all instruments that have it."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
     from ..actors import ActorRef
     from ..device import Device
-    from ..lanes import Outcome, Phases, WatchedDevice, WatchedOp
+    from ..lanes import FinishedOps, Phases, WatchedDevice
     from ..telemetry import Xid
     from ._patch import Json
 
@@ -173,18 +173,17 @@ class History(DeviceInstrument):
         if cause is not None and ref._cell.kind not in _TOLD_BY_DEVICES:
             self._note("failure", ref.path, described(cause))
 
-    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
-        """Count it."""
-        pulse = self._of.get(op.device)
+    def ops_finished(self, ops: FinishedOps) -> None:
+        """Count them."""
+        pulse = self._of.get(ops.device)
         if pulse is None:
-            pulse = self._of[op.device] = self._pulses.setdefault(op.device.path, _Pulse())
-        pulse.ops += 1
-        if outcome == "done":
-            times = op.times
-            if times is not None and len(pulse.latencies) < _MOST_LATENCIES:
-                pulse.latencies.append(times.answered - times.submitted)
-        elif outcome != "withdrawn":
-            pulse.failed += 1
+            pulse = self._of[ops.device] = self._pulses.setdefault(ops.device.path, _Pulse())
+        pulse.ops += len(ops.seqs)
+        if ops.outcome == "done":
+            some = ops.submitted[: _MOST_LATENCIES - len(pulse.latencies)]
+            pulse.latencies += [ops.answered - submitted for submitted in some]
+        elif ops.outcome != "withdrawn":
+            pulse.failed += len(ops.seqs)
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
         """Note it."""

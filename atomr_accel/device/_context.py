@@ -19,6 +19,7 @@ from ..lanes import (
     HostDied,
     describe_exit,
     fail_some,
+    first_error,
     start_host,
     uninterrupted,
 )
@@ -38,6 +39,9 @@ MEMORY_LANE: Final = "memory"
 
 _LAUNCH_TIMEOUT: Final = 702
 """The driver's status for a kernel that its own watchdog ended."""
+
+_ASSERTION: Final = "Assertion `"
+"""The driver writes a line with this for each thread whose ``assert`` has failed."""
 
 _WATCH_DIVISOR: Final = 8
 """A hung op is noticed within an eighth of the deadline after it."""
@@ -90,6 +94,7 @@ class Context:
         self._starts: dict[str, _Start] = {}
         self._handed_over = self._over = False
         self._fault: ContextPoisoned | None = None
+        self._found: tuple[Fault, str] | None = None
         self._dead = trio.Event()
         self._ended = Gate()
         self._nursery: trio.Nursery
@@ -104,7 +109,7 @@ class Context:
         self._begun = trio.current_time()
         if self._core.whole is None:
             self.prepared = await self._take_standby() or Prepared(
-                await start_host(self._core.isolation)
+                await start_host(self._core.isolation, self._core.sanitizer)
             )
         failures: ExceptionGroup[Any] | None = None
         up = False
@@ -114,6 +119,9 @@ class Context:
                 async with trio.open_nursery(strict_exception_groups=True) as self._nursery:
                     for host in self._core.reaper.terminating:
                         self._nursery.start_soon(self._core.reaper.reap, host)
+                    if self.host.output is not None:
+                        fields = core.log_fields()
+                        self._nursery.start_soon(self.host.output.run, fields)
                     self._nursery.start_soon(self._watch_host)
                     self._nursery.start_soon(self._end_when_dead)
                     for port in self.prepared.ports.values():
@@ -269,6 +277,10 @@ class Context:
         """
         if self._fault is None:
             generation = self._core.memory.generation
+            last = self._last_words()
+            said = first_error(last) or next((line for line in last if _ASSERTION in line), None)
+            if said is not None:
+                message = f"{message}: {said}"
             self._fault = ContextPoisoned(
                 f"generation {generation} of {self._core.name} is gone: {message} (seen at {op})",
                 generation=generation,
@@ -276,8 +288,18 @@ class Context:
                 status_name=status_name,
                 op=op,
             )
+            if last:
+                self._fault.add_note("\n  ".join(("the host's standard error ended with:", *last)))
             self._core.lifecycle.detach(self._fault)
         return self._fault
+
+    def _last_words(self) -> list[str]:
+        """Tell what the host has written by now; the last lines of its standard error."""
+        output = self.host.output
+        if output is None:
+            return []
+        output.drain()
+        return [*output.last]
 
     async def _watch(self, deadline: float) -> None:
         """End the host when an op hangs: nothing else ends a kernel that never does."""
@@ -300,6 +322,7 @@ class Context:
             # Lanes share streams, so others may only be waiting behind the oldest of them.
             _, op_name = min(overdue)
             generation = core.memory.generation
+            core.tell_output()
             self._fault = KernelHung(
                 f"generation {generation} of {core.name} is gone: {op_name} had not finished "
                 f"after {deadline} s, the device's op_deadline",
@@ -434,7 +457,10 @@ class Context:
         self.prepared.remove_lane(name)
 
     def _on_fault(self, fault: Fault, op: str) -> None:
-        self._poison(fault.status, fault.status_name, fault.message, op)
+        if self.host.sanitizer is None:
+            self._poison(fault.status, fault.status_name, fault.message, op)
+        else:
+            self._found = self._found or (fault, op)
         self.report_dead()
 
     def report_dead(self) -> None:
@@ -477,6 +503,10 @@ class Context:
 
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
+        if self._found is not None:
+            await self.host.finish()
+            fault, op = self._found
+            self._poison(fault.status, fault.status_name, fault.message, op)
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
 
 

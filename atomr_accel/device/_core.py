@@ -38,16 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import numpy as np
-    from msgspec import Raw
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef, Backoff
     from ..backends import Backend, Capabilities
-    from ..lanes import Isolation, Template
+    from ..lanes import Isolation, Sanitizer, Template
     from ..libraries._witness import Witness
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch, Slab
-    from ..wire import Affinity, DeviceInfo
+    from ..wire import Affinity, CallByTemplate, DeviceInfo
     from ._context import Context
     from ._prepared import Prepared
     from ._run import HostCalls
@@ -142,6 +141,7 @@ class DeviceCore:
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
         affinity: where its hosts may run.
+        sanitizer: what they run under, if they do.
         windows: what its host has mapped of other devices.
         instruments: those of its system; none for a companion, of which nobody is told.
         witness: who is told of the program's calls, if anybody wants to know.
@@ -163,6 +163,7 @@ class DeviceCore:
         plan: StreamPlan | None = None,
         prompt: bool = True,
         affinity: Affinity = None,
+        sanitizer: Sanitizer | None = None,
         memory_limit: int | None = None,
         whole: DeviceCore | None = None,
         instruments: Instruments | None = None,
@@ -176,6 +177,7 @@ class DeviceCore:
         self.plan: Final = plan or StreamPlan()
         self.prompt: Final = prompt
         self.affinity: Final[Affinity] = affinity
+        self.sanitizer: Final[Sanitizer | None] = sanitizer
         self._common: Final[_Common] = _Common(self.name) if whole is None else whole._common
         self.staging: Final = self._common.staging
         self.copiers: Final = self._common.copiers
@@ -265,6 +267,12 @@ class DeviceCore:
     def host_pid(self) -> int | None:
         """The host's process id, if there is a context and it has one."""
         return self.serving.host.pid if self.serving is not None else None
+
+    def tell_output(self) -> None:
+        """Tell now what the host has written to its descriptors 1 and 2, such as by kernels."""
+        output = None if self.serving is None else self.serving.host.output
+        if output is not None:
+            output.drain()
 
     def _elsewhere(self) -> RuntimeError:
         # An answer would wake a task of another loop, or find none: refused before anything
@@ -412,7 +420,7 @@ class DeviceCore:
         message: Message | Template,
         reads: Iterable[Any] = (),
         writes: Iterable[Any] = (),
-        payload: Raw | None = None,
+        payload: CallByTemplate | None = None,
     ) -> Op:
         """Put an op in its place in the program's order."""
         if get_ident() != self._thread:

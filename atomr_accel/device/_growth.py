@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ._core import DeviceCore
 
 
+_AHEAD_SHARE: Final = 16
+"""What is made ahead leaves a device with no more than 1/16 of its memory in slabs."""
+
+
 @final
 @uninterrupted
 class Growth:
@@ -40,6 +44,29 @@ class Growth:
             OutOfMemory: there is none.
         """
         await self.add_slab(await self._core.ready(), nbytes, sealed=False)
+
+    async def grow_ahead(self, nbytes: int) -> None:
+        """Make room for ``nbytes``, in many pieces, that can do without it.
+
+        So it is a small share of the device's memory, and nothing where there is none.
+        """
+        async with self._growing:
+            context, memory, info = self._core.context, self._core.memory, self._core.info
+            if context is None or info is None:
+                return
+            most = info.total_memory if memory.limit is None else memory.limit
+            size = least_slab(min(nbytes, most // _AHEAD_SHARE - memory.capacity))
+            if size <= 0:
+                return
+            try:
+                slab = await self._create_now(context, memory.affordable([size]), sealed=False)
+            except OutOfMemory:
+                return
+            except (HostDied, StickyFault):
+                context.report_dead()
+                return
+            if slab is not None:
+                memory.add_slab(slab)
 
     async def empty_dedicated(self, nbytes: int) -> Block:
         """An uninitialised sealed block that is all of its slab: what others may have.

@@ -25,7 +25,7 @@ from ..actors._instrument import Instruments
 from ..actors._nursery import PlainNursery
 from ..actors._system import opened
 from ..backends._registry import find_backend
-from ..lanes import uninterrupted
+from ..lanes import find_sanitizer, uninterrupted
 from ..libraries._table import CALLED
 from ..memory import MemoryScope
 from ._actors import DeviceActor
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ..actors import Decider
     from ..backends import Backend
     from ..backends._registry import BackendName
-    from ..lanes import Isolation
+    from ..lanes import Isolation, Sanitizer, SanitizerTool
     from ..wire import StreamPlan
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
@@ -162,6 +162,7 @@ async def open_device(
     deterministic: bool = False,
     prompt: bool = True,
     affinity: Literal["near"] | Iterable[int] | None = "near",
+    sanitizer: SanitizerTool | None = None,
     instruments: Iterable[Instrument] = (),
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
@@ -236,13 +237,18 @@ async def open_device(
             card is plugged into, as far as the program may use them (all it may where no node is
             known, as on the CPU backend); numbers of cores; or None, wherever the program may.
             Under ``isolation="thread"`` nothing is bound, since that would bind the program.
+        sanitizer: the tool of NVIDIA's compute-sanitizer that hosts run under: ``"memcheck"``
+            names the kernel, the line and the thread of a fault in its ``ContextPoisoned``;
+            ``"racecheck"``, ``"initcheck"`` and ``"synccheck"`` log what they find. Kernels get the
+            lines of their source, and all of it becomes slow. On the CPU backend Python functions
+            stand for kernels, and nothing is done.
         instruments: objects to tell what happens on the device and in its system of actors,
             such as a ``DeviceInstrument``.
 
     Raises:
         RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
         DeviceUnavailable: there is no such device; the message says what was looked for.
-        LibraryMissing: the backend's own library is not installed.
+        LibraryMissing: the backend's own library is not installed, or compute-sanitizer.
         TypeError: an argument of a wrong type, such as a number as text.
         ValueError: an argument out of its range, or a priority for a lane that there is not.
         DeviceLost: the device was lost.
@@ -272,6 +278,7 @@ async def open_device(
         "deterministic": deterministic,
         "prompt": prompt,
         "affinity": affinity,
+        "sanitizer": sanitizer,
     }
     # A device that is lost ends its system, and the error is that of the device.
     async with opened_devices([index], settings, _escalate, instruments, stacklevel=6) as devices:
@@ -395,6 +402,7 @@ async def _open_in(
         memory_limit=given["memory_limit"],
         pinned_limit=given["pinned_limit"],
         prompt=given["prompt"],
+        sanitizer=given["sanitizer"],
     )
     given["affinity"] = cores_of(given["affinity"], isolation)
     plan = stream_plan(
@@ -405,6 +413,7 @@ async def _open_in(
         isolation=isolation,
         op_deadline=given["op_deadline"],
         deterministic=given["deterministic"],
+        line_info=given["sanitizer"] is not None,
     )
     unavailable: DeviceUnavailable | None = None
     for candidate in _candidates(given["backend"]):
@@ -443,6 +452,7 @@ async def _spawn(
         memory_limit=given["memory_limit"],
         prompt=given["prompt"],
         affinity=given["affinity"],
+        sanitizer=_sanitizer_of(backend, given["sanitizer"]),
         instruments=system._instruments,
     )
     core.pinned = Pinned(core, given["pinned_limit"])
@@ -475,6 +485,13 @@ async def _spawn(
     device = Device(core, ref)
     system._devices = [*system.devices, device]
     return device
+
+
+def _sanitizer_of(backend: Backend, tool: SanitizerTool | None) -> Sanitizer | None:
+    """What the hosts of a backend run under: none where Python functions stand for kernels."""
+    if tool is None or backend.capabilities.python_kernels:
+        return None
+    return find_sanitizer(tool)
 
 
 # These know nothing of trio: hosts import them, too, or what lies beside them.

@@ -420,6 +420,8 @@ class HostCalls:
                 known.users += 1
                 op.when_answered(lambda: self._abandoned(known, port, epoch, ticket))
             raise
+        finally:
+            core.tell_output()
         if not arrays and not sizes:
             return loads(data, [], _nothing)
         try:

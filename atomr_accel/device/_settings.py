@@ -18,6 +18,7 @@ from typing import (
 
 from .._errors import said_of
 from ..actors import Backoff
+from ..lanes import SanitizerTool
 from ..libraries._table import LANES
 from ..wire import StreamPlan
 from ._context import MEMORY_LANE
@@ -56,6 +57,7 @@ class DeviceSettings(TypedDict, total=False):
     deterministic: bool
     prompt: bool
     affinity: Literal["near"] | Iterable[int] | None
+    sanitizer: SanitizerTool | None
 
 
 _LANES: Final = (MEMORY_LANE, *LANES, "programs", "run")
@@ -76,6 +78,7 @@ def check_settings(
     memory_limit: object,
     pinned_limit: object,
     prompt: object,
+    sanitizer: object,
 ) -> None:
     """Refuse what ``open_device`` cannot mean.
 
@@ -110,6 +113,10 @@ def check_settings(
     _whole_number("pinned_limit", pinned_limit, unit=" of bytes")
     if not isinstance(prompt, bool):
         raise TypeError(f"prompt must be True or False, not {_said(prompt)}")
+    if sanitizer is not None:
+        _one_of("sanitizer", sanitizer, get_args(SanitizerTool), beside="None")
+        if isolation != "process":
+            raise ValueError("a sanitizer starts the host, so it needs isolation='process'")
 
 
 def cores_of(affinity: object, isolation: object) -> Affinity:
@@ -140,6 +147,7 @@ def stream_plan(
     isolation: str,
     op_deadline: float | None,
     deterministic: Any,
+    line_info: bool,
 ) -> StreamPlan:
     """How lanes get their streams and learn what is done.
 
@@ -178,6 +186,7 @@ def stream_plan(
         completion,
         track_each_op=track_each_op,
         deterministic=deterministic,
+        line_info=line_info,
     )
 
 

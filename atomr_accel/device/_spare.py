@@ -131,7 +131,7 @@ class Spare:
             HostDied: it ended before.
             Exception: it could not be started, or prepared.
         """
-        self.host = await start_host("process")
+        self.host = await start_host("process", self._core.sanitizer)
         prepared = self.prepared = Prepared(self.host)
         problem: BaseException | None = None
         try:
@@ -139,6 +139,8 @@ class Spare:
                 with self.scope:
                     async with trio.open_nursery(strict_exception_groups=True) as nursery:
                         nursery.start_soon(self._watch, prepared.host)
+                        assert prepared.host.output is not None
+                        nursery.start_soon(prepared.host.output.run, self._core.log_fields())
                         await self._prepare(nursery)
             except BaseExceptionGroup as group:
                 failures, rest = group.split(Exception)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import io
 import logging
@@ -69,7 +70,7 @@ _SWITCH_SECONDS: Final = 50e-6
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_TIMERSLACK: Final = 29
-_IOLBF: Final = 1
+_IONBF: Final = 2
 
 
 @final
@@ -472,25 +473,46 @@ def _imported() -> list[str]:
     return names[-MOST_MODULES:]
 
 
-def _buffer_lines() -> None:
-    """Write what functions and kernels print line by line, also where that is no terminal.
+def _redirect(out: int, err: int) -> None:
+    """Have the program read what is written to descriptors 1 and 2.
 
-    A host is killed, or ends without a word: what is buffered then is lost.
+    That is what kernels print: the driver writes it there. What functions print by Python goes
+    where it would have gone, line by line: a host is killed, or ends without a word, and what
+    is buffered then is lost.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for number, name, pipe in ((1, "stdout", out), (2, "stderr", err)):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):  # there may be none
-            stream.reconfigure(line_buffering=True)
+            stream.flush()
+            moved = os.fdopen(os.dup(number), "w", 1, stream.encoding, stream.errors)
+            setattr(sys, name, moved)
+            setattr(sys, f"__{name}__", moved)
+        os.dup2(pipe, number)
+        os.close(pipe)
     if sys.platform == "linux":  # what kernels print goes through C's buffer
         libc = ctypes.CDLL(None)
-        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IONBF, ctypes.c_size_t(0))
 
 
-def main(control_fd: int, program: int) -> None:
+def _above_standard(fd: int) -> int:
+    """A descriptor above the first three, of which one may be if the program has closed that."""
+    if fd > 2:
+        return fd
+    above: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    # What Python has taken for a stream of its own is none.
+    setattr(sys, ("stdin", "stdout", "stderr")[fd], None)
+    os.close(fd)
+    return above
+
+
+def main(control_fd: int, program: int, out: int, err: int) -> None:
     """Be a host process.
 
     Args:
         control_fd: the control socket.
-        program: the process id of the program.
+        program: the process id of the program; 0 if another process stands between.
+        out: the pipe that is to be descriptor 1.
+        err: the one that is to be 2.
     """
     # The end of the control socket ends the host, but seeing it needs Python; and a child that
     # the program has forked may hold its other end. The host must not outlive the program
@@ -499,9 +521,10 @@ def main(control_fd: int, program: int) -> None:
     # started the host, which is why the program keeps one for that (lanes/_spawner.py).
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != program:
-            os._exit(0)  # it ended before that took effect
+        if program:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != program:
+                os._exit(0)  # it ended before that took effect
         # Lanes nap for some ten microseconds, which Linux would stretch by fifty. Threads
         # inherit it.
         libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
@@ -510,7 +533,8 @@ def main(control_fd: int, program: int) -> None:
     # the processes that functions of the program start.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _buffer_lines()
+    control_fd, out, err = map(_above_standard, (control_fd, out, err))
+    _redirect(out, err)
     # Lanes poll. Between polls another lane must get the GIL sooner than after 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
     Host(socket.socket(fileno=control_fd), spin=True).serve()

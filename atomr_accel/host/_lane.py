@@ -740,6 +740,12 @@ class Lane:
         suspects = suspects or [slot.unmarked[0][0] for slot in self.slots if slot.unmarked]
         return min(suspects, default=0)
 
+    def flush_prints(self) -> None:
+        """Have what kernels have printed, and failed asserts, written before the fault is told."""
+        flush = getattr(self._context, "flush", None)
+        if flush is not None:
+            flush()
+
     def report(self, fault: StickyFault, suspect: int) -> None:
         """Tell the program that the context has failed, probably by an op."""
         reply = Fault(

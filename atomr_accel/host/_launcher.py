@@ -264,6 +264,8 @@ class Launcher:
 
     def _report(self, fault: StickyFault) -> None:
         """The context is gone: all lanes say so, and which op it was."""
+        for lane in [*self._lanes.values()][:1]:
+            lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]
         for lane in self._lanes.values():
             lane.report(fault, min(suspects, default=0))

@@ -96,7 +96,8 @@ class HostContext(Protocol):
     def unmap_slab(self, slab: int) -> None:
         """Unmap a slab, or memory shared with the program."""
 
-    # One that reaches memory of other devices has ``peer(index)``, too, which gives a ``Peer``.
+    # One that reaches memory of other devices has ``peer(index)``, too, which gives a ``Peer``; one
+    # whose kernels print has ``flush()``, which writes what they have when it has failed.
 
     def check(self) -> None:
         """Raise StickyFault if the context has failed."""

@@ -2,6 +2,7 @@
 
 from ._instrument import (
     DeviceInstrument,
+    FinishedOps,
     OpTimes,
     Outcome,
     Phases,
@@ -14,6 +15,7 @@ from ._loop_flusher import Gate
 from ._op import Op, Template
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Port, fail_some
+from ._sanitizer import Sanitizer, SanitizerTool, find_sanitizer, first_error
 from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit, start_host
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "STAGING_BYTES",
     "Bytes",
     "DeviceInstrument",
+    "FinishedOps",
     "Gate",
     "HostDied",
     "HostHandle",
@@ -35,12 +38,16 @@ __all__ = [
     "PinnedPool",
     "PinnedStatistics",
     "Port",
+    "Sanitizer",
+    "SanitizerTool",
     "Template",
     "WatchedDevice",
     "WatchedOp",
     "WatchedTransfer",
     "describe_exit",
     "fail_some",
+    "find_sanitizer",
+    "first_error",
     "start_host",
     "uninterrupted",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final, Literal, Protocol, final
 
 import msgspec
@@ -10,6 +11,8 @@ from ..actors import Instrument
 from ..actors._instrument import Instruments
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
 
 Outcome = Literal["done", "failed", "withdrawn", "lost"]
@@ -49,6 +52,18 @@ class OpTimes(msgspec.Struct, gc=False):
     def device_seconds(self) -> float | None:
         """How long the device has executed it; None where that was not measured."""
         return (self.ended - self.started) * 1e-9 if self.ended else None
+
+
+Measured = tuple[int, tuple[int, int, int, int, int]]
+"""What a host tells of an op: when it was found done; and its row of ``wire.Times``."""
+
+
+def op_times(submitted: int, sent: int, answered: int, measured: Measured | None) -> OpTimes:
+    """The times of an op."""
+    if measured is None:
+        return OpTimes(submitted, sent, answered=answered)
+    found, (_, launched, started, ended, stream) = measured
+    return OpTimes(submitted, sent, launched, started, ended, found, answered, stream)
 
 
 class WatchedDevice(Protocol):
@@ -96,11 +111,53 @@ class WatchedOp(Protocol):
 
     @property
     def times(self) -> OpTimes | None:
-        """When what happened to it; None if nobody watched when it was submitted."""
+        """When what happened to it so far; None if nobody watched when it was submitted."""
 
     @property
     def error(self) -> Exception | None:
         """What it failed with, once it has."""
+
+
+@final
+class FinishedOps(msgspec.Struct, frozen=True, eq=False):
+    """Ops that are over, as instruments are told of them together. It may be kept.
+
+    What is told of each is in lists of equal length, in the order in which they ended. Times are
+    nanoseconds of ``time.monotonic_ns``, as those of ``OpTimes``.
+
+    Attributes:
+        device: theirs.
+        lane: the lane that has executed them.
+        name: what they are called, such as ``"blas.gemm"``.
+        outcome: how all of them ended.
+        seqs: their places in the device's program order.
+        submitted: when each was put in that order.
+        sent: when each was handed to the socket of its lane; 0 where nobody watched just then.
+        answered: when the program has learnt of the end of all of them.
+        measured: what hosts tell of each, which ``times`` reads; empty where nobody has asked.
+        nbytes: how many bytes they have copied or filled in all, if they are of the memory lane;
+            otherwise 0.
+    """
+
+    device: WatchedDevice
+    lane: str
+    name: str
+    outcome: Outcome
+    seqs: list[int]
+    submitted: list[int]
+    sent: list[int]
+    answered: int
+    measured: Sequence[Measured | None] = ()
+    nbytes: int = 0
+
+    @property
+    def times(self) -> list[OpTimes]:
+        """When what happened to each."""
+        measured = self.measured or itertools.repeat(None)
+        return [
+            op_times(submitted, sent, self.answered, each)
+            for submitted, sent, each in zip(self.submitted, self.sent, measured, strict=False)
+        ]
 
 
 class WatchedTransfer(Protocol):
@@ -171,6 +228,12 @@ class DeviceInstrument(Instrument, hooks=True):
 
     def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
         """An op is over. It may not have been sent, if its context failed."""
+
+    def ops_finished(self, ops: FinishedOps) -> None:
+        """Ops of one name are over: told once of all whose answers have come together.
+
+        Where many are in flight, that takes a fraction of ``op_finished``.
+        """
 
     # --- data and memory ---------------------------------------------------------------------
 

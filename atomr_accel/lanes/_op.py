@@ -8,14 +8,15 @@ import msgspec
 import trio
 
 from ..wire import WITHDRAWN
+from ._instrument import op_times
 from ._interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..memory import Block
-    from ..wire import Message
-    from ._instrument import OpTimes, Outcome, WatchedDevice
+    from ..wire import CallByTemplate, Message
+    from ._instrument import Measured, OpTimes, Outcome, WatchedDevice
     from ._port import Port
 
 
@@ -25,13 +26,11 @@ class Template(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         number: what the host knows it by, until another takes its place.
-        head: the beginning of the request that brings it; the addresses follow.
-        cut: where these begin in the request that names it.
+        encoded: the message.
     """
 
     number: int
-    head: bytes
-    cut: int
+    encoded: msgspec.Raw
 
     # What is prepared is none of what these tell of messages.
     returns: ClassVar[None] = None
@@ -60,7 +59,10 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         task: what waits for it, if a task does.
         value: what the lane answered, if that is more than that it is done.
         on_answer: called once it is over.
-        times: when what happened to it, where somebody watches.
+        submitted_at: when it was submitted, where somebody watches: see ``OpTimes``.
+        sent_at: when it was sent, likewise.
+        answered_at: when it was answered, likewise.
+        measured: what its host tells of it, likewise.
     """
 
     port: Port
@@ -69,14 +71,17 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     message: Message | Template
     reads: Iterable[Block]
     writes: Iterable[Block]
-    payload: msgspec.Raw | None = None
+    payload: CallByTemplate | None = None
     dependencies: tuple[tuple[int, int], ...] = ()
     sent: bool = False
     answered: bool = False
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
-    times: OpTimes | None = None
+    submitted_at: int = 0
+    sent_at: int = 0
+    answered_at: int = 0
+    measured: Measured | None = None
     _error: Exception | None = None
     _make_error: Callable[[Op], Exception] | None = None
 
@@ -140,6 +145,13 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         """How many bytes it copies or fills; 0 of others, and once it is answered."""
         nbytes: int = getattr(self.message, "nbytes", 0)
         return nbytes
+
+    @property
+    def times(self) -> OpTimes | None:
+        """When what happened to it so far; None if nobody watched when it was submitted."""
+        if not self.submitted_at:
+            return None
+        return op_times(self.submitted_at, self.sent_at, self.answered_at, self.measured)
 
     @property
     def outcome(self) -> Outcome:

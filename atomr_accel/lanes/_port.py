@@ -13,10 +13,10 @@ import errno
 import functools
 import itertools
 import socket
-import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -24,6 +24,7 @@ import trio
 
 from ..wire import (
     WITHDRAWN,
+    CallWithTemplate,
     Failure,
     Fault,
     Frames,
@@ -35,7 +36,7 @@ from ..wire import (
     too_large,
     unpack_exception,
 )
-from ._instrument import NOBODY, OpTimes, Told
+from ._instrument import NOBODY, FinishedOps, Told
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
 from ._op import Op, Template
@@ -43,6 +44,8 @@ from ._switch_interval import restore_switch_interval, shorten_switch_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ._instrument import Outcome
 
 
 _RECEIVE: Final = 1 << 18
@@ -65,6 +68,9 @@ _MOST_FAILED: Final = 256
 
 _WINDOW: Final = 1024
 """Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
+
+_MEMORY_LANE: Final = "memory"
+"""Its ops are told of one by one, since what they have moved is known until they are settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,8 @@ class Port:
         self.device: Told = device
         self.reports: tuple[bool, bool] = (False, False)
         self._instruments = device.instruments
+        self._done: dict[str, list[Op]] = {}
+        self._received = 0
         self.name = name
         self.index = index
         self._sock = sock
@@ -172,23 +180,28 @@ class Port:
                 readers.add(seq)
         for block in op.writes:
             writer, readers = block.writer, block.readers
-            if writer and writer != seq:
-                before = _with(before, writer) if before else writer
-            if readers:
+            if readers:  # which come after the writer themselves
                 for reader in readers:
-                    if writer < reader != seq:  # older ones come before the writer already
+                    if reader != seq:
                         before = _with(before, reader)
+                readers.clear()  # whoever comes after this op comes after them
+            elif writer and writer != seq:
+                before = _with(before, writer) if before else writer
             block.writer = seq
-        if before:
-            several = (before,) if isinstance(before, int) else before
-            op.dependencies = tuple([(in_flight[seq].port.index, seq) for seq in several])
+        if type(before) is set:
+            op.dependencies = tuple([(in_flight[each].port.index, each) for each in before])
+        elif before:
+            op.dependencies = ((in_flight[before].port.index, before),)
         if not in_flight and self._prompt:
             shorten_switch_interval()
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
-        if self._instruments.each_op:
-            self._tell_submitted(op)
+        instruments = self._instruments
+        if instruments.each_op:
+            op.submitted_at = monotonic_ns()
+            if "op_submitted" in instruments.methods:
+                instruments("op_submitted", op)
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
             self.send()  # the lane is idle: latency counts
@@ -215,6 +228,8 @@ class Port:
     def fail(self, op: Op, make_error: Callable[[Op], Exception]) -> None:
         """Answer an op that is in flight here with an error; the port was told to end."""
         op._make_error = make_error
+        if self._instruments.each_op:
+            self._tell_finished(op)
         self._settle(op)
         self._wake(op)
 
@@ -313,7 +328,8 @@ class Port:
         self.device, self._instruments = device, device.instruments
         if self._instruments.each_op:
             for op in ours:
-                self._tell_submitted(op)
+                op.submitted_at, op.sent_at, op.measured = monotonic_ns(), 0, None
+                self._instruments("op_submitted", op)
             self._tell_sent([op for op in ours if op.sent])
 
     def close(self) -> None:
@@ -397,6 +413,11 @@ class Port:
         except BaseException as error:  # noqa: BLE001 (as above)
             self._failure = error
 
+    def take_answers(self) -> None:
+        """Take the answers that have come meanwhile, for who needs what they free; never blocks."""
+        if self._count:
+            self._receive()
+
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
         if self._outbox and self._room() <= 0:
@@ -470,7 +491,7 @@ class Port:
         if prepared.get(template.number) is template:
             return payload
         prepared[template.number] = template
-        return msgspec.Raw(template.head + memoryview(payload)[template.cut :])
+        return CallWithTemplate(template.number, template.encoded, payload.addresses)
 
     def _receive(self) -> None:
         """Take what has come and hand it out; never blocks."""
@@ -485,6 +506,9 @@ class Port:
         if not data:
             self._ended = True
             return
+        outermost = not self._received  # who is told of an answer may submit, which may receive
+        if self._instruments.each_op and outermost:
+            self._received = monotonic_ns()
         try:
             self._take(data)
         except ProtocolViolation as violation:
@@ -492,6 +516,11 @@ class Port:
         else:
             if self._frames_in.begun:
                 self._cut.set()
+        finally:
+            if outermost:
+                received, self._received = self._received, 0
+                if self._done:
+                    self._tell_done(received)
 
     def _violated(self, why: str) -> None:
         """The host does not speak our language: end its context."""
@@ -517,6 +546,8 @@ class Port:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolViolation(f"a reply cannot be read: {error}") from error
             if type(reply) is list:
+                watched, together = self._instruments.each_op, self._tells_together()
+                last, alike = "", []
                 for seq in reply:
                     op = in_flight.get(seq)
                     if op is None or op.port is not self or not op.sent:
@@ -530,6 +561,14 @@ class Port:
                             return
                         continue
                     self._completed += 1
+                    if watched and op.submitted_at:
+                        if together and op.message is not WITHDRAWN:
+                            if op.name != last:
+                                last = op.name
+                                alike = self._done.setdefault(last, [])
+                            alike.append(op)
+                        else:
+                            self._tell_finished(op)
                     self._settle(op)
                     if op.task is not None:
                         self._wake(op)
@@ -556,14 +595,11 @@ class Port:
     def _note_times(self, reply: Times) -> None:
         """What the host tells of ops that it is about to answer."""
         found, in_flight = reply.found, self._in_flight
-        for seq, launched, started, ended, stream in reply.ops:
-            op = in_flight.get(seq)
+        for row in reply.ops:
+            op = in_flight.get(row[0])
             if op is None or op.port is not self or not op.sent:
-                raise ProtocolViolation(f"times of op {seq} were told, which is not in flight")
-            times = op.times
-            if times is not None:
-                times.launched, times.found = launched, found
-                times.started, times.ended, times.stream = started, ended, stream
+                raise ProtocolViolation(f"times of op {row[0]} were told, which is not in flight")
+            op.measured = found, row
 
     def _answered_by(self, seq: int) -> Op:
         op = self._in_flight.get(seq)
@@ -573,31 +609,60 @@ class Port:
 
     # --- those who watch --------------------------------------------------------------
 
-    def _tell_submitted(self, op: Op) -> None:
-        op.times = OpTimes(time.monotonic_ns())
-        if "op_submitted" in self._instruments.methods:
-            self._instruments("op_submitted", op)
-
     def _tell_sent(self, ops: list[Op]) -> None:
-        now = time.monotonic_ns()
-        wanted = "op_sent" in self._instruments.methods
+        now = monotonic_ns()
         for op in ops:
-            if op.times is not None:  # or nobody watched yet
-                op.times.sent = now
-                if wanted:
+            op.sent_at = now
+        if "op_sent" in self._instruments.methods:
+            for op in ops:
+                if op.submitted_at:  # or nobody watched yet
                     self._instruments("op_sent", op)
 
     def _tell_finished(self, op: Op) -> None:
-        if op.times is not None:
-            op.times.answered = time.monotonic_ns()
-            if "op_finished" in self._instruments.methods:
-                self._instruments("op_finished", op, op.outcome)
+        if not op.submitted_at:  # nobody watched yet
+            return
+        op.answered_at = self._received or monotonic_ns()
+        methods = self._instruments.methods
+        outcome = op.outcome  # which is another once somebody has asked for the error
+        if "op_finished" in methods:
+            self._instruments("op_finished", op, outcome)
+        if "ops_finished" in methods:
+            self._tell_alike(outcome, [op], op.answered_at)
+
+    def _tells_together(self) -> bool:
+        """Whether what is done now is told of once it is settled, with all that is like it."""
+        methods = self._instruments.methods
+        wanted = "ops_finished" in methods and "op_finished" not in methods
+        return wanted and self._received > 0 and self.name != _MEMORY_LANE
+
+    def _tell_done(self, received: int) -> None:
+        """Of all that was answered by what was received."""
+        done, self._done = self._done, {}
+        for ops in done.values():
+            self._tell_alike("done", ops, received)
+
+    def _tell_alike(self, outcome: Outcome, ops: list[Op], answered: int) -> None:
+        told = FinishedOps(
+            self.device,
+            self.name,
+            ops[0].name,
+            outcome,
+            [op.seq for op in ops],
+            [op.submitted_at for op in ops],
+            [op.sent_at for op in ops],
+            answered,
+            [op.measured for op in ops] if self.reports[0] else (),
+            ops[0].nbytes if self.name == _MEMORY_LANE else 0,  # of which one is told at a time
+        )
+        self._instruments("ops_finished", told)
 
     def _is_over(self) -> bool:
         return self._ended
 
     def _answer(self, op: Op, value: Any, error: Exception | None) -> None:
         op.value, op._error = value, error
+        if self._instruments.each_op:
+            self._tell_finished(op)
         self._settle(op)
         self._wake(op)
 
@@ -611,8 +676,6 @@ class Port:
 
     def _settle(self, op: Op) -> None:
         """The op is over: let go of its buffers."""
-        if self._instruments.each_op:
-            self._tell_finished(op)
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
         if not in_flight and self._prompt:

@@ -30,11 +30,14 @@ from ..wire import (
 )
 from ..wire._channel import Incoming, Outgoing, ProtocolError, close_all
 from ..wire._threads import start
+from ._host_output import HostOutput, output_pipes
 from ._spawner import spawner
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator
+
+    from ._sanitizer import Sanitizer
 
 _log = logging.getLogger("atomr_accel.hosts")
 
@@ -53,6 +56,9 @@ What a request has made must not be lost, or be taken for the answer to the next
 
 _DYING_SECONDS: Final = 2.0
 
+_REPORT_SECONDS: Final = 10.0
+"""A sanitizer has so long to report."""
+
 END_SECONDS: Final = 30.0
 """How long is waited for the end of a host that was killed.
 
@@ -65,8 +71,8 @@ Isolation = Literal["process", "thread"]
 # The program's sys.path, because the host must find what the program finds. Until it is set
 # nothing is imported that could be found elsewhere, such as in the current directory.
 _BOOT: Final = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from atomr_accel.host._host import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[5:]; "
+    "from atomr_accel.host._host import main; main(*map(int, sys.argv[1:5]))"
 )
 
 
@@ -84,9 +90,13 @@ class HostHandle:
         pidfd: becomes readable when that ends; -1 where there is no such thing.
         thread: the host's thread, if it is one.
         ended: set when the thread, or a process without ``pidfd``, has ended.
+        output: what a process writes.
+        sanitizer: what it runs under; ``process`` is that then, in a process group of its own.
 
     Attributes:
         reason: why it was given up, if it was.
+        output: what it writes; None for a thread, which has the program's descriptors.
+        sanitizer: what it runs under, if it does.
     """
 
     def __init__(
@@ -97,8 +107,12 @@ class HostHandle:
         pidfd: int = -1,
         thread: threading.Thread | None = None,
         ended: trio.Event | None = None,
+        output: HostOutput | None = None,
+        sanitizer: Sanitizer | None = None,
     ) -> None:
         self.reason: str | None = None
+        self.sanitizer: Final = sanitizer
+        self.output: Final = output
         self._control = control
         self._process = process
         self._pidfd = pidfd
@@ -273,8 +287,13 @@ class HostHandle:
 
     def kill(self) -> None:
         """Kill the host process at once. Threads cannot be killed; they end with ``close``."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        if self.sanitizer is None:
             self._process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def wait_ended(self) -> int | None:
         """Wait until nothing of the host runs any more; its exit code, if it is a process.
@@ -317,6 +336,12 @@ class HostHandle:
         )
         return None
 
+    async def finish(self) -> None:
+        """Let a host that has failed end by itself: its sanitizer tells what it has seen."""
+        self._hang_up()
+        with trio.CancelScope(shield=True), trio.move_on_after(_REPORT_SECONDS):
+            await self.wait_ended()
+
     def abandon(self) -> None:
         """Let go of a host that has not ended; nobody waits for it any more."""
         self._hang_up()
@@ -346,6 +371,8 @@ class HostHandle:
             self._control.close()
 
     def _release(self) -> None:
+        if self.output is not None:
+            self.output.close()
         if self._pidfd >= 0:
             trio.lowlevel.notify_closing(self._pidfd)
             os.close(self._pidfd)
@@ -365,29 +392,44 @@ def describe_exit(code: int | None) -> str:
 
 
 @trio.lowlevel.enable_ki_protection
-async def start_host(isolation: Isolation) -> HostHandle:
+async def start_host(isolation: Isolation, sanitizer: Sanitizer | None = None) -> HostHandle:
     """Start a host; it answers on its control socket as soon as it is up.
+
+    Args:
+        isolation: whether it is a process or a thread.
+        sanitizer: what a process runs under.
 
     Raises:
         OSError: there is no room for another process, thread or descriptor.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
+    output: HostOutput | None = None
     try:
         if isolation == "thread":
             return _start_thread(ours, theirs)
         with theirs:
-            fd = theirs.fileno()
-            process, pidfd = await spawner.spawn(_command(fd), (fd,))
+            output, writers = output_pipes()
+            fds = (theirs.fileno(), *writers)
+            try:
+                command = _command(*fds, sanitizer)
+                process, pidfd = await spawner.spawn(command, fds, group=sanitizer is not None)
+            finally:
+                close_all(writers)
     except BaseException:
         ours.close()
+        if output is not None:
+            output.close()
         raise
-    if pidfd >= 0:
-        return HostHandle(ours, process=process, pidfd=pidfd)
-    return HostHandle(ours, process=process, ended=_watched(process.pid))
+    ended = _watched(process.pid) if pidfd < 0 else None
+    return HostHandle(
+        ours, process=process, pidfd=pidfd, ended=ended, output=output, sanitizer=sanitizer
+    )
 
 
-def _command(control: int) -> tuple[str, ...]:
+def _command(
+    control: int, out: int, err: int, sanitizer: Sanitizer | None = None
+) -> tuple[str, ...]:
     flags = ["-P"]  # not the current directory
     if sys.flags.isolated:
         flags = ["-I"]
@@ -396,7 +438,10 @@ def _command(control: int) -> tuple[str, ...]:
     # What is no string there, such as a Path, Python ignores.
     entries: list[Any] = sys.path
     path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
-    return (sys.executable, *flags, "-c", _BOOT, str(control), str(os.getpid()), *path)
+    program = os.getpid() if sanitizer is None else 0  # it is no child of the program's then
+    numbers = map(str, (control, program, out, err))
+    before = () if sanitizer is None else sanitizer.command(err)
+    return (*before, sys.executable, *flags, "-c", _BOOT, *numbers, *path)
 
 
 def _start_thread(ours: socket.socket, theirs: socket.socket) -> HostHandle:

@@ -43,10 +43,17 @@ class Spawner:
         self._starting = threading.Lock()
 
     @trio.lowlevel.enable_ki_protection
-    async def spawn(self, command: Sequence[str], fds: tuple[int, ...]) -> Spawned:
+    async def spawn(
+        self, command: Sequence[str], fds: tuple[int, ...], *, group: bool = False
+    ) -> Spawned:
         """Start a process that inherits ``fds``.
 
         Shielded, and quick: when this is left, the process is the caller's or was not made.
+
+        Args:
+            command: its words.
+            fds: descriptors.
+            group: whether it has a process group of its own, with what it starts itself.
 
         Raises:
             OSError: there is no room for another process, thread or descriptor.
@@ -56,7 +63,7 @@ class Spawner:
         task = trio.lowlevel.current_task()
 
         def job() -> None:
-            result = outcome.capture(_spawn, command, fds)
+            result = outcome.capture(_spawn, command, fds, 0 if group else None)
             token.run_sync_soon(trio.lowlevel.reschedule, task, result)
 
         self._start()
@@ -86,8 +93,8 @@ def _not_now(_raise_cancel: object) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
 
 
-def _spawn(command: Sequence[str], fds: tuple[int, ...]) -> Spawned:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+def _spawn(command: Sequence[str], fds: tuple[int, ...], group: int | None) -> Spawned:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, process_group=group)
     if not hasattr(os, "pidfd_open"):
         return process, -1
     try:

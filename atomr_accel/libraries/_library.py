@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping
 
     import numpy as np
-    from msgspec import Raw
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
     from ..backends import Backend, Capabilities
     from ..lanes import Template
     from ..memory import Block, GpuRef, MemoryMap
-    from ..wire import DeviceInfo, Message
+    from ..wire import CallByTemplate, DeviceInfo, Message
     from ._op import Driving
     from ._request import FirstTry
     from ._witness import Witness
@@ -168,7 +167,7 @@ class Submitter(Home, Protocol):
         message: Message | Template,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
-        payload: Raw | None = None,
+        payload: CallByTemplate | None = None,
     ) -> Submitted:
         """Put an op in its place in the program's order; its ``wait()`` has the result.
 
@@ -178,5 +177,5 @@ class Submitter(Home, Protocol):
             message: what the lane executes.
             reads: what it reads.
             writes: what it writes.
-            payload: the request, encoded, where the message is a template.
+            payload: the request, where the message is a template.
         """

@@ -359,12 +359,12 @@ def send(device: Submitter, trace: Trace, refs: list[GpuRef]) -> tuple[Any, Subm
     if not ports.keys() >= trace.lanes:
         return None
     try:
-        blocks, result = trace.call(device.first_try, refs)
+        addresses, blocks, result = trace.call(device.first_try, refs)
     except Pending:
         return None
     ops = []
     for each in trace.ops:
-        payload, reads, writes = each.fill(blocks)
+        payload, reads, writes = each.fill(addresses, blocks)
         port = ports[each.lane]
         ops.append(device.submit(port, each.name, each.template, reads, writes, payload))
     if len(ops) == 1:

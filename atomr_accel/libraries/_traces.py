@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import struct
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -26,8 +25,7 @@ import numpy as np
 
 from ..lanes import Template
 from ..memory import Block, GpuRef, block_at, part_of
-from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, CallWithTemplate, encoder
-from .wire._recent import Recent
+from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -60,7 +58,7 @@ _SHARED: Final = object()
 _VIEWS: Final = object()
 
 Key = tuple[object, ...]
-Filled = tuple[msgspec.Raw, tuple[Block, ...], tuple[Block, ...]]
+Filled = tuple[CallByTemplate, tuple[Block, ...], tuple[Block, ...]]
 
 
 class Untraceable(Exception):
@@ -123,10 +121,8 @@ class TracedOp(msgspec.Struct, frozen=True):
         lane: the lane that executes it.
         name: what to call it.
         template: the message, with places for addresses.
-        pack: makes the request that names it, of its parts.
-        parts: the parts that stay, and between them those where addresses go.
-        holes: takes the blocks whose addresses go there out of all blocks.
-        offsets: how far behind these addresses; None where all are right there.
+        holes: takes the addresses that go there out of all addresses.
+        offsets: how far behind these; None where all are right there.
         reads: takes what is read out of all blocks.
         writes: takes what is written.
     """
@@ -134,21 +130,17 @@ class TracedOp(msgspec.Struct, frozen=True):
     lane: str
     name: str
     template: Template
-    pack: Callable[..., bytes]
-    parts: tuple[bytes | None, ...]
-    holes: Callable[[Sequence[Block]], tuple[Block, ...]]
+    holes: Callable[[Sequence[int]], tuple[int, ...]]
     offsets: tuple[int, ...] | None
     reads: Callable[[Sequence[Block]], tuple[Block, ...]]
     writes: Callable[[Sequence[Block]], tuple[Block, ...]]
 
-    def fill(self, blocks: Sequence[Block]) -> Filled:
-        """That of a call on these blocks: its request, encoded, what it reads and writes."""
-        addresses = [block.address for block in self.holes(blocks)]
+    def fill(self, addresses: Sequence[int], blocks: Sequence[Block]) -> Filled:
+        """That of a call on these blocks: its request, what it reads and writes."""
+        given = self.holes(addresses)
         if self.offsets is not None:
-            addresses = list(map(operator.add, addresses, self.offsets))
-        parts: list[Any] = [*self.parts]
-        parts[1::2] = addresses
-        return msgspec.Raw(self.pack(*parts)), self.reads(blocks), self.writes(blocks)
+            given = tuple(map(operator.add, given, self.offsets))
+        return CallByTemplate(self.template.number, given), self.reads(blocks), self.writes(blocks)
 
 
 @final
@@ -160,7 +152,7 @@ class Trace(msgspec.Struct, frozen=True):
         lanes: those that execute them.
         ops: their messages, one right after the other.
         own: which of them is the call's own; those before it and after it are what it needs.
-        strided: whether views with gaps are among the buffers.
+        views: whether views are among the buffers.
         outputs: what is made for each call.
         obtain: what else is asked for.
         checks: whether what is not in the signature is as it was.
@@ -171,7 +163,7 @@ class Trace(msgspec.Struct, frozen=True):
     lanes: frozenset[str]
     ops: tuple[TracedOp, ...]
     own: int
-    strided: bool
+    views: bool
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     obtain: tuple[Callable[[Driver], Block], ...]
     checks: tuple[Callable[[], bool], ...]
@@ -186,18 +178,25 @@ class Trace(msgspec.Struct, frozen=True):
                 return False
         return True
 
-    def call(self, driver: Driver, refs: list[GpuRef]) -> tuple[list[Block], Any]:
-        """A call on these buffers: the blocks to fill its ops with, and its result.
+    def call(
+        self, driver: Driver, refs: list[GpuRef]
+    ) -> tuple[Sequence[int], Sequence[Block], Any]:
+        """A call on these buffers: addresses and blocks to fill its ops with, and its result.
 
         Raises:
             Pending: something it needs takes a wait.
         """
         for shape, dtype in self.outputs:
             refs.append(driver.output(shape, dtype))
-        blocks = [ref._place for ref in refs] if self.strided else [ref._block for ref in refs]
+        blocks = [ref._block for ref in refs]
         if self.obtain:
             blocks += [obtain(driver) for obtain in self.obtain]
-        return blocks, self.result(refs)
+        if not self.views:
+            return [block.address for block in blocks], blocks, self.result(refs)
+        # Whoever follows asks whole blocks, which answer sooner.
+        wholes = [block.base for block in blocks]
+        begin = [whole.address + block.offset for whole, block in zip(wholes, blocks, strict=True)]
+        return begin, wholes, self.result(refs)
 
 
 def signature(
@@ -212,6 +211,7 @@ def signature(
     parts: list[object] = [*form]
     add = parts.append
     refs: list[GpuRef] = []
+    blocks: list[Block] = []
     views = False
     epoch = memory.epoch
     given: Iterable[Any] = args
@@ -222,17 +222,19 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
-                return None
             if type(block) is not Block:  # a view: where it begins tells alignment and overlaps
                 views = True
                 add(block.offset)
                 add(value._strides)
+                block = block.base
+            if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
+                return None
             if block.sealed:  # also one that is of this generation, while it is being filled
                 add(_SEALED)
             add(value.shape)
             add(value.dtype)
             refs.append(value)
+            blocks.append(block)
             continue
         if kind is float:
             if value == 0.0 or math.isnan(value):  # zeros have a sign, and NaN equals nothing
@@ -256,22 +258,16 @@ def signature(
                 parts += inside[0]
                 views = views or type(ref._block) is not Block
             refs += held
+            blocks += [ref._block.base for ref in held]
             value = rest  # noqa: PLW2901 - what is left of it
         add(kind)
         add(value)
-    count = len(refs)
     if views:
-        bases = [ref._block.base for ref in refs]
         add(_VIEWS)
-        parts += map(bases.index, bases)
-    elif count == 2:
-        if refs[0]._block is refs[1]._block:
-            add(_SHARED)
-    elif count > 2:
-        blocks = [ref._block for ref in refs]
-        if len(set(blocks)) < count:
-            add(_SHARED)
-            parts += map(blocks.index, blocks)
+        parts += map(blocks.index, blocks)
+    elif len(blocks) > 1 and len(set(blocks)) < len(blocks):
+        add(_SHARED)
+        parts += map(blocks.index, blocks)
     return tuple(parts), refs
 
 
@@ -284,7 +280,7 @@ class Traces:
     """What calls of a facade come to, by their signatures; shared by all its copies."""
 
     def __init__(self) -> None:
-        self._known: Recent[Key, Trace | int] = Recent(_SIGNATURES)
+        self._known: dict[Key, Trace | int] = {}
 
     def find(
         self,
@@ -311,7 +307,7 @@ class Traces:
         found = self._known.get(key)
         if type(found) is not Trace:
             if found is None:
-                self._known.keep(key, 1)
+                self._keep(key, 1)
                 return None
             tries = found
         elif found.holds(memory.epoch):
@@ -323,10 +319,16 @@ class Traces:
         try:
             traced = _Tracer(home).trace(make, facade, args, kwargs)
         except Exception:  # noqa: BLE001 - the call is made in full next, and raises what is wrong
-            self._known.keep(key, tries + 1)
+            self._keep(key, tries + 1)
             return None
-        self._known.keep(key, traced)
+        self._keep(key, traced)
         return traced, refs
+
+    def _keep(self, key: Key, value: Trace | int) -> None:
+        """Keep a value, in the place of the oldest: to note which are in use takes too long."""
+        if key not in self._known and len(self._known) >= _SIGNATURES:
+            del self._known[next(iter(self._known))]
+        self._known[key] = value
 
 
 @final
@@ -446,7 +448,7 @@ class _Tracer:
             frozenset([each.lane for each in ops]),
             tuple(ops),
             own - sum(made.message is None for _, made in parts[:own]),
-            any(ref._strides is not None for ref in refs),
+            any(ref._block.base is not ref._block for ref in refs),
             tuple(self._outputs),
             tuple(self._obtain),
             tuple(self._checks),
@@ -469,14 +471,10 @@ class _Tracer:
         if submission.sent or submission.done or submission.finish:
             raise Untraceable
         encoded, holes = self._template(message)
-        number = next(_numbers) % MOST_TEMPLATES
-        named = encoder.encode(CallByTemplate(number, ()))[:-1]
-        head = encoder.encode(CallWithTemplate(number, msgspec.Raw(encoded), ()))[:-1]
         return TracedOp(
             request.lane.name,
             request.name,
-            Template(number, head, len(named)),
-            *_request(named, len(holes)),
+            Template(next(_numbers) % MOST_TEMPLATES, msgspec.Raw(encoded)),
             picker([at_of[at] for at, _ in holes]),
             tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
             picker([places[block] for block in submission.reads]),
@@ -556,15 +554,6 @@ def _count_places(value: object) -> int:
     if isinstance(value, dict):
         return _count_places([*value, *value.values()])
     return isinstance(value, int) and value >= PLACE
-
-
-def _request(named: bytes, count: int) -> tuple[Callable[..., bytes], tuple[bytes | None, ...]]:
-    """What makes a request of its parts, and those: its beginning, then so many addresses."""
-    begin = named + encoder.encode([None] * count)[: -count or None]
-    parts: list[bytes | None] = [begin + b"\xcf" if count else begin]
-    layout = f">{len(parts[0] or b'')}s" + "Q1s" * (count - 1) + "Q" * bool(count)
-    parts += [None, b"\xcf"] * count
-    return struct.Struct(layout).pack, tuple(parts[: 2 * count or 1])
 
 
 def _nothing(_refs: Sequence[GpuRef]) -> None:

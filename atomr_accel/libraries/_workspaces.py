@@ -25,6 +25,17 @@ on to the next, so they would run one after the other anyway."""
 _UINT8: Final = DTYPES["uint8"]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkspaceStatistics:
+    """What a library keeps.
+
+    Attributes:
+        workspace: bytes of the workspaces that its ops share.
+    """
+
+    workspace: int
+
+
 @dataclass(slots=True, eq=False)
 class WorkspaceSet:
     """Those of the device, a batch or a recording.
@@ -96,6 +107,10 @@ class Workspaces:
         epoch = device.memory.epoch
         kept = device.scratch.get(self, WorkspaceSet())
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
+
+    def statistics(self, device: Home) -> WorkspaceStatistics:
+        """A snapshot of what is kept for a device."""
+        return WorkspaceStatistics(self.nbytes(device))
 
     def clear(self, device: Home) -> None:
         """Give the memory back, after the ops in flight."""

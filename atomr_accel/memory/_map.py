@@ -194,12 +194,20 @@ class MemoryMap:
 
         Then ``collect`` while there is something ``dropped``, and after that ``add_slab``.
         """
-        if self.dropped:
-            self.collect(SLICE)
         size = round_size(nbytes)
-        address = (self._sealed if sealed else self._plain).allocate(size)
+        pool = self._sealed if sealed else self._plain
+        address = None
+        if self.dropped:
+            former, room = self.dropped.popleft()
+            if room == size and self._pool_of.get(former >> SLAB_SHIFT) is pool:
+                address = former  # programs drop and make the same sizes again and again
+            else:
+                self.release(former, room)
+                self.collect(SLICE - 1)
         if address is None:
-            return None
+            address = pool.allocate(size)
+            if address is None:
+                return None
         epoch = self.epoch
         block = Block(self, address, size, epoch, nbytes, epoch.generation, sealed)
         if self.scopes:

@@ -12,6 +12,7 @@ from ._entries import SCHEMA
 from ._explain import Explanation, explain
 from ._journal import Journal, open_journal
 from ._player import Difference, Report, Skipped, content_hash, replay, state_at
+from ._postgres import PostgresStorage
 from ._reading import read_journal
 from ._redis import RedisStorage
 from ._restore import view_of
@@ -28,6 +29,7 @@ __all__ = [
     "JournalDamaged",
     "JournalError",
     "JournalFull",
+    "PostgresStorage",
     "Record",
     "RedisStorage",
     "Report",

@@ -102,7 +102,7 @@ def open_journal(
             and then there is none; as the block is left, where writing has failed and the block
             raises nothing itself.
         FileExistsError: there is a journal of this name.
-        Unsupported: a URL: nothing here writes to databases but ``RedisStorage``.
+        Unsupported: a URL: a database is given as a ``RedisStorage`` or ``PostgresStorage``.
     """
     storage = storage_of(path)
     writer = Writer(

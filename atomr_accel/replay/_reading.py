@@ -162,8 +162,8 @@ def storage_of(source: str | os.PathLike[str] | Storage) -> Storage:
     if isinstance(source, str) and "://" in source:
         raise Unsupported(
             f"{source!r} is a URL, and journals are files of SQLite: give a path, or "
-            "RedisStorage(url, name). There is no storage for Postgres and others; whoever has the "
-            "methods of Storage is one"
+            "RedisStorage(url, name), or PostgresStorage(url, name). Whatever has the methods of "
+            "Storage is a storage"
         )
     return SqliteStorage(source) if isinstance(source, str | os.PathLike) else source
 

@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from operator import add
 from typing import TYPE_CHECKING, Final, Literal, final
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
 PREFIX: Final = "atomr_accel_"
 
@@ -250,7 +254,7 @@ METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _TABLE}
 
 @final
 class Histogram:
-    """Counts by buckets. ``bisect`` on bounds that do not change, and a sum.
+    """Counts by buckets, and a sum.
 
     Args:
         bounds: upper bounds, inclusive.
@@ -270,9 +274,15 @@ class Histogram:
         self.total = 0
 
     def add(self, value: int) -> None:
-        """One more. Where ops are counted this is written out: a call takes as long as the rest."""
+        """One more."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def add_all(self, values: NDArray[np.int64]) -> None:
+        """As many more as there are values: where these are hundreds, this takes far less."""
+        buckets = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.counts[:] = map(add, self.counts, buckets.tolist())
+        self.total += int(values.sum())
 
 
 @final

@@ -6,6 +6,7 @@ worker thread, for many at once.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -19,13 +20,13 @@ from ..lanes import DeviceInstrument
 from ._perfetto import Encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
     from ..actors import ActorRef, Message
     from ..lanes import (
+        FinishedOps,
         OpTimes,
-        Outcome,
         Phases,
         WatchedDevice,
         WatchedOp,
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     )
     from ._perfetto import Slice
 
-_OpNote = tuple["WatchedDevice", str, str, "OpTimes", "Outcome", int]
+_OpsNote = tuple["FinishedOps", "Sequence[int]"]
 _Later = tuple["Callable[..., None]", tuple[Any, ...]]
-Notes = tuple[list[_OpNote], list[_Later]]
+Notes = tuple[list[_OpsNote], list[_Later]]
 
 
 @final
@@ -118,7 +119,7 @@ class Recorder(DeviceInstrument):
     def __init__(self, *, timed: bool) -> None:
         self.timed = timed
         self._encoder: Encoder | None = None
-        self._ops: list[_OpNote] = []
+        self._ops: list[_OpsNote] = []
         self._later: list[_Later] = []
         self._flows: dict[tuple[WatchedDevice, int], int] = {}
         self._sent: dict[tuple[int, int], list[int]] = {}
@@ -136,12 +137,12 @@ class Recorder(DeviceInstrument):
         """Replays of a recording are a flow."""
         self._flows[op.device, op.seq] = recording << 1 | 1
 
-    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
-        """A slice of its lane, and one of the device."""
-        times = op.times
-        if times is not None and op.name != ASKING_FOR_TIMES:
-            flow = self._flows.pop((op.device, op.seq), 0) if self._flows else 0
-            self._ops.append((op.device, op.lane, op.name, times, outcome, flow))
+    def ops_finished(self, ops: FinishedOps) -> None:
+        """A slice of its lane for each, and one of the device."""
+        if ops.name != ASKING_FOR_TIMES:
+            take = self._flows.pop
+            flows = [take((ops.device, seq), 0) for seq in ops.seqs] if self._flows else ()
+            self._ops.append((ops, flows))
 
     def unfinished(self, op: WatchedOp) -> None:
         """The timeline ends before an op does."""
@@ -278,12 +279,13 @@ class Recorder(DeviceInstrument):
         """The packets for what was noted."""
         if self._encoder is None:
             self._begin()
-        ops, later = notes
+        finished, later = notes
         self._slices: list[Slice] = []
         for add, args in later:
             add(*args)
-        for note in ops:
-            self._add_op(*note)
+        for ops, flows in finished:
+            for times, flow in zip(ops.times, flows or itertools.repeat(0), strict=False):
+                self._add_op(ops, times, flow)
         encoder = self._encoder
         assert encoder is not None
         encoder.slices(self._slices)
@@ -319,27 +321,19 @@ class Recorder(DeviceInstrument):
         self._slices.append((start, end, track, self._encoder.name(name), flow))
         return track
 
-    def _add_op(
-        self,
-        device: WatchedDevice,
-        lane: str,
-        name: str,
-        times: OpTimes,
-        outcome: Outcome,
-        flow: int,
-    ) -> None:
-        tracks = self._tracks(device)
-        title = name if outcome == "done" else f"{name} ({outcome})"
-        rows = tracks.lane(lane)
+    def _add_op(self, ops: FinishedOps, times: OpTimes, flow: int) -> None:
+        tracks = self._tracks(ops.device)
+        title = ops.name if ops.outcome == "done" else f"{ops.name} ({ops.outcome})"
+        rows = tracks.lane(ops.lane)
         track = self._add(rows, title, times.submitted, times.answered, flow)
         begun = times.launched or times.sent
         if begun:
             start = self._slices[-1][0]  # its own may have been moved
             self._slices.append((start, max(start, begun), track, self._queued, 0))
         if times.ended:
-            executing = tracks.stream(lane, times)
+            executing = tracks.stream(ops.lane, times)
             if executing is not None:
-                self._add(executing, name, times.started, times.ended, flow)
+                self._add(executing, ops.name, times.started, times.ended, flow)
 
     def _add_unfinished(self, device: WatchedDevice, lane: str, name: str, times: OpTimes) -> None:
         assert self._encoder is not None

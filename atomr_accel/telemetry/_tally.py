@@ -1,24 +1,41 @@
-"""What is counted as it happens: ops, faults, restarts. Plain integers in trio's thread."""
+"""What is counted as it happens: ops, faults, restarts. Plain integers in trio's thread.
+
+Ops come by the hundred thousand a second. So their times are kept as they come, and sorted into
+histograms some thousand at a time.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
-from bisect import bisect_left
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
 
 from .. import DeviceInstrument
 from ._catalogue import SECONDS, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from .. import ContextPoisoned, OutOfMemory, WatchedDevice, WatchedOp
+    from numpy.typing import NDArray
+
+    from .. import (
+        ContextPoisoned,
+        FinishedOps,
+        OutOfMemory,
+        WatchedDevice,
+        WatchedOp,
+    )
     from ..actors import ActorRef
     from ..lanes import Outcome, Phases
     from ._catalogue import Snapshot
 
 NANOSECONDS: Final = tuple(round(bound * 1e9) for bound in SECONDS)
+
+_MOST_UNSORTED: Final = 4096
+"""Ops of a library whose times are kept: about a megabyte."""
 
 _MOST_NAMES: Final = 4096
 """Names of ops that are looked up: functions that programs make as they go have names, too."""
@@ -37,16 +54,17 @@ class LibraryTally:
     """The ops of one library of one device.
 
     Attributes:
-        outcomes: how many ended so, but for those that were done: ``answered`` has them.
-        answered: from submission to answer.
-        queued: from submission to the socket.
-        executed: on the device.
+        outcomes: how many ended so.
+        answered: from submission to answer, of those that were done.
+        queued: from submission to the socket, likewise.
+        executed: on the device, likewise.
     """
 
-    __slots__ = ("answered", "executed", "outcomes", "queued")
+    __slots__ = ("_number", "_unsorted", "answered", "executed", "outcomes", "queued")
 
     def __init__(self) -> None:
         self.outcomes: Final[dict[Outcome, int]] = {
+            "done": 0,
             "failed": 0,
             "withdrawn": 0,
             "lost": 0,
@@ -54,6 +72,39 @@ class LibraryTally:
         self.answered: Final = durations()
         self.queued: Final = durations()
         self.executed: Final = durations()
+        self._unsorted: Final[list[FinishedOps]] = []
+        self._number = 0
+
+    def add(self, ops: FinishedOps) -> None:
+        """Some more."""
+        number = len(ops.seqs)
+        self.outcomes[ops.outcome] += number
+        if ops.outcome == "done":
+            self._unsorted.append(ops)
+            self._number += number
+            if self._number > _MOST_UNSORTED:
+                self.sort()
+
+    def sort(self) -> None:
+        """Bring the histograms up to date."""
+        if self._unsorted:
+            submitted = _joined(ops.submitted for ops in self._unsorted)
+            sent = _joined(ops.sent for ops in self._unsorted)
+            answered = np.repeat(
+                [ops.answered for ops in self._unsorted],
+                [len(ops.seqs) for ops in self._unsorted],
+            )
+            self.answered.add_all(answered - submitted)
+            self.queued.add_all((sent - submitted)[sent > 0])  # or nobody was told just then
+            rows = [each[1] for ops in self._unsorted for each in ops.measured if each is not None]
+            executed = [ended - started for _, _, started, ended, _ in rows if ended]
+            self.executed.add_all(np.array(executed, np.int64))
+            self._unsorted.clear()
+            self._number = 0
+
+
+def _joined(parts: Iterable[list[int]]) -> NDArray[np.int64]:
+    return np.array([*itertools.chain.from_iterable(parts)], np.int64)
 
 
 @final
@@ -61,11 +112,11 @@ class DeviceTally:
     """What has happened on one device.
 
     Attributes:
-        names: tallies of libraries by the name of an op, and whether such ops move bytes.
+        names: tallies of libraries by the name of an op.
     """
 
     def __init__(self) -> None:
-        self.names: Final[dict[str, tuple[LibraryTally, bool]]] = {}
+        self.names: Final[dict[str, LibraryTally]] = {}
         self.libraries: Final[dict[str, LibraryTally]] = {}
         self.moved: Final[Counter[str]] = Counter()
         self.faults: Final[Counter[str]] = Counter()
@@ -74,14 +125,13 @@ class DeviceTally:
         self._open: Final[OrderedDict[int, None]] = OrderedDict()
         self._failed_at: int | None = None
 
-    def meet(self, op: WatchedOp) -> tuple[LibraryTally, bool]:
-        """Where ops of this name are counted."""
+    def meet(self, name: str, lane: str) -> LibraryTally:
+        """Where ops of a name are counted that are new."""
         if len(self.names) >= _MOST_NAMES:
             self.names.clear()
-        library = library_of(op.name, op.lane)
-        tally = self.libraries.setdefault(library, LibraryTally())
-        self.names[op.name] = entry = tally, op.lane == "memory"
-        return entry
+        library = library_of(name, lane)
+        self.names[name] = tally = self.libraries.setdefault(library, LibraryTally())
+        return tally
 
     def note_batch(self, batch: int) -> None:
         """One more op of a batch."""
@@ -107,7 +157,7 @@ class DeviceTally:
     def take(self, snapshot: Snapshot, *labels: str) -> None:
         """Add all of it to a snapshot."""
         for library, tally in self.libraries.items():
-            snapshot.add("ops", sum(tally.answered.counts), *labels, library, "done")
+            tally.sort()
             for outcome, count in tally.outcomes.items():
                 snapshot.add("ops", count, *labels, library, outcome)
             snapshot.add_histogram("op_seconds", tally.answered, *labels, library)
@@ -165,31 +215,15 @@ class SystemTally(DeviceInstrument):
             del self._tallies[device]
             self.devices.pop(device, None)
 
-    # --- called for each op --------------------------------------------------------------
+    # --- called for ops ------------------------------------------------------------------
 
-    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
-        """Count it. Its one call tells all that was before, so no other is listened to."""
-        tally = self._tallies.get(op.device) or self.of(op.device)
-        library, moves = tally.names.get(op.name) or tally.meet(op)
-        if outcome != "done":
-            library.outcomes[outcome] += 1
-            return
-        times = op.times
-        assert times is not None  # set as it was submitted
-        submitted = times.submitted
-        took = times.answered - submitted
-        histogram = library.answered
-        histogram.counts[bisect_left(NANOSECONDS, took)] += 1
-        histogram.total += took
-        if times.sent:  # or nobody was told just then
-            took = times.sent - submitted
-            histogram = library.queued
-            histogram.counts[bisect_left(NANOSECONDS, took)] += 1
-            histogram.total += took
-        if times.ended:
-            library.executed.add(times.ended - times.started)
-        if moves:
-            tally.moved[op.name] += op.nbytes
+    def ops_finished(self, ops: FinishedOps) -> None:
+        """Count them. This tells all that was before, so nothing else is listened to."""
+        tally = self._tallies.get(ops.device) or self.of(ops.device)
+        library = tally.names.get(ops.name) or tally.meet(ops.name, ops.lane)
+        library.add(ops)
+        if ops.lane == "memory" and ops.outcome == "done":
+            tally.moved[ops.name] += ops.nbytes
 
     def op_in_batch(self, op: WatchedOp, batch: int) -> None:
         """Count it and its batch."""

@@ -124,7 +124,7 @@ MOST_TEMPLATES: Final = 1 << 12
 _Address = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class CallWithTemplate(Message, frozen=True):
+class CallWithTemplate(Message, frozen=True, gc=False):
     """A call, and its message as a template for others, which differ in addresses alone.
 
     Attributes:
@@ -139,7 +139,7 @@ class CallWithTemplate(Message, frozen=True):
     addresses: tuple[_Address, ...]
 
 
-class CallByTemplate(Message, frozen=True):
+class CallByTemplate(Message, frozen=True, gc=False):
     """A call by a message that came with an earlier one.
 
     Attributes:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import termios
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -20,9 +24,11 @@ from atomr_accel.dashboard import RunningDashboard
 from atomr_accel.telemetry._nvml_library import NvmlLibrary
 
 from ..fakes.nvml import FakeGpu, FakeNvml
+from ..harness import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .commands import Commands
 
@@ -221,3 +227,75 @@ def test_without_nvml_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(_top, "NvmlLibrary", missing)
     with ExitStack() as stack:
         assert _top._hardware(stack)() == []
+
+
+PROGRAM = """
+import numpy as np, sys, trio
+from atomr_accel import open_device
+
+async def main():
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        a = await device.put(np.ones((64, 64), np.float32))
+        await device.blas.gemm(a, a)
+        print("ready", flush=True)
+        await trio.to_thread.run_sync(sys.stdin.read)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TERM": "xterm-256color",
+        "HOME": str(tmp_path),
+    }
+    environ["XDG_RUNTIME_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "atomr_accel"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    seen = b""
+    with subprocess.Popen(
+        [*command, "dashboard", "program.py"], cwd=tmp_path, env=environ, **pipes
+    ) as program:
+        screen, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, (40, 110))
+        with open(screen, "r+b", buffering=0) as terminal:  # noqa: PTH123 (a descriptor)
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            with subprocess.Popen(
+                [*_ON_A_TERMINAL, *command, "top", str(program.pid), "--interval", "0.1"],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                env=environ,
+                start_new_session=True,
+            ) as top:
+                os.close(theirs)
+                while seen.count(b"/gpu-0/blas") < 3:  # it is drawn again and again
+                    seen += terminal.read(1 << 16)
+                terminal.write(b"\x03")
+                with suppress(OSError):  # EIO: nobody has the terminal any more
+                    while more := terminal.read(1 << 16):
+                        seen += more
+            assert top.returncode in (0, 130)
+        program.communicate()
+    assert program.returncode == 0
+    assert b"\x1b[" in seen
+    assert b"cpu:0" in seen
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")  # its cursor is back
+    assert b"Traceback" not in seen
+
+
+_ON_A_TERMINAL = (
+    sys.executable,
+    "-c",
+    """if True:
+    import fcntl, os, sys, termios
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.execv(sys.argv[1], sys.argv[1:])
+    """,
+)
+"""Makes standard input the terminal of a session, which sends its signals."""

@@ -15,7 +15,7 @@ from atomr_accel.testing import poison
 from tests.harness import opened
 
 if TYPE_CHECKING:
-    from atomr_accel import OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from atomr_accel import FinishedOps, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from atomr_accel.lanes import Outcome, Phases
 
 
@@ -261,6 +261,78 @@ async def test_times_are_told_while_somebody_wants_them() -> None:
     ((_, last),) = [row for row in recorder.times if row[0] == "blas.gemm"]
     assert not last.launched
     assert last.device_seconds is None
+
+
+class Together(DeviceInstrument):
+    """Notes what is told of together."""
+
+    def __init__(self, *, timed: bool = False) -> None:
+        self.timed = timed
+        self.told: list[FinishedOps] = []
+        self.ends: dict[int, str] = {}
+
+    def ops_finished(self, ops: FinishedOps) -> None:
+        assert len(ops.seqs) == len(ops.submitted) == len(ops.sent) == len(ops.times) > 0
+        assert len(ops.measured) in (0, len(ops.seqs))
+        assert not self.ends.keys() & set(ops.seqs)
+        self.told.append(ops)
+        self.ends.update(dict.fromkeys(ops.seqs, ops.outcome))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one_by_one", [False, True])
+async def test_ops_that_are_over_are_told_of_together_once_each(one_by_one: bool) -> None:
+    together, recorder = Together(), Recorder()
+    async with opened(instruments=[together, recorder] if one_by_one else [together]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        b = await device.copy(a)
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(device.blas.gemm, a, b)
+        async with device.batch() as batch:
+            for _ in range(40):
+                a = batch.blas.gemm(a, b)
+        with pytest.raises(RuntimeError):
+            await device.run(_fail)
+        assert isinstance(await poison(device), ContextPoisoned)
+    gemms = [ops for ops in together.told if ops.name == "blas.gemm"]
+    assert sum(len(ops.seqs) for ops in gemms) == 80
+    assert one_by_one or len(gemms) < 80
+    assert {(ops.lane, ops.outcome, ops.nbytes) for ops in gemms} == {("blas", "done", 0)}
+    for times in (times for ops in gemms for times in ops.times):
+        assert 0 < times.submitted <= times.sent <= times.answered
+    assert {ops.nbytes for ops in together.told if ops.name == "copy"} == {64}
+    assert {"done", "failed", "lost"} <= set(together.ends.values())
+    if one_by_one:
+        ends = {seq: told[-1] for seq, told in recorder.ops.items() if told[-1] != "sent"}
+        assert ends == together.ends
+
+
+async def test_what_is_told_of_together_has_the_times_of_hosts() -> None:
+    together = Together(timed=True)
+    async with opened(instruments=[together]) as device:
+        a = await device.put(np.ones((64, 64), np.float32))
+        async with device.batch() as batch:
+            for _ in range(20):
+                batch.blas.gemm(a, a)
+    gemms = [times for ops in together.told if ops.name == "blas.gemm" for times in ops.times]
+    assert len(gemms) == 20
+    for times in gemms:
+        assert times.submitted <= times.sent <= times.launched <= times.found <= times.answered
+        assert times.device_seconds is not None
+
+
+async def test_who_submits_when_told_of_an_answer_is_told_of_all_once() -> None:
+    together = Together()
+    async with opened(instruments=[together]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        for _ in range(3):
+            await device.blas.gemm(a, a)
+        async with device.batch() as batch:  # more than a lane has at a time: it receives to send
+            for _ in range(3000):
+                batch.blas.gemm(a, a)
+    gemms = [seq for ops in together.told if ops.name == "blas.gemm" for seq in ops.seqs]
+    assert len(gemms) == len(set(gemms)) == 3003
 
 
 async def test_a_timed_instrument_that_fails_as_an_op_is_submitted_upsets_no_order() -> None:

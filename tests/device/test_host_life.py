@@ -211,7 +211,7 @@ async def test_a_host_that_never_answers_costs_one_restart(monkeypatch: pytest.M
 async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def stopped(isolation: Isolation) -> HostHandle:
+    async def stopped(isolation: Isolation, *_: object) -> HostHandle:
         host = await start_host(isolation)
         stop(host)
         started.set()
@@ -301,7 +301,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 ) -> None:
     failures = [short_of(number)] * 3
 
-    async def sometimes(isolation: Isolation) -> HostHandle:
+    async def sometimes(isolation: Isolation, *_: object) -> HostHandle:
         if failures:
             await trio.lowlevel.checkpoint()
             raise failures.pop()
@@ -339,7 +339,7 @@ async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
 ) -> None:
     failures = [short_of(number)] * 2
 
-    async def sometimes(isolation: Isolation) -> HostHandle:
+    async def sometimes(isolation: Isolation, *_: object) -> HostHandle:
         if failures:
             await trio.lowlevel.checkpoint()
             raise failures.pop()
@@ -535,7 +535,7 @@ async def test_a_fault_as_the_last_thing_that_could_be_mended_does_not() -> None
 
 @program
 async def test_a_loss_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def odd(isolation: Isolation) -> HostHandle:
+    async def odd(isolation: Isolation, *_: object) -> HostHandle:
         await trio.lowlevel.checkpoint()
         raise KeyError("odd")
 
@@ -760,7 +760,7 @@ from atomr_accel import open_device
 from atomr_accel.device import _context
 
 @trio.lowlevel.enable_ki_protection
-async def interrupted(isolation):
+async def interrupted(isolation, sanitizer):
     host = await start(isolation)
     os.killpg(0, signal.SIGINT)  # as a terminal does
     return host

@@ -16,7 +16,7 @@ from atomr_accel.device._context import MEMORY_LANE
 from atomr_accel.device._settings import _LANES
 from atomr_accel.device.batches._record import PROGRAMS
 from atomr_accel.libraries._table import LANES
-from atomr_accel.libraries.array import _choosing as array_choosing
+from atomr_accel.libraries.array import _copy as array_copy
 from atomr_accel.libraries.array import _copy as array
 from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
@@ -142,7 +142,7 @@ def test_every_lane_can_have_a_priority() -> None:
     specs = (
         array.LANE,
         array_evaluate.BUILDS,
-        array_choosing.WAITS,
+        array_copy.WAITS,
         blas.LANE,
         blaslt.LANE,
         cub.BUILDER,

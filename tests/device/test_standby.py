@@ -518,7 +518,7 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
             await works(device)
         assert not waits
 
-        async def start(isolation: Isolation) -> HostHandle:
+        async def start(isolation: Isolation, *_: object) -> HostHandle:
             if len(waits) < 2:
                 raise OSError(errno.EAGAIN, "no room for another process")
             return await start_host(isolation)

@@ -39,7 +39,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[HostHandle]:
     """Every host that is started."""
     started: list[HostHandle] = []
 
-    async def start(isolation: Isolation) -> HostHandle:
+    async def start(isolation: Isolation, *_: object) -> HostHandle:
         host = await start_host(isolation)
         started.append(host)
         return host

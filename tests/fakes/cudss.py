@@ -114,6 +114,11 @@ class FakeDss:
     def DataGet(  # noqa: N802
         self, _handle: int, data: int, name: int, value: int | None, size: int, written: Any
     ) -> int:
+        if name == ENUMS["CUDSS_DATA_DIAG"]:
+            diagonal = self.things[data].diagonal
+            assert size == diagonal.nbytes
+            memory(value or 0, size)[:] = diagonal.view(np.uint8)
+            return 0
         wide = name == ENUMS["CUDSS_DATA_NPIVOTS"] and self.things[data].wide
         written[0] = 8 if wide else 4
         if value is None:
@@ -174,16 +179,23 @@ class FakeDss:
     def factorize(self, a: Any, kept: Any, options: dict[str, Any]) -> None:
         kept.factorized, kept.info, kept.pivots = True, 0, 0
         full = whole(a)
+        # Of rows by themselves the library does not count the pivots.
+        stored = full != 0
+        np.fill_diagonal(stored, val=True)
+        alone = (stored.sum(0) == 1) & (stored.sum(1) == 1)
+        kept.diagonal = np.diag(full).copy()
         try:
             kept.solver = scipy.sparse.linalg.splu(scipy.sparse.csc_array(full))
         except RuntimeError:
-            kept.pivots = 1
+            kept.pivots = int(not alone.any())
             return
         if a.mtype in (ENUMS["CUDSS_MTYPE_SPD"], ENUMS["CUDSS_MTYPE_HPD"]):
             least = np.linalg.eigvalsh(full).min()
             kept.info = int(least <= 0)
         pivots = np.abs(kept.solver.U.diagonal())
-        kept.pivots = int((pivots < max(options["PIVOT_EPSILON"], 0)).sum())
+        least = max(options["PIVOT_EPSILON"], 0)
+        kept.pivots = 0 if alone.any() else int((pivots < least).sum())
+        kept.diagonal = np.maximum(pivots, least).astype(full.dtype)
 
     def solve(self, a: Any, kept: Any, options: dict[str, Any], x: Any, b: Any) -> None:
         right, target = (

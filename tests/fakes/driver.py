@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 FUNCTIONS: Final[Mapping[str, str]] = {
+    "cuArray3DCreate": "pAllocateArray -> pHandle",
+    "cuArrayDestroy": "hArray ->",
     "cuCtxGetCurrent": "-> pctx",
     "cuCtxGetDevice": "-> device",
     "cuCtxSetCurrent": "ctx ->",
@@ -92,6 +94,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "cuMemSetAccess": "ptr size desc count ->",
     "cuMemUnmap": "ptr size ->",
     "cuMemcpy2DAsync": "pCopy hStream ->",
+    "cuMemcpy3DAsync": "pCopy hStream ->",
     "cuMemcpyAsync": "dst src ByteCount hStream ->",
     "cuMemcpyDtoDAsync": "dstDevice srcDevice ByteCount hStream ->",
     "cuMemcpyDtoHAsync": "dstHost srcDevice ByteCount hStream ->",
@@ -120,8 +123,12 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "cuStreamQuery": "hStream ->",
     "cuStreamSynchronize": "hStream ->",
     "cuStreamWaitEvent": "hStream hEvent Flags ->",
+    "cuSurfObjectCreate": "pResDesc -> pSurfObject",
+    "cuSurfObjectDestroy": "surfObject ->",
     "cuTensorMapEncodeTiled": "tensorDataType tensorRank globalAddress globalDim globalStrides "
     "boxDim elementStrides interleave swizzle l2Promotion oobFill -> tensorMap",
+    "cuTexObjectCreate": "pResDesc pTexDesc pResViewDesc -> pTexObject",
+    "cuTexObjectDestroy": "texObject ->",
 }
 """Functions with their arguments and, after a status, their results, as the bindings name them."""
 
@@ -153,6 +160,22 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": 900,
         "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE": 910,
     },
+    "CUaddress_mode": {
+        "CU_TR_ADDRESS_MODE_WRAP": 0,
+        "CU_TR_ADDRESS_MODE_CLAMP": 1,
+        "CU_TR_ADDRESS_MODE_MIRROR": 2,
+        "CU_TR_ADDRESS_MODE_BORDER": 3,
+    },
+    "CUarray_format": {
+        "CU_AD_FORMAT_UNSIGNED_INT8": 0x01,
+        "CU_AD_FORMAT_UNSIGNED_INT16": 0x02,
+        "CU_AD_FORMAT_UNSIGNED_INT32": 0x03,
+        "CU_AD_FORMAT_SIGNED_INT8": 0x08,
+        "CU_AD_FORMAT_SIGNED_INT16": 0x09,
+        "CU_AD_FORMAT_SIGNED_INT32": 0x0A,
+        "CU_AD_FORMAT_HALF": 0x10,
+        "CU_AD_FORMAT_FLOAT": 0x20,
+    },
     "CUdevice_attribute": {
         "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16,
         "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75,
@@ -167,6 +190,7 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED": 3,
     },
     "CUevent_flags": {"CU_EVENT_BLOCKING_SYNC": 1, "CU_EVENT_DISABLE_TIMING": 2},
+    "CUfilter_mode": {"CU_TR_FILTER_MODE_POINT": 0, "CU_TR_FILTER_MODE_LINEAR": 1},
     "CUfunction_attribute": {
         "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": 0,
         "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 1,
@@ -206,7 +230,12 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CU_MEM_ADVISE_SET_ACCESSED_BY": 5,
         "CU_MEM_ADVISE_UNSET_ACCESSED_BY": 6,
     },
-    "CUmemorytype": {"CU_MEMORYTYPE_DEVICE": 2},
+    "CUmemorytype": {"CU_MEMORYTYPE_DEVICE": 2, "CU_MEMORYTYPE_ARRAY": 3},
+    "CUresourcetype": {
+        "CU_RESOURCE_TYPE_ARRAY": 0,
+        "CU_RESOURCE_TYPE_LINEAR": 2,
+        "CU_RESOURCE_TYPE_PITCH2D": 3,
+    },
     "CUtensorMapDataType": {
         "CU_TENSOR_MAP_DATA_TYPE_UINT8": 0,
         "CU_TENSOR_MAP_DATA_TYPE_UINT16": 1,
@@ -245,10 +274,19 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
 """Enumerators by type."""
 
 STRUCTS: Final[Mapping[str, str]] = {
+    "CUDA_ARRAY3D_DESCRIPTOR": "Width Height Depth Format NumChannels Flags",
     "CUDA_KERNEL_NODE_PARAMS": "func gridDimX gridDimY gridDimZ blockDimX blockDimY blockDimZ "
     "sharedMemBytes kernelParams extra",
     "CUDA_MEMCPY2D": "srcMemoryType srcDevice srcPitch dstMemoryType dstDevice dstPitch "
     "WidthInBytes Height",
+    "CUDA_MEMCPY3D": "srcMemoryType srcDevice srcPitch srcHeight srcArray dstMemoryType dstDevice "
+    "dstPitch dstHeight dstArray WidthInBytes Height Depth",
+    "CUDA_RESOURCE_DESC": "resType res",
+    "CUDA_RESOURCE_DESC.res": "array linear pitch2D",
+    "CUDA_RESOURCE_DESC.res.array": "hArray",
+    "CUDA_RESOURCE_DESC.res.linear": "devPtr format numChannels sizeInBytes",
+    "CUDA_RESOURCE_DESC.res.pitch2D": "devPtr format numChannels width height pitchInBytes",
+    "CUDA_TEXTURE_DESC": "addressMode filterMode flags borderColor",
     "CUgraphNodeParams": "type conditional",
     "CUgraphNodeParams.conditional": "handle type size ctx phGraph_out",
     "CUlaunchAttribute": "id value",

@@ -117,6 +117,16 @@ template <class T> static T atomicCAS(T* place, T expected, T value) {
   if (before == expected) *place = value;
   return before;
 }
+static void __threadfence() {}
+static unsigned __byte_perm(unsigned a, unsigned b, unsigned places) {
+  const unsigned long long both = (unsigned long long)b << 32 | a;
+  unsigned made = 0;
+  for (int at = 0; at < 4; ++at)
+    made |= (unsigned)(both >> 8 * (places >> 4 * at & 7) & 255) << 8 * at;
+  return made;
+}
+static double __dmul_rn(double a, double b) { return a * b; }
+static double __dadd_rn(double a, double b) { return a + b; }
 static float fast_log2(float x) { return std::log2(x); }
 static float fast_sqrt(float x) { return std::sqrt(x); }
 static void fast_sincos(float x, float* s, float* c) { *s = std::sin(x); *c = std::cos(x); }

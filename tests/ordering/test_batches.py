@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import select
 import sys
 import weakref
 from contextlib import nullcontext
@@ -538,6 +539,49 @@ async def test_what_nobody_holds_any_more_is_free_within_a_batch(count: int) -> 
             host = batch.get(y)
         np.testing.assert_array_equal(host, np.eye(256))
         np.testing.assert_array_equal(await device.get(y), host)
+
+
+@program
+async def test_within_a_batch_memory_serves_again_once_its_ops_are_answered() -> None:
+    """Nobody else takes answers while the block runs; what has no room goes at its end."""
+    async with opened(memory_limit=4 << 20) as device:
+        x = await device.put(np.eye(256))  # half a MiB
+        await device.blas.gemm(x, x)
+        full = [await device.empty((256, 256)) for _ in range(6)]
+        answers = device._core.ports["blas"]._sock
+        async with device.batch() as batch:
+            for _ in range(5):
+                before = _submitted(device, "blas")
+                batch.blas.gemm(x, x)
+                assert _submitted(device, "blas") == before + 1
+                select.select([answers], [], [])
+        assert len(full) == 6
+
+
+@on_shared
+async def test_a_batch_that_had_no_room_leaves_some_to_the_next(device: Device, gate: Gate) -> None:
+    hold = await gate.kernel(device)
+    x = await device.put(np.ones((1024, 1), np.float32))
+    await device.blas.gemm(x, x, trans_b=True)
+    await device.trim()
+    begun, slabs = [], device.statistics().memory.slabs
+    for _ in range(2):
+        before = _submitted(device, "blas")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, x)
+            await trio.testing.wait_all_tasks_blocked()
+            async with device.batch() as batch:
+                for _ in range(34):  # 4 MiB each, none of which is done in the block
+                    batch.blas.gemm(x, x, trans_b=True)
+                begun.append(_submitted(device, "blas") - before)
+                gate.open()
+    assert begun[0] < begun[1] == 34
+    assert device.statistics().memory.slabs == slabs + 1
+    await device.trim()
+
+
+def _submitted(device: Device, lane: str) -> int:
+    return next(each.submitted for each in device.statistics().lanes if each.name == lane)
 
 
 @on_shared

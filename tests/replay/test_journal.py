@@ -118,7 +118,7 @@ async def test_nothing_is_noted_after_the_block_nor_of_another_device(tmp_path: 
         with pytest.raises(FileExistsError):
             async with open_journal(device, tmp_path / "journal"):
                 pass
-        with pytest.raises(Unsupported, match="Postgres"):
+        with pytest.raises(Unsupported, match="PostgresStorage"):
             open_journal(device, "postgresql://localhost/journals")
     assert not (tmp_path / "second").exists()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from atomr_accel.telemetry._recorder import _Rows
 from atomr_accel.testing import poison
 from tests.harness import opened
 from tests.telemetry.timelines import read
+from tests.telemetry.trace_processor import open_trace_processor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,20 +179,58 @@ def test_rows_hold_slices_that_do_not_overlap(given: list[tuple[int, int]]) -> N
         placed.setdefault(track, []).append((moved, end))
 
 
+@pytest.mark.slow
 async def test_perfetto_opens_a_timeline(tmp_path: Path) -> None:
-    shell = shutil.which("trace_processor_shell") or shutil.which("trace_processor")
-    if shell is None:
-        pytest.skip("no trace processor of Perfetto")
-    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
-
     path = tmp_path / "run.pftrace"
     async with opened(backend="cpu") as device, device.trace(path):
         a = await device.put(np.ones((8, 8), np.float32))
         for _ in range(4):
             await device.blas.gemm(a, a)
-    with TraceProcessor(str(path), config=TraceProcessorConfig(bin_path=shell)) as processor:
-        slices = "select count(*) as n from slice where name = 'blas.gemm' and depth = 0"
-        (found,) = processor.query(slices)
-        assert found.n == 8  # in its lane, and executing
-        (errors,) = processor.query("select sum(value) as n from stats where severity = 'error'")
-        assert not errors.n
+        async with device.batch() as batch:
+            for _ in range(5):
+                a = batch.blas.gemm(a, a)
+        adder = await device.system.spawn(Adder, name="adder")
+        await adder.ask(Add(k=1))
+        await poison(device)
+        await device.put(np.ones(3))
+    async with open_trace_processor(tmp_path / "browser") as processor:
+        with trio.fail_after(60):
+            await processor.load(path)
+            ops = await processor.query(
+                "select track.name, count(*), sum(dur > 0) from slice join track"
+                " on slice.track_id = track.id"
+                " where slice.name = 'blas.gemm' and depth = 0 group by track.name"
+            )
+            queued = await processor.query(
+                "select count(*) from slice join slice as op on slice.parent_id = op.id"
+                " where slice.name = 'queued' and op.name = 'blas.gemm'"
+            )
+            flows = await processor.query("select count(*) from flow")
+            inside = await processor.query(
+                "select count(*) from slice join slice as other using (track_id)"
+                " where slice.ts < other.ts and other.ts < slice.ts + slice.dur"
+                " and other.ts + other.dur > slice.ts + slice.dur and slice.depth = other.depth"
+            )
+            names = await processor.query(
+                "select distinct slice.name from slice join track on slice.track_id = track.id"
+                " where track.name in ('generations', 'rebuilds', '/adder')"
+            )
+            memory = await processor.query(
+                "select max(value) from counter join track on counter.track_id = track.id"
+                " where track.name = 'memory reserved'"
+            )
+            errors = await processor.query(
+                "select name, value from stats where severity != 'info' and value > 0"
+            )
+    assert {count for _, count, _ in ops} == {9}  # in their lane, and executing
+    assert len(ops) == 2
+    assert all(count == lasting for _, count, lasting in ops)
+    assert queued == [(9,)]
+    assert flows[0][0] >= 4
+    assert inside == [(0,)]
+    assert {"generation 1", "generation 2", "Add", "context of generation 2"} <= {
+        name for (name,) in names
+    }
+    assert any(name.startswith("fault: ") for (name,) in names)
+    assert memory[0][0] > 0
+    assert not errors

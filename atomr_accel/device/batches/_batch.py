@@ -46,13 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableSequence
     from types import TracebackType
 
-    from msgspec import Raw
-
     from ...lanes import Bytes, HostHandle, Op, Piece, Template
     from ...libraries._op import Facade
     from ...libraries._request import Request
     from ...memory import Block
-    from ...wire import Message
+    from ...wire import CallByTemplate, Message
     from .._device import Device
     from .._run import OnDevice
 
@@ -341,7 +339,7 @@ class Batch(Collector):
                 if ports.keys() >= trace.lanes:
                     self._filling = True
                     try:
-                        blocks, result = trace.call(self, refs)
+                        addresses, blocks, result = trace.call(self, refs)
                     except Pending:  # there is no room for results
                         late = True
                     else:
@@ -350,7 +348,7 @@ class Batch(Collector):
                         self._filling = False
                     if not late:
                         for each in trace.ops:
-                            payload, reads, writes = each.fill(blocks)
+                            payload, reads, writes = each.fill(addresses, blocks)
                             port = ports[each.lane]
                             self._add_op(port, each.name, each.template, reads, writes, payload)
                         return result  # type: ignore[no-any-return]
@@ -362,7 +360,7 @@ class Batch(Collector):
         if not self._open or memory.epoch is not self._epoch:
             self._check()
         nbytes = math.prod(shape) * dtype.itemsize
-        block = None if self._late else memory.allocate(nbytes)
+        block = None if self._late else memory.allocate(nbytes) or self._reused(nbytes)
         if block is None:
             if self._filling:
                 raise Pending((shape, dtype))
@@ -372,6 +370,16 @@ class Batch(Collector):
             self._late = True
         self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
+
+    def _reused(self, nbytes: int) -> Block | None:
+        """A block in memory that ops needed which are answered by now, if there is one.
+
+        Nobody else takes answers while the block runs.
+        """
+        for port in self.ports.values():
+            port.take_answers()
+        self._check()  # they may tell of a fault
+        return self.memory.allocate(nbytes)
 
     def submit(
         self,
@@ -403,7 +411,7 @@ class Batch(Collector):
         message: Message | Template,
         reads: Iterable[Block],
         writes: Iterable[Block],
-        payload: Raw | None = None,
+        payload: CallByTemplate | None = None,
     ) -> None:
         self._note(self._core.submit(port, name, message, reads, writes, payload))
         self._unsent += 1
@@ -497,6 +505,9 @@ class Batch(Collector):
     async def _finish(self) -> None:
         errors: list[Exception] = []
         try:
+            if self._promised:  # for these, and the next batch that is like this one
+                await self._core.growth.grow_ahead(sum(self._promised.values()))
+                self._check_epoch()
             while self._later:
                 step = self._later.popleft()
                 await step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from ..._errors import Unsupported
@@ -12,7 +13,7 @@ from ...libraries._request import Driver, Preparing, Request
 from ...libraries._staging import has_views, on_copies
 from ...libraries._table import NAMES
 from ...libraries.nvrtc._kernel import Kernel, launching
-from ...libraries.nvrtc._launching import LaunchWish
+from ...libraries.nvrtc._launching import PLAIN, LaunchWish
 from ...memory import NotContiguous
 from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
@@ -247,8 +248,9 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         priority: int | None = None,
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
-        require_made_on(kernel, self._core)
-        if not isinstance(kernel, Kernel):
+        if type(kernel) is not Kernel or kernel._device is not self._core:
+            require_made_on(kernel, self._core)
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {kernel!r}")
-        wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
-        self._call(launching, kernel, (grid, block, *args), wish.asked())
+        given = shared, elements, cluster, cooperative, programmatic, priority
+        wish = {} if all(map(is_, given, PLAIN)) else LaunchWish(*given).asked()
+        self._call(launching, kernel, (grid, block, *args), wish)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -11,12 +11,11 @@ from ..._dtypes import NAMES, as_dtype
 from ..._errors import Unsupported
 from ...expressions import cast
 from ...memory import span
-from .._library import LaneSpec
 from .._request import Request, Submission
-from ._copy import LANE
+from ._copy import WAITS
 from ._layout import LARGEST_ITEM
 from ._steps import Steps
-from .wire._indexing import PARTS, Choose, Compact, Element, FindOutside, Index, ReadNumber
+from .wire._indexing import PARTS, Choose, Compact, Element, FindOutside, Index, ReadNumbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
     from ..cub._facade import Cub
     from .wire._indexing import Outside
 
-WAITS: Final = LaneSpec("array-waits", LANE.executors, blocks=True)
-"""Reads what decides how large results are, so it waits for the device."""
-
+T = TypeVar("T")
 Kind = Literal["gather", "set", "add"]
 Mode = Literal["raise", "wrap", "clip"]
 
@@ -180,10 +177,28 @@ def asking(
     """
 
     def prepare(driver: Driver) -> Submission[Any]:
-        steps = Steps(driver, cub)
+        steps = Steps(driver, cub, WAITS)
         return steps.result(None, build(steps))
 
     return Request(WAITS, f"array.{name}", prepare)
+
+
+def compacting(steps: Steps, flags: GpuRef, finish: Callable[[int, GpuRef], T]) -> Submission[T]:
+    """The question how many of some flags are set, and where.
+
+    Args:
+        steps: of the call.
+        flags: bool, without gaps.
+        finish: makes the result of the number, and of a buffer of places with room for all.
+    """
+    positions, scratch = steps.output(flags.shape, INT64), steps.output((PARTS,), INT64)
+    message = Compact(
+        flags._place.address, flags.size, positions._place.address, scratch._place.address
+    )
+    writes = positions._place, scratch._place
+    return Submission(
+        message, (flags._place,), writes, finish=lambda count: finish(int(count), positions)
+    )
 
 
 def where_set(cub: Cub[Described], mask: Operand, name: str) -> Request[tuple[int, GpuRef]]:
@@ -194,17 +209,7 @@ def where_set(cub: Cub[Described], mask: Operand, name: str) -> Request[tuple[in
 
     def build(steps: Steps) -> Submission[tuple[int, GpuRef]]:
         flags = steps.flat(steps.ref(cast(mask, _BOOL)))
-        positions = steps.output(flags.shape, INT64)
-        scratch = steps.output((PARTS,), INT64)
-        message = Compact(
-            flags._place.address, flags.size, positions._place.address, scratch._place.address
-        )
-        return Submission(
-            message,
-            (flags._place,),
-            (positions._place, scratch._place),
-            finish=lambda count: (int(count), positions),
-        )
+        return compacting(steps, flags, lambda count, positions: (count, positions))
 
     return asking(cub, name, build)
 
@@ -223,11 +228,26 @@ def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[
     return asking(cub, "check", build)
 
 
+def read_numbers(
+    cub: Cub[Described], expressions: Sequence[Operand], name: str
+) -> Request[tuple[int, ...]]:
+    """The values of expressions, whole numbers."""
+
+    def build(steps: Steps) -> Submission[tuple[int, ...]]:
+        refs = steps.evaluate_all([cast(each, INT64) for each in expressions])
+        places = tuple([ref._place for ref in refs])
+        addresses = tuple([place.address for place in places])
+        return Submission(ReadNumbers(addresses), places, (), finish=tuple)
+
+    return asking(cub, name, build)
+
+
 def read_number(cub: Cub[Described], expression: Operand, name: str) -> Request[int]:
     """The value of an expression, a whole number."""
 
     def build(steps: Steps) -> Submission[int]:
         ref = steps.evaluate(cast(expression, INT64))
-        return Submission(ReadNumber(ref._place.address), (ref._place,), (), finish=int)
+        message = ReadNumbers((ref._place.address,))
+        return Submission(message, (ref._place,), (), finish=lambda found: int(found[0]))
 
     return asking(cub, name, build)

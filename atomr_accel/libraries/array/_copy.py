@@ -23,6 +23,8 @@ LANE: Final = LaneSpec(
     },
     max_streams=4,
 )
+WAITS: Final = LaneSpec("array-waits", LANE.executors, blocks=True)
+"""Reads what decides how large results are, or sorts long rows, so it waits for the device."""
 
 
 def copying(

@@ -13,14 +13,15 @@ from ..._dtypes import NAMES, as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, where
-from ...expressions._promotion import reduced
+from ...expressions._promotion import FLOAT32, reduced
 from .._op import D, op
 from .._request import Request
-from ._choosing import INT64, choose, read_number
+from ._choosing import INT64, choose, read_numbers
 from ._keys import Chosen, taken
 from ._sorting import search
 from ._steps import ArrayPart, Steps
-from .wire._indexing import CountNumbers
+from ._top import FP8
+from .wire._indexing import CountNumbers, Histogram
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -72,13 +73,11 @@ class Counting(ArrayPart[D]):
         def build(steps: Steps) -> GpuRef:
             size = least if length is None else operator.index(length)
             if length is None and given.shape[0]:
-                ends = [
-                    steps.driver.perform(read_number(self._cub, each, "bincount"))
-                    for each in (given.min(), given.max())
-                ]
-                if (ends[0] or 0) < 0:
+                asked = read_numbers(self._cub, (given.min(), given.max()), "bincount")
+                low, high = steps.driver.perform(asked) or (0, 0)
+                if low < 0:
                     raise ValueError("'list' argument must have no negative elements")
-                size = max(least, (ends[1] or 0) + 1)
+                size = max(least, high + 1)
             return self._counted(steps, steps.ref(given), weights, size)
 
         return self._several("bincount", build)
@@ -150,6 +149,9 @@ class Counting(ArrayPart[D]):
 
         def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
             x = steps.flat(steps.ref(given, "a"))
+            if isinstance(edges, int) and weights is None:
+                made, ends = _binned(steps, x, edges, bounds)
+                return (_densities(steps, made, ends) if density else made), ends
             if isinstance(edges, int):
                 numbers, ends = _places(steps, x, edges, bounds)
                 count = edges
@@ -166,9 +168,7 @@ class Counting(ArrayPart[D]):
             flat = None if weights is None else steps.flat(steps.ref(weights, "weights"))
             made = self._counted(steps, numbers, flat, count)
             if density:
-                wide = cast(ends, _FLOAT64)
-                shares = made / (steps.evaluate(wide)[1:] - steps.evaluate(wide)[:-1])
-                made = steps.evaluate(shares / made.sum())
+                made = _densities(steps, made, ends)
             elif weights is not None and weights.dtype.kind in "biu":
                 made = steps.cast(made, reduced("add", weights.dtype))
             elif weights is not None and weights.dtype is not made.dtype:
@@ -203,12 +203,60 @@ def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
     return edges
 
 
+def _densities(steps: Steps, counts: GpuRef, ends: GpuRef) -> GpuRef:
+    """Counts in densities, whose integral is 1."""
+    wide = steps.cast(ends, _FLOAT64)
+    return steps.evaluate(counts / (wide[1:] - wide[:-1]) / counts.sum())
+
+
+def _binned(
+    steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
+) -> tuple[GpuRef, GpuRef]:
+    """How many elements are in each interval; and where intervals begin and end."""
+    if NAMES[x.dtype] in FP8:
+        x = steps.cast(x, FLOAT32)
+    dtype = _of_edges(x.dtype if x.dtype.kind not in "biu" else _FLOAT64, bounds)
+    if NAMES[dtype] not in ("float32", "float64"):
+        dtype = _FLOAT64
+    both: GpuRef | None = None
+    if bounds is None and x.size:
+        both = steps.output((2,), _FLOAT64)
+        low, high = cast(x.min(), _FLOAT64), cast(x.max(), _FLOAT64)
+        same = low == high
+        steps.evaluate_all(
+            [where(same, low - 0.5, low), where(same, high + 0.5, high)], (both[0], both[1])
+        )
+    least, most = bounds or (0.0, 1.0)
+    counts, ends = steps.output((count,), INT64), steps.output((count + 1,), dtype)
+    message = Histogram(
+        x._place.address if x.size else 0,
+        x.size,
+        NAMES[x.dtype],
+        0 if both is None else both._place.address,
+        float(least),
+        float(most),
+        counts._place.address,
+        ends._place.address,
+        NAMES[dtype],
+        count,
+    )
+    reads = [ref._place for ref in (x, both) if ref is not None]
+    steps.submit("array.histogram", message, reads, [counts._place, ends._place])
+    return counts, ends
+
+
+def _of_edges(dtype: np.dtype[Any], bounds: tuple[float, float] | None) -> np.dtype[Any]:
+    """As in NumPy: edges decide, so numbers that are narrow are compared with narrow ones."""
+    if bounds is None:
+        return as_dtype(np.result_type(dtype, np.float32))
+    return as_dtype(np.result_type(np.result_type(dtype, np.float32), *bounds))
+
+
 def _places(
     steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
 ) -> tuple[GpuRef, GpuRef]:
     """In which interval each element is, -1 for none; and where intervals begin and end."""
     wide = steps.cast(x, _FLOAT64) if x.dtype.kind in "biu" else x
-    dtype = as_dtype(np.result_type(wide.dtype, np.float32))
     if bounds is None and x.size:
         low, high = wide.min(), wide.max()
         same = low == high
@@ -221,9 +269,7 @@ def _places(
     at = index((count + 1,), 0)
     line = cast(at, _FLOAT64) * ((high - low) / float(count)) + low
     line = where(at == count, high, line)
-    # As in NumPy: edges decide, so narrow numbers that are on one are compared with narrow edges.
-    kind = dtype if bounds is None else as_dtype(np.result_type(dtype, *bounds))
-    ends = steps.evaluate(cast(line, kind))
+    ends = steps.evaluate(cast(line, _of_edges(wide.dtype, bounds)))
     where_ = (cast(wide, _FLOAT64) - low) * (float(count) / (high - low))
     inside = (wide >= low) & (wide <= high)
     safe = where(inside, where_, 0.0)

@@ -16,7 +16,7 @@ from ...expressions import Operand, broadcast, cast, constant, index
 from ...expressions._promotion import common
 from .._op import D, op
 from .._request import Request
-from ._choosing import INT64, read_number
+from ._choosing import INT64, read_numbers
 from ._creation import Number, _number
 from ._keys import Chosen, gather
 from ._sorting import scanned
@@ -469,11 +469,11 @@ class Manipulation(ArrayPart[D]):
                 total = 0
                 if n:
                     wide = cast(counts, INT64)
-                    least = steps.driver.perform(read_number(self._cub, wide.min(), "repeat"))
-                    if least is not None and least < 0:
+                    least, wide = wide.min(), broadcast(wide, (n,))
+                    asked = read_numbers(self._cub, (least, wide.sum()), "repeat")
+                    low, total = steps.driver.perform(asked) or (0, 0)
+                    if low < 0:
                         raise ValueError("repeats may not contain negative values.")
-                    wide = broadcast(wide, (n,))
-                    total = steps.driver.perform(read_number(self._cub, wide.sum(), "repeat")) or 0
                     sums = steps.evaluate(wide)
                     ends = scanned(steps, "add", sums, deterministic=False)
             shape = (*source.shape[:axis], total, *source.shape[axis + 1 :])

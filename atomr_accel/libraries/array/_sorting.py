@@ -14,32 +14,36 @@ from ..._dtypes import NAMES, as_dtype
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, common, reduced
+from .._arguments import overlap
 from .._op import D, op
-from .._request import Request
-from ._choosing import INT64, choose, where_set
+from .._request import Request, Submission
+from ._choosing import INT64, asking, choose, compacting
+from ._copy import LANE, WAITS
 from ._keys import Chosen, taken
 from ._steps import ArrayPart, Steps, target_of
+from ._top import FP8, ranks, top
 from .wire._indexing import Scan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
+    from .._library import LaneSpec
 
 _FLOAT64: Final = as_dtype(np.float64)
 _LONG: Final = 1 << 16
 """Rows beyond that are scanned in parts."""
 _PART: Final = 1 << 12
-_FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 
 SortKind = Literal["quicksort", "mergesort", "heapsort", "stable"]
 
 
 class Sorting(ArrayPart[D]):
-    """Sorting, searching and counting, mostly by CUB.
+    """Sorting, searching and counting, of long rows by CUB.
 
-    NaN are behind all others, as in NumPy. Complex numbers have an order in one row. Rows of an
-    array with several are sorted as segments, which recordings cannot have.
+    NaN are behind all others, as in NumPy. Complex numbers have an order in one row. Rows of up to
+    2048 elements are sorted by a kernel of this package's. Of longer ones an array with several
+    has them sorted as segments, which recordings cannot have.
     """
 
     @op
@@ -63,7 +67,8 @@ class Sorting(ArrayPart[D]):
 
         Raises:
             TypeError: a dtype without an order.
-            Unsupported: several rows in a recording; CUB is not installed.
+            Unsupported: several rows of more than 2048 elements in a recording; CUB is not
+                installed, for rows of so many.
         """
         _require_kind(kind)
         return self._sorted("sort", a, axis, descending, out, order=False)
@@ -125,7 +130,8 @@ class Sorting(ArrayPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef]]:
         """The largest elements along an axis, in descending order, and where they are.
 
-        Of equal ones the first come first. NaN count as larger than all others.
+        Of equal ones the first come first. NaN count as larger than all others. Up to 2048 of each
+        row are found without sorting it.
 
         Args:
             x: as for ``sort``.
@@ -138,26 +144,35 @@ class Sorting(ArrayPart[D]):
 
         Raises:
             ValueError: more than there are.
-            TypeError, Unsupported: as ``sort``.
+            TypeError, Unsupported: as ``sort``, where there are more than 2048.
         """
         given, count = self._operand(x), operator.index(k)
         at = normalize_axis_index(axis, len(given.shape))
         if not 0 <= count <= given.shape[at]:
             raise ValueError(f"k is {count}, but the axis has {given.shape[at]} elements")
 
+        few = ranks(given, at, count)
+
         def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
-            values, positions = self._rows(steps, given, at, descending=largest, order=True)
+            if few:
+                values, positions = top(steps, given, at, count, descending=largest)
+            else:
+                values, positions = self._rows(steps, given, at, descending=largest, order=True)
             assert positions is not None
+            refs = (values, positions) if few else (values[..., :count], positions[..., :count])
+            last = at == len(given.shape) - 1
             made = []
-            for ref in (values, positions):
-                part = steps.cast(ref, given.dtype) if ref is values else ref
-                part = part[..., :count].moveaxis(-1, at)
-                result = steps.output(part.shape, part.dtype)
+            for ref, dtype in zip(refs, (given.dtype, INT64), strict=True):
+                part = ref.moveaxis(-1, at)
+                if few and last and ref.dtype is dtype:
+                    made.append(ref)
+                    continue
+                result = steps.output(part.shape, dtype)
                 steps.assign((part, result))
                 made.append(result)
             return made[0], made[1]
 
-        return self._several("topk", build)
+        return self._several("topk", build, LANE if few else _lane_of(given, at))
 
     def _sorted(
         self,
@@ -176,33 +191,57 @@ class Sorting(ArrayPart[D]):
         dtype = INT64 if order else given.dtype
 
         def build(steps: Steps) -> GpuRef:
+            source: Operand = given
+            size = shape if axis is not None else (math.prod(shape),)
+            along = at if axis is not None else 0
             if axis is None:
                 source = steps.flat(steps.ref(given, "a"))
-                values, positions = self._rows(steps, source, 0, descending=descending, order=order)
-                made = target_of(steps, out, source.shape, dtype, op=name)
-                seen = made
-            else:
-                values, positions = self._rows(steps, given, at, descending=descending, order=order)
-                last = len(shape) - 1 == at
-                found = values if positions is None else positions
-                if out is None and last and found.dtype is dtype:
-                    return found.reshape(shape)
-                made = target_of(steps, out, shape, dtype, op=name)
-                seen = made.moveaxis(at, -1)
+            last = along == len(size) - 1
+            to = None
+            if out is not None:
+                to = target_of(steps, out, size, dtype, op=name)
+            fits = to is not None and last and to.contiguous and to.dtype is dtype
+            values, positions = self._rows(
+                steps,
+                source,
+                along,
+                descending=descending,
+                order=order,
+                values_out=to if fits and not order else None,
+            )
             found = values if positions is None else positions
+            if to is None and last and found.dtype is dtype:
+                return found.reshape(size)
+            if found is to:
+                return found
+            made = steps.output(size, dtype) if to is None else to
+            seen = made.moveaxis(along, -1)
             steps.assign((found.reshape(seen.shape), seen))
             return made
 
-        return self._several(name, build)
+        return self._several(name, build, LANE if axis is None else _lane_of(given, at))
 
     def _rows(
-        self, steps: Steps, given: Operand, axis: int, *, descending: bool, order: bool
+        self,
+        steps: Steps,
+        given: Operand,
+        axis: int,
+        *,
+        descending: bool,
+        order: bool,
+        values_out: GpuRef | None = None,
     ) -> tuple[GpuRef, GpuRef | None]:
-        """Rows along an axis, sorted; and the order, if it is asked for. The axis is last."""
+        """Rows along an axis, sorted; and the order, if it is asked for. The axis is last.
+
+        With ``order`` the values are there as well. They go to ``values_out``, if that can be.
+        """
+        if ranks(given, axis, given.shape[axis]):
+            n = given.shape[axis]
+            return top(steps, given, axis, n, descending=descending, order=order, out=values_out)
         ref = steps.ref(given, "a")
         seen: Operand = ref.moveaxis(axis, -1)
         dtype = ref.dtype
-        if NAMES[dtype] in _FP8:
+        if NAMES[dtype] in FP8:
             seen = cast(seen, FLOAT32)
         if seen.dtype.kind in "fV":  # of which one with a sign would come first
             seen = where(ufunc("isnan", seen), constant(math.nan, seen.dtype), seen)
@@ -220,7 +259,12 @@ class Sorting(ArrayPart[D]):
                 values = taken(steps, flat, positions).reshape(keys.shape)
                 return values, positions.reshape(keys.shape) if order else None
             if not order:
-                return steps.do(cub.sort(keys, descending=down)), None
+                to = values_out
+                if to is not None and (to.dtype is not keys.dtype or overlap(to, keys)):
+                    to = None
+                row = None if to is None else to.reshape(keys.shape)
+                made = steps.do(cub.sort(keys, descending=down, out=row))
+                return made if to is None else to, None
             flat = steps.evaluate(index((n,), 0))
             values, positions = steps.do(cub.sort_pairs(keys.reshape(n), flat, descending=down))
             return values.reshape(keys.shape), positions.reshape(keys.shape)
@@ -327,7 +371,7 @@ class Sorting(ArrayPart[D]):
         result = reduced(kind, given.dtype) if dtype is None else as_dtype(dtype)
         if result.kind == "b":
             raise TypeError(f"{name} of bool counts nothing; give it a dtype of numbers")
-        wide = FLOAT32 if NAMES[result] in _FP8 else result
+        wide = FLOAT32 if NAMES[result] in FP8 else result
         at = 0 if axis is None else normalize_axis_index(axis, len(given.shape))
 
         def build(steps: Steps) -> GpuRef:
@@ -447,7 +491,7 @@ class Sorting(ArrayPart[D]):
         shape, dtype = given.shape, given.dtype
         ordered = flags[0] or flags[1]
 
-        def build_sorted(inner: Steps) -> tuple[GpuRef, ...]:
+        def ask(inner: Steps) -> Submission[tuple[int, tuple[GpuRef, ...]]]:
             flat = inner.flat(inner.ref(given, "ar"))
             values, order = self._rows(inner, flat, 0, descending=False, order=ordered)
             first = inner.evaluate(broadcast_constant(values.shape, as_dtype(np.bool_), True))
@@ -457,14 +501,13 @@ class Sorting(ArrayPart[D]):
                 if equal_nan and values.dtype.kind in "fcV":
                     differ = differ & ~ufunc("isnan", ahead)
                 inner.evaluate(differ, first[1:])
-            return (values, first) if order is None else (values, first, order)
+            made = (values, first) if order is None else (values, first, order)
+            return compacting(inner, first, lambda count, at: (count, (at, *made)))
 
-        made = steps.driver.perform(self._several("sort", build_sorted))
-        assert made is not None
-        values, first, *rest = made
-        found = steps.driver.perform(where_set(self._cub, first, "unique"))
+        found = steps.driver.perform(asking(self._cub, "unique", ask))
         assert found is not None
-        count, positions = found[0], found[1][: found[0]]
+        count, (places, values, first, *rest) = found
+        positions = places[:count]
         results = [steps.cast(taken(steps, values, positions), dtype)]
         if flags[0]:
             results.append(taken(steps, rest[0], positions))
@@ -484,6 +527,12 @@ class Sorting(ArrayPart[D]):
                 steps.evaluate(values.size - positions[-1:], counts[-1:])
             results.append(counts)
         return tuple(results)
+
+
+def _lane_of(given: Operand, axis: int) -> LaneSpec:
+    """The lane that sorts rows: several long ones are segments, which wait for the device."""
+    n = given.shape[axis]
+    return WAITS if math.prod(given.shape) > n and not ranks(given, axis, n) else LANE
 
 
 def _require_kind(kind: object) -> None:
@@ -511,7 +560,7 @@ def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef
             raise ValueError("sorter.size must equal len(a)")
         data = taken(steps, data, sorter)
     dtype = common((a.dtype, given.dtype))
-    if NAMES[dtype] in _FP8:
+    if NAMES[dtype] in FP8:
         dtype = FLOAT32
     data = steps.contiguous(steps.cast(data, dtype))
     values = steps.contiguous(steps.cast(steps.ref(given, "v"), dtype))

@@ -1,4 +1,4 @@
-"""Calls that take several steps: they are submitted together, and nothing comes in between."""
+"""Calls that take several steps: in one message where their lanes' executors are one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from ...memory import GpuRef, ref_error
 from .._arguments import overlap, require_readable, require_writable
 from .._op import D, Described, Facade
 from .._request import Request, Submission
-from ._copy import LANE, copying
+from ..cub import _call as cub
+from ..cub.wire._messages import Run
+from ._copy import LANE, WAITS, copying
 from ._evaluate import evaluating
 from .wire._indexing import CopyAll, Upload
+from .wire._several import STEPS, Question, Several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +32,14 @@ T = TypeVar("T")
 
 _MOST_UPLOADED: Final = 1 << 16
 """Bytes from the program that a call takes along."""
+_FEW_UPLOADED: Final = 1 << 10
+"""Bytes that a message takes along with others."""
+
+_LAUNCHED: Final = frozenset({LANE.name, cub.LANE.name})
+_WAITING: Final = _LAUNCHED | {WAITS.name, cub.WAITING.name}
+"""The lanes whose messages one of the array lane may have, and one of the lane that waits."""
+
+_Made = tuple[Request[Any], Submission[Any]]
 
 
 @final
@@ -60,7 +71,7 @@ class Steps:
         self.driver: Final = driver
         self.cub: Final = cub
         self._lane: Final = lane
-        self._steps: list[tuple[Request[Any], Submission[Any]]] = []
+        self._steps: list[_Made] = []
         self._sent: list[Callable[[], None]] = []
         self._done: list[Callable[[], None]] = []
 
@@ -90,6 +101,14 @@ class Steps:
         """Compute an expression."""
         made: GpuRef = self.do(_evaluating(self.driver.home, expression, out))
         return made
+
+    def evaluate_all(
+        self, expressions: Sequence[Operand], outs: tuple[GpuRef, ...] | None = None
+    ) -> tuple[GpuRef, ...]:
+        """Compute several expressions, which may share what they read."""
+        interpreted = self.driver.home.capabilities.python_kernels
+        made = self.do(evaluating(interpreted, tuple(expressions), outs))
+        return made if len(expressions) > 1 else (made,)
 
     def ref(self, x: Operand, name: str = "x") -> GpuRef:
         """A buffer of what the caller gave: the same, if it is one."""
@@ -165,19 +184,75 @@ class Steps:
             result: what the caller gets.
             last: what comes last, on the lane of the call, if the call is a question.
         """
-        steps = self._steps
+        steps = _joined(self._steps, WAITS if self._lane is WAITS else LANE)
         if last is None:
             if not steps:
                 return Submission(None, (), (), result)
             own = steps[-1][0].lane is self._lane
             last = steps.pop()[1] if own else Submission(CopyAll(()), (), ())
             last = msgspec.structs.replace(last, result=result)
+        elif steps and self._lane is WAITS and steps[-1][0].lane is WAITS:
+            last = _asking(steps.pop()[1], last)
         return msgspec.structs.replace(
             last,
             before=tuple(_prepared(*each) for each in steps),
             sent=_all_of(self._sent),
             done=_all_of(self._done),
         )
+
+
+def _joined(steps: list[_Made], lane: LaneSpec) -> list[_Made]:
+    """The same steps in fewer messages: those of a lane hold what its executor can do."""
+    joins = _WAITING if lane is WAITS else _LAUNCHED
+    made: list[_Made] = []
+    group: list[_Made] = []
+    for step in steps:
+        request, submission = step
+        message = submission.message
+        if request.lane.name in joins and type(message) in STEPS and not _is_bulky(message):
+            group.append(step)
+            continue
+        made += _together(group, lane)
+        made.append(step)
+        group = []
+    return made + _together(group, lane)
+
+
+def _is_bulky(message: Any) -> bool:
+    return isinstance(message, Upload) and len(message.data) > _FEW_UPLOADED
+
+
+def _together(group: list[_Made], lane: LaneSpec) -> list[_Made]:
+    """Some steps in one message, if there are any."""
+    if not group:
+        return []
+    name, (submission, *others) = group[0][0].name, [submission for _, submission in group]
+    message = submission.message
+    if others or isinstance(message, Run):
+        name = "array.several" if others else name
+        message = Several(tuple([each.message for _, each in group]))
+        submission = _union(message, [each for _, each in group])
+    return [(Request(lane, name, _unprepared), submission)]
+
+
+def _asking(steps: Submission[Any], last: Submission[Any]) -> Submission[Any]:
+    """A question with what comes before it."""
+    message = steps.message
+    before = message.steps if isinstance(message, Several) else (message,)
+    both = _union(Question(before, last.message), [steps, last])
+    return msgspec.structs.replace(last, message=both.message, reads=both.reads, writes=both.writes)
+
+
+def _union(message: Any, parts: list[Submission[Any]]) -> Submission[Any]:
+    """What some submissions read and write, for one message."""
+    writes = dict.fromkeys([block for each in parts for block in each.writes])
+    reads = dict.fromkeys([block for each in parts for block in each.reads])
+    return Submission(message, tuple([block for block in reads if block not in writes]), (*writes,))
+
+
+def _unprepared(_driver: object) -> Submission[Any]:
+    """Of steps that are prepared already."""
+    raise AssertionError
 
 
 def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None] | None:
@@ -206,15 +281,15 @@ class ArrayPart(Facade[D]):
         self._device = device
         self._cub: Cub[Described] = cub._on(Describing(device))
 
-    def _several(self, name: str, build: Callable[[Steps], T]) -> Request[T]:
+    def _several(self, name: str, build: Callable[[Steps], T], lane: LaneSpec = LANE) -> Request[T]:
         """A request of several steps."""
         cub = self._cub
 
         def prepare(driver: Driver) -> Submission[T]:
-            steps = Steps(driver, cub)
+            steps = Steps(driver, cub, lane)
             return steps.result(build(steps))
 
-        return Request(LANE, f"array.{name}", prepare)
+        return Request(lane, f"array.{name}", prepare)
 
     def _evaluated(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
         """A request to compute an expression."""

@@ -57,6 +57,27 @@ class Arguments:
         )
         self.address: Final = ctypes.addressof(self._extra)
 
+    def put(self, data: bytes) -> None:
+        """Others in the place of all of them, of the same size."""
+        ctypes.memmove(self._data, data, self._size.value)
+
+
+@final
+class ArgumentBlocks:
+    """One block for all arguments of a size: the driver has copied them when a launch returns."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Arguments] = {}
+
+    def having(self, data: bytes) -> Arguments:
+        """That of this size, with these arguments until the next ones."""
+        block = self._blocks.get(len(data))
+        if block is None:
+            block = self._blocks[len(data)] = Arguments(data)
+        else:
+            block.put(data)
+        return block
+
 
 class _Function(NamedTuple):
     """A kernel.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from .._op import D
+from .._workspaces import WorkspaceStatistics
 from ._functions import Functions
 from ._steps import LANE
 
@@ -40,3 +41,7 @@ class Linalg(Functions[D]):
     """
 
     traced = True
+
+    def statistics(self) -> WorkspaceStatistics:
+        """A snapshot of what is kept."""
+        return self._known.workspaces.statistics(self._device)

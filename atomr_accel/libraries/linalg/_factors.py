@@ -43,13 +43,15 @@ class Factors(LinalgPart[D]):
 
         def build(steps: LinalgSteps) -> GpuRef:
             stack = steps.stack(self._operand(a, "a"), square=True)
-            factor = steps.fresh(stack.ref)
-            # The solver sees the transpose, whose other factor is the transpose of this one.
+            # The solver sees the transpose, and factorizes its lower triangle, which is up to 2.6
+            # times faster than the upper one. So lower triangles are turned over.
+            factor = steps.fresh(stack.ref if upper else stack.ref.mT)
             info = steps.solve(
-                *("potrf", stack, (stack.n,), (factor,), int(upper)),
+                *("potrf", stack, (stack.n,), (factor,)),
                 failure="Matrix is not positive definite",
             )
-            return steps.result_of(info, triangle(factor, lower=not upper))
+            found = factor if upper else factor.mT
+            return steps.result_of(info, triangle(found, lower=not upper))
 
         return self._calls("cholesky", build)
 

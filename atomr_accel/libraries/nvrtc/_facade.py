@@ -15,6 +15,7 @@ from ..._dtypes import NAMES, as_dtype
 from ..._errors import CompileError, Unsupported
 from .._op import D, Facade, op
 from .._request import Request, Submission
+from ._cuda_array import CudaArray, array_of
 from ._kernel import Kernel
 from ._lanes import COMPILER
 from ._module import Module
@@ -25,6 +26,7 @@ from ._structures import StructType, all_structured, assertions
 from .wire._messages import Compile, Compiled, Content, Entry, Link, Part
 
 if TYPE_CHECKING:
+    from ...memory import GpuRef
     from .._library import Home
     from .._request import Driver
 
@@ -275,6 +277,31 @@ class Nvrtc(Facade[D]):
             return Submission(None, (), (), made(data))
 
         return Request(COMPILER, "nvrtc.load_module", prepare)
+
+    @op
+    def cuda_array(
+        self, ref: GpuRef, *, channels: int = 1, surface: bool = False
+    ) -> Request[CudaArray[D]]:
+        """Copy an array into a CUDA array, for a ``Texture`` or ``Surface`` (``cuArray3DCreate``).
+
+        Its memory is the driver's, and counts for no ``memory_limit``.
+
+        Args:
+            ref: contiguous, of one to three axes of texels: (u)int8, (u)int16, (u)int32, float16
+                or float32. If it is sealed the CUDA array is made again after a fault.
+            channels: of a texel: 1, 2, or 4; more than one are the last axis.
+            surface: whether kernels may write to it.
+
+        Returns:
+            The CUDA array.
+
+        Raises:
+            TypeError: no buffer, or settings of a wrong type.
+            ValueError: too many axes, or none; more texels along one than every device has.
+            Unsupported: elements that texture units do not know.
+            GpuRefStale: a ref of an older generation, or freed.
+        """
+        return array_of(self._device, ref, channels, surface=surface)
 
     def statistics(self) -> NvrtcStatistics:
         """A snapshot of what was compiled."""

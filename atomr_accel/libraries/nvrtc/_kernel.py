@@ -15,6 +15,7 @@ from ._launching import Dim, LaunchWish, geometry
 from ._signature import Parameter, Position
 from ._structures import StructValue
 from ._tensor_map import TensorMap
+from ._texture import Surface, Texture
 from .wire._messages import (
     Array,
     DescribeFunction,
@@ -25,6 +26,8 @@ from .wire._messages import (
     Scalar,
     Structure,
     SuggestBlock,
+    SurfaceObject,
+    TextureObject,
     TiledMap,
 )
 
@@ -37,9 +40,12 @@ if TYPE_CHECKING:
     from ._resident import Resident
 
 
-Argument = GpuRef | complex | np.generic | StructValue | TensorMap
+Argument = GpuRef | complex | np.generic | StructValue | TensorMap | Texture | Surface
 """What kernels take: a buffer for a pointer, a number for a value (complex stands for float, int
-and bool, too), a struct by value, a tensor map."""
+and bool, too), a struct by value, a tensor map, a texture, a surface."""
+
+
+_Sent = Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject
 
 
 @final
@@ -243,7 +249,7 @@ class Kernel(Facade[D]):
 
     def _arguments(
         self, args: tuple[Argument, ...], driver: Driver
-    ) -> tuple[tuple[Array | Scalar | Structure | TiledMap, ...], list[Block], list[Block]]:
+    ) -> tuple[tuple[_Sent, ...], list[Block], list[Block]]:
         positions = self._positions
         if positions is None:
             unknown = tuple(

@@ -55,13 +55,12 @@ class LaunchWish(NamedTuple):
     priority: int | None = None
 
     def asked(self) -> dict[str, Any]:
-        """What is asked for, as arguments of ``Kernel.launch``."""
-        return {"shared": self.shared} | {
-            name: value for name, value in self._asdict().items() if value != _PLAIN._asdict()[name]
-        }
+        """What is asked for beside a plain launch, as arguments of ``Kernel.launch``."""
+        wished = zip(self._fields, self, PLAIN, strict=True)
+        return {name: value for name, value, plain in wished if value is not plain}
 
 
-_PLAIN: Final = LaunchWish()
+PLAIN: Final = LaunchWish()
 _NOTHING_MORE: Final = LaunchOptions()
 
 
@@ -105,7 +104,7 @@ def geometry(
     if not 0 <= shared <= most:
         raise ValueError(f"shared is {shared} bytes; it must be from 0 to {most}")
     options = None
-    if wish[2:] != _PLAIN[2:] or entry.cluster is not None:
+    if wish[2:] != PLAIN[2:] or entry.cluster is not None:
         options = _options(grid3, wish, entry, info)
     return Geometry(grid3, block3, shared, options)
 

@@ -54,8 +54,9 @@ class CompileOptions:
         fdevice_time_trace: a file for where the compiler spends its time.
         split_compile: how many threads optimise; 0: as many as there are.
         jump_table_density: from which density, in percent, ``switch`` is a jump table.
-        pch: keep precompiled headers, and use those that were kept.
-        pch_dir: where.
+        pch: keep precompiled headers, and use those that were kept; each in a folder of its own
+            for what the headers hold, since NVRTC does not look whether they have changed.
+        pch_dir: where; by default where this user's compiled kernels are.
         create_pch: make this file of precompiled headers.
         use_pch: use this one.
         pch_verbose: tell why some were not used.

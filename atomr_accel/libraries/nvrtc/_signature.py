@@ -20,8 +20,9 @@ from ...memory import GpuRef
 from .._arguments import require_readable, require_writable
 from ._scalars import is_scalar, scalar_for
 from ._structures import is_struct, structure
-from ._tensor_map import TensorMap, takes_tensor_maps
-from .wire._messages import Array, Scalar, Structure, TiledMap
+from ._tensor_map import TensorMap
+from ._texture import Surface, Texture
+from .wire._messages import Array, Scalar, Structure, SurfaceObject, TextureObject, TiledMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -210,29 +211,29 @@ class Position:
 
     def value(
         self, arg: object, driver: Driver, reads: list[Block], writes: list[Block]
-    ) -> Scalar | Structure | TiledMap:
-        """A number, a struct or a tensor map as the message has it.
+    ) -> Scalar | Structure | TiledMap | TextureObject | SurfaceObject:
+        """A number, a struct, a tensor map, a texture or a surface as the message has it.
 
         Args:
             arg: what the caller gave.
-            driver: that of the launch, for a tensor map's buffer.
+            driver: that of the launch, for the array of a tensor map, texture or surface.
             reads: gets the block of that, if the kernel only loads from it.
             writes: gets it, if the kernel may store to it.
 
         Raises:
             TypeError, OverflowError: as ``Parameter.scalar``.
-            TypeError, ValueError: as ``structure``, and of a tensor map's buffer.
+            TypeError, ValueError: as ``structure``, and of such an array.
         """
         if self._pack is not None and type(arg) is self._packs:
             try:
                 return Scalar(self._pack(arg), self._type)
             except (struct.error, OverflowError):
                 pass  # it does not fit, which is said below
-        if isinstance(arg, TensorMap):
-            if self.parameter.dtype is not None or not takes_tensor_maps(self._size):
+        if isinstance(arg, TensorMap | Texture | Surface):
+            if not arg._fits(self.parameter.dtype, self._size):
                 raise TypeError(
-                    f"argument {self._at} is a TensorMap, but the kernel declares "
-                    f"'{self.parameter.text}'; it is for 'const __grid_constant__ CUtensorMap'"
+                    f"argument {self._at} is a {type(arg).__name__}, but the kernel declares "
+                    f"'{self.parameter.text}'; it is for '{arg.declared}'"
                 )
             return arg._message(driver, self._name, reads, writes)
         fields = self.parameter.struct

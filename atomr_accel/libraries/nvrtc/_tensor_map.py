@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
 from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
@@ -14,6 +14,8 @@ from .._arguments import require_readable, require_writable
 from .wire._messages import TiledMap
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ...memory import Block
     from .._request import Driver
 
@@ -84,6 +86,8 @@ class TensorMap:
     fill: Literal["zeros", "nan"] = "zeros"
     written: bool = True
 
+    declared: ClassVar[str] = "const __grid_constant__ CUtensorMap"
+
     def __post_init__(self) -> None:
         """Check all that the driver's rules say.
 
@@ -142,6 +146,10 @@ class TensorMap:
                 f"the innermost axis of box {self.box} takes {inner} bytes; with "
                 f"swizzle={self.swizzle} it takes {self.swizzle} at most"
             )
+
+    def _fits(self, dtype: np.dtype[Any] | None, size: tuple[int, int] | None) -> bool:
+        """Whether a parameter may be a tensor map."""
+        return dtype is None and takes_tensor_maps(size)
 
     def _message(
         self, driver: Driver, name: str, reads: list[Block], writes: list[Block]

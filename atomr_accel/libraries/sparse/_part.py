@@ -12,7 +12,7 @@ from .._arguments import require_dtype, require_readable, require_writable
 from .._library import LaneSpec
 from .._op import D, Described, Facade
 from .._request import Request, Submission
-from .._workspaces import Workspaces
+from .._workspaces import Workspaces, WorkspaceStatistics
 from ..array._copy import LANE as ARRAYS
 from ..array._steps import Describing, Steps
 from ..wire._recent import Recent
@@ -67,6 +67,10 @@ class SparsePart(Facade[D]):
         self._workspaces = Workspaces(LANE.max_streams, _SMALL)
         self._measured: Recent[bytes, Measured] = Recent(_MOST_MEASURED)
         self._told: WeakKeyDictionary[Home, set[bytes]] = WeakKeyDictionary()
+
+    def statistics(self) -> WorkspaceStatistics:
+        """A snapshot of what is kept."""
+        return self._workspaces.statistics(self._device)
 
     # --- calls ------------------------------------------------------------------------------
 

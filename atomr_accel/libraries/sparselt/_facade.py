@@ -89,7 +89,8 @@ class SparseLt(Facade[D]):
     | float16 | float16 | float16 |
     | bfloat16 | bfloat16 | bfloat16 |
     | float32, multiplied as TF32 on CUDA | float32 | float32 |
-    | int8 | int32, int8 (saturating), float16, bfloat16 | float32 |
+    | int8 | int32, int8 (saturating) | float32 |
+    | int8 | float16, bfloat16 | as the result |
     | float8_e4m3fn | bfloat16, float16, float32 | as the result |
     | the same | float8_e4m3fn | float16 or bfloat16, as ``c`` |
     | float8_e5m2 | bfloat16, float16, float32 | as the result |
@@ -318,7 +319,7 @@ class SparseLt(Facade[D]):
             if bias is not None:
                 reads.append(require_readable(bias, memory, "bias"))
                 require_shape(bias, shape[:1], "bias")
-                wanted = "float32" if a.dtype.name == "int8" else adding.dtype
+                wanted = "float32" if adding.dtype in ("int8", "int32") else adding.dtype
                 if NAMES[bias.dtype] != wanted:
                     raise TypeError(f"bias must be {wanted} here, not {bias.dtype.name}")
                 named.append(("bias", bias))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from .._op import D
+from .._workspaces import WorkspaceStatistics
 from ._einsum import Einsum
 
 
@@ -38,3 +39,7 @@ class Tensor(Einsum[D]):
     """
 
     traced = True
+
+    def statistics(self) -> WorkspaceStatistics:
+        """A snapshot of what is kept."""
+        return self._workspaces.statistics(self._device)

@@ -49,11 +49,19 @@ def names() -> dict[str, str]:
             squares = [f"tiles<{size}, {side(size)}, {rank}>"]
             if size < 4:
                 squares.append(f"packed<{size}, {128 // size}, {rank}>")
+            squares += [f"turned<{size}, {k}, {rank}>" for k in (1, 2, 4) if k <= size <= 4]
             for name in squares:
                 kernels[name] = (
                     f"char* target; const char* source; u64 batches; Axis row; Axis column; "
                     f"Axes<{rank}> axes"
                 )
+            for few in (2, 3, 5) if rank < 64 else (3,):
+                for wide in {16, max(4, size)}:
+                    for apart in ("true", "false"):
+                        kernels[f"strands<{size}, {few}, {wide}, {apart}, {rank}>"] = (
+                            "char* target; const char* source; u64 count; u64 plane; "
+                            f"Axes<{rank}> axes"
+                        )
     return kernels
 
 

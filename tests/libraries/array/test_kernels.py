@@ -13,7 +13,7 @@ from atomr_accel.libraries.array.wire._messages import CopyStrided
 
 from ... import seeds
 from ..host_kernels import compile_kernels, needs_compiler, on_host
-from .layouts import OF_SIZE, SIZES, bytes_of, laid_out, message_of, names
+from .layouts import OF_SIZE, SIZES, bytes_of, laid_out, message_of, names, pointer
 
 pytestmark = pytest.mark.slow  # to compile them takes seconds
 
@@ -74,7 +74,54 @@ def test_any_layout_is_copied_to_any(kernels: Any, size: int, wide: bool) -> Non
         root[...] = before
         target[...] = source
         np.testing.assert_array_equal(after, root)
-    assert used == {"gather", "tiles", *(["packed"] if size < 4 else [])}
+    assert used - {"turned"} == {"gather", "tiles", *(["packed"] if size < 4 else [])}
+
+
+def turned(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> tuple[Array, Array]:
+    """A target and a source whose last two axes are exchanged, both as a device would have them."""
+    count = int(np.prod(shape)) * size
+
+    def memory() -> Array:
+        room = rng.integers(0, 256, count + 256, np.uint8)
+        start = -pointer(room) % 256
+        return room[start : start + count].view(OF_SIZE[size])
+
+    source = memory().reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
+    return memory().reshape(shape), source
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_matrices_of_whole_vectors_are_turned(kernels: Any, size: int) -> None:
+    rng, unit, used = seeds.rng(), 16 // size, set()
+    for *batch, m, n in ((2, 2), (2, 3), (9, 3), (17, 9), (5, 2, 17), (2, 3, 10, 8)):
+        shape = (*batch, m * unit, n * unit)
+        target, source = turned(rng, shape, size)
+        name = run(kernels, message_of(target, source))
+        used.add(name.partition(", ")[0] + name.split(", ")[1])
+        np.testing.assert_array_equal(bytes_of(target), bytes_of(source), err_msg=f"{shape}")
+    assert used >= {f"turned<{size}{times}" for times in (1, 2, 4) if times <= size}
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("few", [2, 3, 5])
+@pytest.mark.parametrize("apart", [True, False])
+def test_planes_and_channels(kernels: Any, size: int, few: int, apart: bool) -> None:
+    rng = seeds.rng()
+    for pixels in (64, 16, 12):
+        for batch in ((), (3,), (2, 3)):
+            shape = (*batch, few, pixels) if apart else (*batch, pixels, few)
+            target, source = turned(rng, shape, size)
+            name = run(kernels, message_of(target, source))
+            np.testing.assert_array_equal(bytes_of(target), bytes_of(source), err_msg=name)
+            wide = 16 if pixels * size % 16 == 0 else max(4, size)
+            assert name.startswith(f"strands<{size}, {few}, {wide}, {str(apart).lower()}, ")
+    # Some pixels of each row, and of each picture some rows.
+    target, source = turned(rng, (4, few, 32) if apart else (4, 32, few), size)
+    target, source = target[1:3], source[::2]
+    assert run(kernels, message_of(target, source)).startswith("strands")
+    np.testing.assert_array_equal(bytes_of(target), bytes_of(source))
 
 
 @needs_compiler
@@ -109,8 +156,10 @@ def test_which_kernel_copies_what() -> None:
         return launch(message_of(target, source)).name
 
     matrix = np.empty((64, 96), np.float32)
-    assert name(np.empty((96, 64), np.float32), matrix.T) == "tiles<4, 64, 2>"
-    assert name(np.empty((96, 64), np.uint8), np.empty((64, 96), np.uint8).T) == "packed<1, 128, 2>"
+    assert name(np.empty((96, 64), np.float32), matrix.T) == "turned<4, 2, 2>"
+    assert name(np.empty((96, 62), np.float32), np.empty((62, 96), "f4").T) == "tiles<4, 64, 2>"
+    assert name(np.empty((96, 64), np.uint8), np.empty((64, 96), np.uint8).T) == "turned<1, 1, 2>"
+    assert name(np.empty((96, 60), np.uint8), np.empty((60, 96), np.uint8).T) == "packed<1, 128, 2>"
     assert name(np.empty((96, 62), np.uint8), np.empty((62, 96), np.uint8).T) == "tiles<1, 64, 2>"
     assert name(np.empty((9, 62), np.float16), np.empty((62, 9), np.float16).T) == "tiles<2, 64, 2>"
     # Rows that follow each other are moved in large elements.
@@ -125,11 +174,17 @@ def test_which_kernel_copies_what() -> None:
     message = message_of(np.empty((4, 6), np.float32)[::-1], np.empty((4, 6), np.float32)[::-1])
     assert message.shape == (12,)
     # Numbers beyond 32 bits, in the index or in the steps.
-    many = CopyStrided(0, 0, 1, (2**31, 3), (1, 2**31), (3, 1))
+    many = CopyStrided(0, 0, 1, (2**31, 3), (2, 2**32), (3, 1))
     assert launch(many).name == "gather<1, u64, 2>"
     assert launch(CopyStrided(0, 0, 1, (2**16, 2**16), (1, 2**16), (2**16, 1))).name == (
-        "packed<1, 128, 2>"
+        "turned<1, 1, 2>"
     )
+    # Pixels with some channels, and planes.
+    picture = np.empty((2, 24, 32, 3), np.uint8)
+    planes = np.empty((2, 3, 24, 32), np.uint8)
+    assert name(planes, picture.transpose(0, 3, 1, 2)) == "strands<1, 3, 16, true, 2>"
+    assert name(picture, planes.transpose(0, 2, 3, 1)) == "strands<1, 3, 16, false, 2>"
+    assert name(planes[..., :30], picture.transpose(0, 3, 1, 2)[..., :30]) == "gather<1, u32, 4>"
 
 
 def test_one_element_and_many_axes() -> None:

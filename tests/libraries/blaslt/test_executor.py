@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
+from atomr_accel.host._templates import Template
 from atomr_accel.libraries.blaslt._facade import LANE
 
 from ...fakes.cublas import FakeContext
@@ -160,6 +161,24 @@ async def test_a_pointer_that_could_not_be_set_is_set_again(
     for bias, value in ((second, 6), (first, 5)):
         d = await device.get(await device.blaslt.matmul(a, a, bias=bias))
         np.testing.assert_array_equal(d, np.full((4, 4), value))
+
+
+async def test_what_a_batch_repeats_is_prepared_once(
+    device: Device, library: FakeLt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing has told the program of an algorithm."""
+    filled: list[object] = []
+    monkeypatch.setattr(Template, "filled", lambda *given: filled.append(given))
+    a = await device.put(2 * np.eye(4, dtype=np.float32))
+    await device.blaslt.matmul(a[:2, :2], a[:2, :2])  # the lane is open
+    library.launched.clear()
+    async with device.batch() as batch:
+        y = a
+        for _ in range(5):
+            y = batch.blaslt.matmul(y, a)
+    np.testing.assert_array_equal(await device.get(y), 2**6 * np.eye(4))
+    assert len(library.launched) == 5
+    assert not filled
 
 
 async def test_a_product_that_was_dropped_is_prepared_again(

@@ -610,6 +610,40 @@ def test_options_of_other_types_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.headers
+@pytest.mark.parametrize("kind", ["memory", "file", "created"])
+@pytest.mark.usefixtures("nvrtc")
+def test_precompiled_headers_are_those_of_the_source(kind: str, tmp_path: Path) -> None:
+    """The compiler itself takes what it has kept, whatever the headers hold by now."""
+    file = str(tmp_path / "a.pch")
+    source = '#include "own.h"\nextern "C" __global__ void k(int* x) { *x = value(); }'
+
+    def made(value: int, **options: Any) -> Any:
+        text = f"__device__ inline int value() {{ return {value}; }}"
+        headers = (("own.h", text),) if kind != "file" else ()
+        (tmp_path / "own").mkdir(exist_ok=True)
+        (tmp_path / "own" / "own.h").write_text(text)
+        folders = [tmp_path / "own"] if kind == "file" else []
+        flags = CompileOptions(pch_verbose=True, include_path=folders, **options).flags()
+        message = Compile(source, ("k",), flags, headers=headers)
+        return _program.find_module(message, (9, 0))
+
+    if kind == "created":
+        for value in (1, 2):
+            first = made(value, create_pch=file)
+            assert "creating precompiled header" in first.log
+            assert made(value, use_pch=file).image == first.image == made(value).image
+        return
+    kept = {"pch": True, "pch_dir": str(tmp_path / "pch")}
+    assert "creating precompiled header" in made(1, **kept).log
+    other = made(1, define={"OTHER": None}, **kept)
+    assert not other.kept
+    changed = made(2, **kept)
+    assert not changed.kept
+    assert changed.image == made(2).image != made(1).image
+    assert made(1, **kept).kept
+
+
+@pytest.mark.headers
 @pytest.mark.usefixtures("nvrtc")
 def test_what_a_source_includes_is_part_of_its_key(tmp_path: Path) -> None:
     own = tmp_path / "own"

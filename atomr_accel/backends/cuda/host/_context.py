@@ -101,6 +101,8 @@ class CudaStream:
         """Whether the event has happened (``cuEventQuery``)."""
         (status,) = self._query(token)
         if not status:
+            if self._context.prints:  # only waiting has the driver write what kernels have printed
+                check("cuEventSynchronize", driver.cuEventSynchronize(token))
             return True
         if status == NOT_READY:
             return False
@@ -190,12 +192,18 @@ class _SharedStream:
 
 @final
 class CudaContext:
-    """The CUDA backend's half in the host."""
+    """The CUDA backend's half in the host.
+
+    Attributes:
+        prints: whether kernels that may print are loaded.
+    """
 
     def __init__(self, index: int, plan: StreamPlan) -> None:
         self._plan = plan
         self.completion: Final = plan.completion
         self.deterministic: Final = plan.deterministic
+        self.line_info: Final = plan.line_info
+        self.prints = False
         self._streams: dict[object, _SharedStream] = {}
         self._next_stream = 0
         self._streams_lock = threading.Lock()
@@ -536,6 +544,11 @@ class CudaContext:
         (status,) = driver.cuStreamQuery(driver.CUstream(0))
         if status and status != NOT_READY:
             raise failure("cuStreamQuery", status)
+
+    @staticmethod
+    def flush() -> None:
+        """Have the driver write what kernels have printed: it does where it is waited for."""
+        driver.cuCtxSynchronize()  # which tells of the fault once more
 
     def close(self) -> None:
         """Release everything (thread isolation; a host process just ends)."""

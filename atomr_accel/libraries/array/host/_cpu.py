@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
+from ...cub.host._cpu import CpuCub
+from ...cub.wire._messages import Run
 from ..wire._messages import CopyStrided
+from ..wire._several import Question, Several
 from ._cpu_expression import CpuExpressions
 from ._cpu_indexing import CpuIndexing
 
@@ -28,9 +31,12 @@ class CpuArray:
         self._stream: Final = stream
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
+            Question: self._question,
+            Several: self._several,
             **CpuExpressions(context).handlers,
             **CpuIndexing(context, self._copy).handlers,
         }
+        self._of_steps: Final = self.handlers | {Run: CpuCub(context, stream).handlers[Run]}
 
     def on(self, stream: CpuStream) -> CpuArray:
         """The same on another stream."""
@@ -38,6 +44,17 @@ class CpuArray:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _several(self, message: Several) -> None:
+        self._context.check()
+        for step in message.steps:
+            self._of_steps[type(step)](step)
+
+    def _question(self, message: Question) -> Any:
+        self._context.check()
+        for step in message.steps:
+            self._of_steps[type(step)](step)
+        return self.handlers[type(message.last)](message.last)
 
     def _copy(self, message: CopyStrided) -> None:
         self._context.check()

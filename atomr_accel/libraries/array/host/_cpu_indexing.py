@@ -13,8 +13,10 @@ from ..wire._indexing import (
     CopyAll,
     CountNumbers,
     FindOutside,
-    ReadNumber,
+    Histogram,
+    ReadNumbers,
     Scan,
+    Top,
     Upload,
 )
 
@@ -49,8 +51,10 @@ class CpuIndexing:
             Compact: self._compact,
             CountNumbers: self._count_numbers,
             FindOutside: self._find_outside,
-            ReadNumber: self._read_number,
+            Histogram: self._histogram,
+            ReadNumbers: self._read_numbers,
             Scan: self._scan,
+            Top: self._top,
         }
 
     def _copy_all(self, message: CopyAll) -> None:
@@ -142,9 +146,46 @@ class CpuIndexing:
         found = np.flatnonzero(bad)
         return (True, int(given[found[0]])) if len(found) else (False, 0)
 
-    def _read_number(self, message: ReadNumber) -> int:
+    def _histogram(self, message: Histogram) -> None:
         self._context.check()
-        return int(self._context.array(message.address, (), _INT64)[()])
+        array, size = self._context.array, message.size
+        low, high = message.low, message.high
+        if message.ends:
+            low, high = map(float, array(message.ends, (2,), DTYPES["float64"]))
+        edges = array(message.edges, (size + 1,), DTYPES[message.edge])
+        with np.errstate(all="ignore"):
+            edges[...] = np.arange(size + 1) * ((high - low) / size) + low
+            edges[-1] = high
+            wide = np.empty(0)
+            if message.count:
+                wide = array(message.given, (message.count,), DTYPES[message.dtype]).astype("f8")
+            wide = wide[(wide >= low) & (wide <= high)]
+            number = ((wide - low) * (size / (high - low))).astype(np.int64)
+        number[number == size] = size - 1
+        # Edges decide: what is narrow and on one is compared with narrow ones.
+        more = (wide >= edges[number + 1]) & (number != size - 1)
+        number = number - (wide < edges[number]) + more
+        counts = array(message.counts, (size,), _INT64)
+        counts[...] = np.bincount(number[number >= 0], minlength=size)
+
+    def _read_numbers(self, message: ReadNumbers) -> tuple[int, ...]:
+        self._context.check()
+        return tuple([int(self._context.array(at, (), _INT64)) for at in message.addresses])
+
+    def _top(self, message: Top) -> None:
+        self._context.check()
+        if not message.rows * message.count:
+            return
+        dtype, shape = DTYPES[message.dtype], (message.rows, message.count)
+        source = self._context.array(message.source, (message.rows, message.length), dtype)
+        keys = _ordered(source)
+        order = np.argsort(~keys if message.descending else keys, axis=1, kind="stable")
+        first = order[:, : message.count]
+        if message.values:
+            values = self._context.array(message.values, shape, dtype)
+            values[...] = np.take_along_axis(source, first, 1)
+        if message.places:
+            self._context.array(message.places, shape, _INT64)[...] = first
 
     def _scan(self, message: Scan) -> None:
         self._context.check()
@@ -155,3 +196,18 @@ class CpuIndexing:
         ufunc = np.add if message.kind == "add" else np.multiply
         with np.errstate(all="ignore"):
             target[...] = ufunc.accumulate(source, axis=1, dtype=wide)
+
+
+def _ordered(given: _Array) -> _Array:
+    """Unsigned numbers that are in the order of real ones."""
+    bits: _Array = given.view(f"u{given.dtype.itemsize}")
+    if given.dtype.kind in "bu":
+        return bits
+    sign = bits.dtype.type(1 << (8 * given.dtype.itemsize - 1))
+    made: _Array = bits ^ sign
+    if given.dtype.kind == "i":
+        return made
+    made = np.where(bits & sign, ~bits, made)
+    made[given == 0] = sign  # both zeros
+    made[np.isnan(given)] = np.iinfo(bits.dtype).max
+    return made

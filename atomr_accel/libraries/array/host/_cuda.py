@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
+from ...cub.wire._messages import Run
+from ...host._cuda_kernels import ArgumentBlocks, Kernels, preload_compiler
 from ..wire._messages import CopyStrided
+from ..wire._several import Question, Several
 from ._cuda_expression import CudaExpressions
 from ._cuda_indexing import CudaIndexing
-from ._source import SOURCE, launch
+from ._source import ALIGNED, SOURCE, Launch, launch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ...cub.host._cuda import CudaCub
+    from ..wire._several import Step
+
+
+@lru_cache(1024)
+def _launch(*layout: Any) -> Launch:
+    """The kernel for copies that are alike but for where they are."""
+    return launch(CopyStrided(*layout))
 
 
 @final
@@ -22,12 +35,17 @@ class CudaArray:
         self._context: Final = context
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._arguments: Final = ArgumentBlocks()
         self._choosing: Final = CudaIndexing(context, stream, self._copy)
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
+            Question: self._question,
+            Several: lambda message: self._execute(message.steps),
             **self._choosing.handlers,
             **CudaExpressions(context, stream).handlers,
         }
+        self._cub: CudaCub | None = None
+        self._of_steps: Final[dict[type, Any]] = self.handlers | {Run: self._run}
 
     @staticmethod
     def preload() -> None:
@@ -42,10 +60,30 @@ class CudaArray:
         """Unload the modules."""
         self._kernels.close()
         self._choosing.close()
+        if self._cub is not None:
+            self._cub.close()
+
+    def _execute(self, steps: Iterable[Step]) -> None:
+        handlers = self._of_steps
+        for step in steps:
+            handlers[type(step)](step)
+
+    def _question(self, message: Question) -> Any:
+        self._execute(message.steps)
+        return self.handlers[type(message.last)](message.last)
+
+    def _run(self, message: Run) -> None:
+        if self._cub is None:
+            from ...cub.host._cuda import CudaCub  # whose bindings most programs do without
+
+            self._cub = CudaCub(self._context, self._stream)
+        self._cub.run(message)
 
     def _copy(self, message: CopyStrided) -> None:
-        name, items, packed = launch(message)
-        arguments = Arguments(packed)
+        target, source = message.target % ALIGNED, message.source % ALIGNED
+        strides = message.source_strides, message.target_strides
+        name, items, packed = _launch(source, target, message.itemsize, message.shape, *strides)
+        arguments = self._arguments.having(packed)
         arguments.pointers[0] = self._context.pointer(message.target)
         arguments.pointers[1] = self._context.pointer(message.source)
         self._kernels.launch(self._kernels.function(name), items, arguments)

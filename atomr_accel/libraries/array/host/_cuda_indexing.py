@@ -10,15 +10,17 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host._driver import check, driver
-from ...host._cuda_kernels import Arguments, Kernels
+from ...host._cuda_kernels import ArgumentBlocks, Kernels
 from ..wire._indexing import (
     Choose,
     Compact,
     CopyAll,
     CountNumbers,
     FindOutside,
-    ReadNumber,
+    Histogram,
+    ReadNumbers,
     Scan,
+    Top,
     Upload,
 )
 from ._indexing_source import (
@@ -34,6 +36,7 @@ from ._indexing_source import (
     scanning,
 )
 from ._source import THREADS
+from ._top_source import TOPS, tops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +65,7 @@ class CudaIndexing:
         self._stream: Final = stream
         self._copy: Final = copy
         self._kernels: dict[CudaSource, Kernels] = {}
+        self._arguments: Final = ArgumentBlocks()
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             CopyAll: self._copy_all,
             Upload: self._upload,
@@ -69,8 +73,10 @@ class CudaIndexing:
             Compact: self._compact,
             CountNumbers: self._count_numbers,
             FindOutside: self._find_outside,
-            ReadNumber: self._read_number,
+            Histogram: self._histogram,
+            ReadNumbers: self._read_numbers,
             Scan: self._scan,
+            Top: self._top,
         }
 
     def close(self) -> None:
@@ -84,7 +90,7 @@ class CudaIndexing:
         kernels = self._kernels.get(source)
         if kernels is None:
             kernels = self._kernels[source] = Kernels(self._context, self._stream, source)
-        kernels.launch(kernels.function(name), items, Arguments(packed))
+        kernels.launch(kernels.function(name), items, self._arguments.having(packed))
 
     def _copy_all(self, message: CopyAll) -> None:
         for each in message.copies:
@@ -113,7 +119,7 @@ class CudaIndexing:
         positions = pointer(message.positions)
         packed = struct.pack("<6Q", positions, counts, flags, message.count, each, parts)
         self._launch(COMPACTION, "compact", parts * THREADS, packed)
-        return int.from_bytes(self._read(counts + 8 * parts, 8), "little")
+        return int.from_bytes(self._read((counts + 8 * parts, 8)), "little")
 
     def _count_numbers(self, message: CountNumbers) -> None:
         if message.count and message.size:
@@ -127,28 +133,56 @@ class CudaIndexing:
             return False, 0
         pointer = self._context.pointer
         found, given = pointer(message.scratch), pointer(message.address)
-        memset = driver.cuMemsetD8Async(found, 0xFF, 8, self._stream.handle)
-        check("cuMemsetD8Async", memset)
+        self._set(found, 0xFF, 8)
         packed = struct.pack("<3Qq", found, given, message.count, message.extent)
         self._launch(INDEXING, f"outside<{ELEMENTS[message.dtype]}>", message.count, packed)
-        at = int.from_bytes(self._read(found, 8), "little")
+        at = int.from_bytes(self._read((found, 8)), "little")
         if at == _NOWHERE:
             return False, 0
         dtype = DTYPES[message.dtype]
-        data = self._read(given + at * dtype.itemsize, dtype.itemsize)
+        data = self._read((given + at * dtype.itemsize, dtype.itemsize))
         return True, int(np.frombuffer(data, dtype)[0])
 
-    def _read_number(self, message: ReadNumber) -> int:
-        data = self._read(self._context.pointer(message.address), 8)
-        return int.from_bytes(data, "little", signed=True)
+    def _histogram(self, message: Histogram) -> None:
+        pointer = self._context.pointer
+        counts = pointer(message.counts)
+        self._set(counts, 0, 8 * message.size)
+        given, ends = (pointer(at) if at else 0 for at in (message.given, message.ends))
+        places = counts, pointer(message.edges), given, ends
+        packed = struct.pack("<6Q", *places, message.count, message.size)
+        packed += struct.pack("<2d", message.low, message.high)
+        name = f"binned<{ELEMENTS[message.dtype]}, {ELEMENTS[message.edge]}>"
+        threads = max(-(-message.count // COUNT_ITEMS), message.size + 1)
+        self._launch(NUMBERS, name, threads, packed)
 
-    def _read(self, pointer: int, nbytes: int) -> bytes:
-        """Bytes of the device, once all before it on the stream is done."""
-        there = ctypes.create_string_buffer(nbytes)
+    def _top(self, message: Top) -> None:
+        for zeros, launches in tops(message, self._context.pointer):
+            if zeros:
+                self._set(self._context.pointer(message.scratch), 0, zeros)
+            for launch in launches:
+                self._launch(TOPS, *launch)
+
+    def _set(self, pointer: int, value: int, nbytes: int) -> None:
+        memset = driver.cuMemsetD8Async(pointer, value, nbytes, self._stream.handle)
+        check("cuMemsetD8Async", memset)
+
+    def _read_numbers(self, message: ReadNumbers) -> tuple[int, ...]:
+        data = self._read(*[(self._context.pointer(at), 8) for at in message.addresses])
+        return struct.unpack(f"<{len(message.addresses)}q", data)
+
+    def _read(self, *parts: tuple[int, int]) -> bytes:
+        """Bytes of the device, once all before it on the stream is done.
+
+        Args:
+            parts: where they are, and how many.
+        """
+        there = ctypes.create_string_buffer(sum(nbytes for _, nbytes in parts))
         stream = self._stream
         address = ctypes.addressof(there)
-        copied = driver.cuMemcpyDtoHAsync(address, pointer, nbytes, stream.handle)
-        check("cuMemcpyDtoHAsync", copied)
+        for pointer, nbytes in parts:
+            copied = driver.cuMemcpyDtoHAsync(address, pointer, nbytes, stream.handle)
+            check("cuMemcpyDtoHAsync", copied)
+            address += nbytes
         stream.synchronize()
         return there.raw
 

@@ -24,6 +24,13 @@ _WORD: Final = 4
 _WORDS: Final = 32
 """Bytes of a word, and words along a side of a square of small elements."""
 
+ALIGNED: Final = 16
+"""Bytes: how many multiples of them addresses are does not matter to which kernel copies."""
+
+_VECTOR: Final = ALIGNED
+_LINE: Final = 128
+"""Bytes that a thread moves at once at most, and of each line in a tile of ``turned``."""
+
 _LEAST_SIDE: Final = 8
 """Squares that are narrower are left empty for the most part."""
 
@@ -61,33 +68,104 @@ def _packs(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis)
     return not any(place % _WORD for place in places)
 
 
+def _times(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis) -> int:
+    """How many times 32 words of lines are in a tile, where all lies in 16 bytes each; else 0."""
+    itemsize = message.itemsize
+    if itemsize > _WORD or rows[1] != itemsize or columns[0] != itemsize:
+        return 0
+    steps = [step for to, of, _ in axes for step in (to, of)]
+    places = (message.target, message.source, rows[0], columns[1], *steps)
+    places += (rows[2] * itemsize, columns[2] * itemsize)
+    if any(place % _VECTOR for place in places) or max(rows[2], columns[2]) >= 2**31:
+        return 0
+    times = itemsize
+    while times > 1 and columns[2] <= _elements(times, itemsize) // 2:
+        times //= 2
+    return times
+
+
+def _elements(times: int, itemsize: int) -> int:
+    """How many elements so many times 32 words have."""
+    return times * _WORDS * _WORD // itemsize
+
+
 def launch(message: CopyStrided) -> Launch:
     """The kernel for a copy."""
     axes = [
         *zip(message.target_strides, message.source_strides, message.shape, strict=True),
     ]
     count, itemsize = math.prod(message.shape), message.itemsize
-    row = _row(axes, itemsize)
-    if row is not None:
-        columns, rows = axes.pop(), axes.pop(row)
-        small = _packs(message, axes, rows, columns)
-        edge = _WORDS * _WORD // itemsize if small else side(itemsize)
-        batches = math.prod(axis[2] for axis in axes)
-        squares = batches * -(-rows[2] // edge) * -(-columns[2] // edge)
-        if squares < 2**31:
-            rank = _rank(axes)
-            data = struct.pack("<3Q", 0, 0, batches) + _packed(
-                [rows, columns, *_padded(axes, rank)]
-            )
-            kernel = "packed" if small else "tiles"
-            return Launch(f"{kernel}<{itemsize}, {edge}, {rank}>", squares * THREADS, data)
-        axes.insert(row, rows)
-        axes.append(columns)
+    found = _strands(message, axes) or _tiles(message, axes)
+    if found is not None:
+        return found
     rank = _rank(axes)
     # The grid's stride is added to the index before it is compared, so leave room for it.
     index = "u32" if count < 2**31 else "u64"
     data = struct.pack("<3Q", 0, 0, count) + _packed(_padded(axes, rank))
     return Launch(f"gather<{itemsize}, {index}, {rank}>", -(-count // ITEMS), data)
+
+
+def _tiles(message: CopyStrided, axes: list[_Axis]) -> Launch | None:
+    """The kernel where the axes differ along which elements follow each other, if they do."""
+    itemsize = message.itemsize
+    row = _row(axes, itemsize)
+    if row is None:
+        return None
+    *others, columns = axes
+    rows = others.pop(row)
+    times = _times(message, others, rows, columns)
+    if times:
+        kernel, what = "turned", times
+        edges = _LINE // itemsize, _elements(times, itemsize)
+    else:
+        small = _packs(message, others, rows, columns)
+        kernel, what = ("packed", _elements(1, itemsize)) if small else ("tiles", side(itemsize))
+        edges = what, what
+    batches = math.prod(axis[2] for axis in others)
+    squares = batches * -(-rows[2] // edges[0]) * -(-columns[2] // edges[1])
+    if squares >= 2**31:
+        return None
+    rank = _rank(others)
+    data = struct.pack("<3Q", 0, 0, batches) + _packed([rows, columns, *_padded(others, rank)])
+    return Launch(f"{kernel}<{itemsize}, {what}, {rank}>", squares * THREADS, data)
+
+
+def _strands(message: CopyStrided, axes: list[_Axis]) -> Launch | None:
+    """The kernel where few elements of each pixel lie in planes on one side, if it is such a copy.
+
+    The axis of pixels has the smallest step in planes, and the others follow each other on the
+    other side: in the source, or in the target.
+    """
+    size = message.itemsize
+    for apart in (True, False):
+        mixed, plane = (1, 0) if apart else (0, 1)  # where a step stands
+        short = [axis for axis in axes if axis[mixed] == size and 1 < axis[2] < _LEAST_SIDE]
+        if len(short) != 1:
+            continue
+        (few,) = short
+        pixels = [axis for axis in axes if axis[plane] == size and axis[mixed] == size * few[2]]
+        if len(pixels) != 1 or few[plane] <= size:
+            continue
+        (pixel,) = pixels
+        others = [axis for axis in axes if axis is not few and axis is not pixel]
+        steps = [step for to, of, _ in others for step in (to, of)]
+        places = (message.target, message.source, few[plane], *steps)
+        aligned = math.gcd(_VECTOR, pixel[2] * size, *places)
+        wide = _VECTOR if aligned == _VECTOR else max(_WORD, size)
+        if aligned % wide:
+            continue
+        each = wide // size
+        count = math.prod(axis[2] for axis in others) * (pixel[2] // each)
+        if count >= 2**31:
+            continue
+        rank = _rank([*others, pixel])
+        taken = (pixel[0] * each, pixel[1] * each, pixel[2] // each)
+        data = struct.pack("<4Q", 0, 0, count, few[plane]) + _packed(
+            _padded([*others, taken], rank)
+        )
+        name = f"strands<{size}, {few[2]}, {wide}, {str(apart).lower()}, {rank}>"
+        return Launch(name, count, data)
+    return None
 
 
 def _row(axes: list[_Axis], itemsize: int) -> int | None:

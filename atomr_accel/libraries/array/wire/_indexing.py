@@ -134,6 +134,76 @@ class CountNumbers(Message, frozen=True):
     size: int
 
 
+class Histogram(Message, frozen=True):
+    """Count how many numbers are in each of some intervals of one size.
+
+    Attributes:
+        given: address of real numbers, without gaps; those outside and NaN are left out.
+        count: how many there are.
+        dtype: theirs.
+        ends: address of two float64, from where to where; 0 if the program knows.
+        low, high: from where to where, if it does.
+        counts: address of int64, one for each interval; written.
+        edges: address of where intervals begin and end, one more; written.
+        edge: the dtype of edges: float32 or float64.
+        size: how many intervals.
+    """
+
+    given: int
+    count: int
+    dtype: str
+    ends: int
+    low: float
+    high: float
+    counts: int
+    edges: int
+    edge: str
+    size: int
+
+
+MOST_TOP: Final = 2048
+"""How many elements of each row ``Top`` gives at most."""
+TOP_ROWS: Final = 512
+"""Of how many long rows at a time."""
+
+
+class Top(Message, frozen=True):
+    """The first elements of each row in their order; of equal ones those that come first.
+
+    NaN are larger than all others, and both zeros are equal.
+
+    Attributes:
+        source: address of rows without gaps, of real numbers.
+        dtype: of an element, by name.
+        rows, length: how many rows of how many elements, fewer than 2^31.
+        count: how many of each, at most ``MOST_TOP``.
+        descending: whether the largest come first.
+        values: address of where they go, not in the source; 0 if nobody wants them.
+        places: address of where their numbers in the row go, int64; 0 likewise.
+        scratch: address of ``top_scratch`` bytes.
+    """
+
+    source: int
+    dtype: str
+    rows: int
+    length: int
+    count: int
+    descending: bool
+    values: int
+    places: int
+    scratch: int
+
+
+TOP_STATE: Final = 64
+TOP_BINS: Final = 1 << 12
+
+
+def top_scratch(rows: int, length: int, count: int) -> int:
+    """Bytes of scratch memory of ``Top``; short rows are sorted, and need none."""
+    each = TOP_STATE + 4 * TOP_BINS + 12 * count
+    return 0 if length <= MOST_TOP else min(rows, TOP_ROWS) * each
+
+
 class FindOutside(Message, frozen=True):
     """Look for an index that is out of bounds; answered by whether one is, and the first.
 
@@ -154,16 +224,16 @@ class FindOutside(Message, frozen=True):
     scratch: int
 
 
-class ReadNumber(Message, frozen=True):
-    """Answered by a number.
+class ReadNumbers(Message, frozen=True):
+    """Answered by numbers.
 
     Attributes:
-        address: of an int64.
+        addresses: of int64.
     """
 
-    returns: ClassVar[Any] = int
+    returns: ClassVar[Any] = tuple[int, ...]
 
-    address: int
+    addresses: tuple[int, ...]
 
 
 class Scan(Message, frozen=True):

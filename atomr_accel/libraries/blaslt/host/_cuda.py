@@ -211,7 +211,7 @@ class CudaBlasLt:
         """What runs products that differ in addresses."""
         message: Any = template.message
         spec, plan = message.spec, self._plan(message.spec)
-        if plan.empty or message.zeros or message.packed_scales or not message.algorithm:
+        if plan.empty or message.zeros or message.packed_scales:
             return None
         cells, plans = plan.cells, self._plans
         c = message.c or (message.d if plan.c_may_be_d else 0)
@@ -225,7 +225,8 @@ class CudaBlasLt:
         moving = [(cell, value ^ PLACE) for cell, value in given if value]
         absent = [cell for cell, value in given if not value]
         places = [(each, value ^ PLACE) for each, value in attributes if value]
-        key = message.algorithm, message.workspace_bytes
+        nbytes = message.workspace_bytes
+        key = message.algorithm or self._algorithms(plan, nbytes, 1)[0][0], nbytes
         call = plan.calls.get(key) or plan.calls.keep(key, self._prepare_call(plan, *key))
         all_pointers, alpha, beta = self._context.pointers, message.alpha, message.beta
 

@@ -17,6 +17,7 @@ from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ...host._device_code import CudaSource
+from ...wire._recent import Recent
 from ..wire._messages import Build, Count, Run
 from ..wire._spec import decode
 from ._bindings import load_cub, refusal
@@ -35,6 +36,9 @@ _STORES_LOCK: Final = threading.Lock()
 SOURCE: Final = CudaSource(__package__, "positions.cu")
 _WAITS: Final = frozenset({"segmented_sort"})
 """What waits for the device in the middle: it cannot be captured into a graph."""
+
+_MOST_SIZES: Final = 1024
+"""Calls that an executor knows the scratch memory of without asking."""
 
 _COUNTS: Final = {
     **dict.fromkeys(("select", "select_flagged", "partition", "three_way_partition"), 16),
@@ -69,8 +73,9 @@ class CudaCub:
         self._store: Final = _store_of(context)
         self._calls: dict[bytes, Call] = {}
         self._scratch: dict[int, int] = {}
+        self._needed: Final[Recent[tuple[bytes, tuple[int, ...]], int]] = Recent(_MOST_SIZES)
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self.handlers: Final = {Build: self._build, Run: self._run, Count: self._count}
+        self.handlers: Final = {Build: self._build, Run: self.run, Count: self._count}
 
     @staticmethod
     def preload() -> None:
@@ -103,7 +108,8 @@ class CudaCub:
             call = self._calls[encoded] = self._store.call(decode(encoded))
         return call
 
-    def _run(self, message: Run) -> None:
+    def run(self, message: Run) -> None:
+        """Queue an algorithm; the array lane does so, too, among steps of its own."""
         built, _, _ = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
         algorithm = call.spec.algorithm
@@ -124,7 +130,10 @@ class CudaCub:
             stream.keep(built)  # the graph launches its kernels
         run, sizes, values = call.run, message.sizes, message.values
         try:
-            needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
+            needed = self._needed.get((message.spec, sizes))
+            if needed is None:
+                needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
+                self._needed.keep((message.spec, sizes), needed)
             if needed + beside <= message.workspace_bytes:
                 scratch = pointer(message.workspace) if needed + beside else SOMEWHERE
             else:

@@ -89,8 +89,7 @@ def _complex(problem: Problem) -> bool:
 
 
 def _potrf(problem: Problem, a: Array) -> int:
-    (lower,) = problem.options
-    a[...], info = _lapack("potrf", problem.dtype)(a, lower=lower, clean=False)
+    a[...], info = _lapack("potrf", problem.dtype)(a, lower=1, clean=False)
     return int(info)
 
 

@@ -316,7 +316,7 @@ def _potrf_all(
     solver: Solver, problem: Problem, _buffers: Sequence[int], tables: list[int], info: int
 ) -> None:
     n, name = problem.sizes[0], f"cusolverDn{LETTERS[problem.dtype]}potrfBatched"
-    solver.call(name, _uplo(problem.options[0]), n, tables[0], n, info, problem.batch)
+    solver.call(name, _uplo(1), n, tables[0], n, info, problem.batch)
 
 
 def _getrf_all(
@@ -396,7 +396,7 @@ def _kinds(problem: Problem) -> tuple[int, int]:
 
 def _potrf(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
     n, (kind, _) = problem.sizes[0], _kinds(problem)
-    return _uplo(problem.options[0]), n, kind, buffers[0], n, kind
+    return _uplo(1), n, kind, buffers[0], n, kind
 
 
 def _geqrf(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:

@@ -14,21 +14,28 @@ from ..wire._messages import (
     Array,
     Compile,
     Compiled,
+    CopyArray,
     Entry,
+    FreeArray,
     Launch,
     Load,
+    MakeArray,
     MapVariable,
     Scalar,
     Structure,
+    SurfaceObject,
+    TextureObject,
     TiledMap,
     Unload,
 )
 from ..wire._twins import TwinFunction, twin_function, value_of
-from ._modules import Modules
+from ._modules import Modules, Numbered
 from ._program import find_module
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
+
+_Sent = Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject
 
 _CHECKED_FOR: Final = (9, 0)
 """The newest instructions that are in all devices since."""
@@ -71,11 +78,15 @@ class CpuKernels:
         del stream
         self._context: Final = context
         self._modules: Final = Modules[_Loaded](context, _functions, _nothing)
+        self._arrays: Final = Numbered[np.ndarray[Any, Any]](context)
         self.handlers: Final = {
             Load: self._load,
             Unload: self._modules.unload,
             MapVariable: self._map,
             Launch: self._launch,
+            MakeArray: self._make_array,
+            CopyArray: self._copy_array,
+            FreeArray: self._free_array,
         }
 
     def on(self, stream: CpuStream) -> CpuKernels:
@@ -97,6 +108,21 @@ class CpuKernels:
         array = arrays[message.at]
         self._context.map_pointer(message.slab, array.ctypes.data, array.nbytes)
 
+    def _make_array(self, message: MakeArray) -> None:
+        self._context.check()
+        given = self._context.array(message.address, message.shape, DTYPES[message.dtype])
+        self._arrays.add(message.array, given.copy())
+
+    def _copy_array(self, message: CopyArray) -> None:
+        self._context.check()
+        array = self._arrays.get(message.array)
+        other = self._context.array(message.address, array.shape, array.dtype)
+        to, given = (array, other) if message.to_array else (other, array)
+        to[...] = given
+
+    def _free_array(self, message: FreeArray) -> None:
+        self._arrays.pop(message.array)
+
     def _launch(self, message: Launch) -> None:
         self._context.check()
         loaded = self._modules.get(message.module)
@@ -109,9 +135,13 @@ class CpuKernels:
             self._context.fail(fault)
             raise
 
-    def _argument(self, argument: Array | Scalar | Structure | TiledMap) -> Any:
+    def _argument(self, argument: _Sent) -> Any:
         if isinstance(argument, Scalar | Structure):
             return value_of(argument)
+        if isinstance(argument, SurfaceObject) or (
+            isinstance(argument, TextureObject) and argument.array
+        ):
+            return self._arrays.get(argument.array)
         dtype = DTYPES[argument.dtype]
         return self._context.array(argument.address, argument.shape, dtype)
 

@@ -8,6 +8,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
+import msgspec
+
 from ....backends.cuda.host._driver import check, driver, failure
 from ....wire import PLACE
 from ...host._vendor import undone_on_error
@@ -24,6 +26,8 @@ from ..wire._messages import (
     Occupancy,
     Structure,
     SuggestBlock,
+    SurfaceObject,
+    TextureObject,
     TiledMap,
     Unload,
 )
@@ -32,6 +36,7 @@ from ._launch_config import launch_config
 from ._modules import Modules
 from ._program import find_module, link_image
 from ._tensor_maps import TENSOR_MAP_BYTES, encoded
+from ._textures import Textures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
+_LINE_INFO: Final = "--generate-line-info"
 _PLAIN_SHARED: Final = 48 << 10
 """More dynamic shared memory than this must be asked for."""
 
@@ -52,6 +58,7 @@ Slot = tuple[int, int]
 zero are a pointer's."""
 
 _ARRAY: Final[Slot] = (-8, 8)
+_OBJECT: Final[Slot] = (8, 8)
 
 
 @final
@@ -166,6 +173,7 @@ class CudaCompiler:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream
         self._capability: Final = context.compute_capability
+        self._line_info: Final = context.line_info
         self.handlers: Final = {Compile: self._compile, Link: self._link}
 
     @staticmethod
@@ -177,6 +185,8 @@ class CudaCompiler:
         """Nothing is held."""
 
     def _compile(self, message: Compile) -> Compiled:
+        if self._line_info and _LINE_INFO not in message.options:
+            message = msgspec.structs.replace(message, options=(*message.options, _LINE_INFO))
         return find_module(message, self._capability)
 
     def _link(self, message: Link) -> bytes:
@@ -190,8 +200,9 @@ class CudaKernels:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._modules: Final = Modules[_Loaded](context, _load, _unload)
+        self._modules: Final = Modules[_Loaded](context, self._load, _unload)
         self._kernels: dict[tuple[int, int], _Kernel] = {}
+        self._textures: Final = Textures(context, stream)
         self.handlers: Final = {
             Load: self._modules.load,
             Unload: self._unload,
@@ -200,6 +211,7 @@ class CudaKernels:
             DescribeFunction: self._describe,
             Occupancy: self._occupancy,
             SuggestBlock: self._suggest_block,
+            **self._textures.handlers,
         }
         self.preparers: Final = {Launch: self._prepare_launch}
 
@@ -208,12 +220,19 @@ class CudaKernels:
         other = CudaKernels(self._context, stream)
         other._modules.share(self._modules)
         other._kernels = self._kernels
+        other._textures.share(self._textures)
         return other
 
     def close(self) -> None:
         """Unload the modules, which all streams of the lane share."""
         self._kernels.clear()
         self._modules.close()
+        self._textures.close()
+
+    def _load(self, message: Load) -> _Loaded:
+        if may_print(message.image):
+            self._context.prints = True
+        return _load(message)
 
     def _unload(self, message: Unload) -> None:
         for key in [key for key in self._kernels if key[0] == message.module]:
@@ -241,6 +260,8 @@ class CudaKernels:
                 values.append(pointer(argument.address))
             elif isinstance(argument, TiledMap):
                 values.append(encoded(argument, pointer(argument.address)))
+            elif isinstance(argument, TextureObject | SurfaceObject):
+                values.append(self._textures.object_of(argument))
             else:
                 values.append(argument.data)
         self._start(message, values, _slots(message))
@@ -252,7 +273,7 @@ class CudaKernels:
         fixed: list[Any] = []
         places: list[tuple[int, int]] = []
         for at, argument in enumerate(message.arguments):
-            if isinstance(argument, TiledMap):
+            if isinstance(argument, TiledMap | TextureObject | SurfaceObject):
                 return None
             if isinstance(argument, Array):
                 if argument.address < PLACE:
@@ -351,6 +372,12 @@ class CudaKernels:
         return blocks, threads
 
 
+def may_print(image: bytes) -> bool:
+    """Whether kernels of a cubin or PTX call ``printf``; others may be compressed, so they may."""
+    plain = image.startswith(b"\x7fELF") or b".address_size" in image[:4096]
+    return not plain or b"vprintf" in image
+
+
 def _load(message: Load) -> _Loaded:
     handle = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
     with undone_on_error() as made:
@@ -387,6 +414,8 @@ def _slots(message: Launch) -> list[Slot]:
         if isinstance(argument, Array)
         else (TENSOR_MAP_BYTES, 0)
         if isinstance(argument, TiledMap)
+        else _OBJECT
+        if isinstance(argument, TextureObject | SurfaceObject)
         else (len(argument.data), 0)
         if isinstance(argument, Structure)
         else (len(argument.data), len(argument.data))

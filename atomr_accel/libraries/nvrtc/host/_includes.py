@@ -35,7 +35,8 @@ _DIRECTIVE: Final = re.compile(
 
 _NAMED: Final = re.compile(r"""\s*\(?\s*(?:"([^"\n]+)"|<([^>\n]+)>)""")
 _FOLDER: Final = re.compile(r"(?:--include-path|-I)(?:\s*=\s*|\s+|(?<=I))(.+)")
-_PRE_INCLUDE: Final = re.compile(r"(?:--pre-include|-include)\b.*")
+_PRE_INCLUDE: Final = re.compile(r"(?:--pre-include|-include|--?(?:create|use)-pch)\b.*")
+"""What names files of its own, which may be read, or have to be written."""
 
 _MOST_FILES: Final = 4096
 """More than these are no headers of a kernel's, and reading them takes as long as compiling."""

@@ -31,6 +31,38 @@ _contexts: Final[WeakKeyDictionary[object, _Shared]] = WeakKeyDictionary()
 _contexts_lock: Final = threading.Lock()
 
 
+_numbered: Final[WeakKeyDictionary[object, dict[int, Any]]] = WeakKeyDictionary()
+
+
+@final
+class Numbered(Generic[T]):
+    """What a context has by numbers of the program, the same for all of its lanes.
+
+    Args:
+        context: the host's.
+    """
+
+    def __init__(self, context: object) -> None:
+        with _contexts_lock:
+            self._known: dict[int, T] = _numbered.setdefault(context, {})
+
+    def add(self, number: int, thing: T) -> None:
+        """Have it from now on."""
+        self._known[number] = thing
+
+    def get(self, number: int) -> T:
+        """One that is there."""
+        return self._known[number]
+
+    def find(self, number: int) -> T | None:
+        """One that may be there."""
+        return self._known.get(number)
+
+    def pop(self, number: int) -> T | None:
+        """Have it no more; None if it is not there."""
+        return self._known.pop(number, None)
+
+
 @final
 class Modules(Generic[T]):
     """The modules that one lane has loaded.

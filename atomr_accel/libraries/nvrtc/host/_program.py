@@ -21,6 +21,7 @@ from ._compiler import (
 )
 from ._includes import fingerprint, vendor_headers
 from ._linker import link, nvjitlink_version
+from ._precompiled import with_own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,6 +50,7 @@ def find_module(message: Compile, capability: tuple[int, int]) -> Compiled:
     sources = [message.source, *(part.source for part in message.parts)]
     texts = [*sources, *(text for _, text in message.headers)]
     included = fingerprint(texts, message.options)
+    message = with_own_folder(message, included)
     if included is None:
         return compile_module(message, capability)
     versions = [nvrtc_version(), nvjitlink_version() if message.parts else ()]

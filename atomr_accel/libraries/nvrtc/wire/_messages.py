@@ -245,6 +245,77 @@ class TiledMap(Message, frozen=True):
     fill: int
 
 
+class TextureObject(Message, frozen=True):
+    """A texture as an argument (``cuTexObjectCreate``), of memory or of a CUDA array.
+
+    Attributes:
+        address: of the memory; 0 for a CUDA array.
+        array: the number of that, or 0.
+        shape: of the array.
+        dtype: of a channel.
+        extent: texels along each axis, outermost first.
+        format: what the vendor calls a channel's type.
+        channels: of a texel.
+        modes: the vendor's address mode of each axis, innermost first.
+        linear: whether texels are weighed.
+        flags: the vendor's.
+        border: what is beyond the edges, where a mode says so.
+    """
+
+    address: int
+    array: int
+    shape: tuple[int, ...]
+    dtype: str
+    extent: tuple[int, ...]
+    format: int
+    channels: int
+    modes: tuple[int, ...]
+    linear: bool
+    flags: int
+    border: tuple[float, ...]
+
+
+class SurfaceObject(Message, frozen=True):
+    """A surface as an argument (``cuSurfObjectCreate``), of a CUDA array."""
+
+    array: int
+
+
+class MakeArray(Message, frozen=True):
+    """Make a CUDA array (``cuArray3DCreate``) if it is not there, and copy an array into it.
+
+    Attributes:
+        array: its number.
+        address: of what is copied.
+        shape, dtype: of that.
+        extent, format, channels: as of a texture.
+        surface: whether kernels may write to it.
+    """
+
+    array: int
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    extent: tuple[int, ...]
+    format: int
+    channels: int
+    surface: bool
+
+
+class FreeArray(Message, frozen=True):
+    """Release a CUDA array, if it is there."""
+
+    array: int
+
+
+class CopyArray(Message, frozen=True):
+    """Copy between a CUDA array and a buffer of its shape."""
+
+    array: int
+    address: int
+    to_array: bool
+
+
 class LaunchOptions(msgspec.Struct, frozen=True, array_like=True):
     """What only ``cuLaunchKernelEx`` can be asked for."""
 
@@ -268,5 +339,5 @@ class Launch(Message, frozen=True):
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
-    arguments: tuple[Array | Scalar | Structure | TiledMap, ...]
+    arguments: tuple[Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject, ...]
     options: LaunchOptions | None = None

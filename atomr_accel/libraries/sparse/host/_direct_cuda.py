@@ -12,6 +12,8 @@ from ctypes import byref, c_double, c_int, c_int64, c_size_t, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
 
+import numpy as np
+
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ...host._numbers import CUDA_TYPES
@@ -195,7 +197,16 @@ class _Factors:
 
     def failure(self) -> int:
         """What the factorization says of itself: 0, or why there is none."""
-        return self._told("INFO") or self._told("NPIVOTS")
+        return self._told("INFO") or self._told("NPIVOTS") or self._lost()
+
+    def _lost(self) -> int:
+        """How many pivots count as zero. The library does not count those of rows by themselves."""
+        diagonal = np.empty(self._n, DTYPES[self._system.matrix.dtype])
+        args = (self._handle.value, self._data, ENUMS["CUDSS_DATA_DIAG"], diagonal.ctypes.data)
+        self._handle.call("cudssDataGet", *args, diagonal.nbytes, byref(c_size_t()))
+        # Where it has put epsilon in the place of a smaller pivot, that is what it tells.
+        lost = ~(np.abs(diagonal) > (self._system.epsilon or 0.0))
+        return int(lost.sum())
 
     def solve(self, parts: Sequence[int], b: int, x: int, count: int, trans: int) -> None:
         """Solve for right sides that follow one another."""

@@ -1,33 +1,78 @@
-// How often each number is there. Blocks count in memory of their own: numbers are few where many
-// elements want the same one.
+// How often each number is there, and how many numbers are in each of some intervals. Blocks count
+// in memory of their own: what is counted is little where many elements are the same.
 
+#include "conversions.cuh"
 #include "types.cuh"
 
-template <class T>
-__global__ void __launch_bounds__(THREADS)
-counted(u64* counts, const T* given, u64 items, u64 size) {
+constexpr int AHEAD = 4;  // elements that a thread has under way at a time
+
+// NUMBER tells what an element counts for; what is not below size is left out.
+template <class NUMBER>
+__device__ void count_each(u64* counts, u64 items, u64 size, NUMBER number) {
   __shared__ u32 mine[SHARED];
   const u64 step = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (size > SHARED) {
-    for (u64 at = first; at < items; at += step) {
-      const u64 number = (u64)(i64)given[at];  // what is negative is beyond all
-      if (number < size) atomicAdd(counts + number, (u64)1);
-    }
-    return;
-  }
+  const bool shares = size <= SHARED;
   // As many counts as there is room for, so that fewer threads want the same.
-  const u32 few = (u32)size, copies = SHARED / few < COPIES ? SHARED / few : COPIES;
-  for (u32 at = threadIdx.x; at < few * copies; at += blockDim.x) mine[at] = 0;
-  __syncthreads();
-  const u32 copy = threadIdx.x % copies;
-  for (u64 at = first; at < items; at += step) {
-    const u64 number = (u64)(i64)given[at];
-    if (number < size) atomicAdd(mine + (u32)number * copies + copy, 1u);
+  const u32 few = shares ? (u32)size : SHARED;
+  const u32 copies = SHARED / few < COPIES ? SHARED / few : COPIES, copy = threadIdx.x % copies;
+  if (shares) {
+    for (u32 at = threadIdx.x; at < few * copies; at += blockDim.x) mine[at] = 0;
+    __syncthreads();
   }
+  for (u64 at = first; at < items; at += step * AHEAD) {
+    u64 found[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; ++k) found[k] = at + k * step < items ? number(at + k * step) : size;
+#pragma unroll
+    for (int k = 0; k < AHEAD; ++k) {
+      if (found[k] >= size) continue;
+      if (shares)
+        atomicAdd(mine + (u32)found[k] * copies + copy, 1u);
+      else
+        atomicAdd(counts + found[k], (u64)1);
+    }
+  }
+  if (!shares) return;
   __syncthreads();
   for (u32 at = threadIdx.x; at < few; at += blockDim.x) {
     u64 sum = 0;
     for (u32 k = 0; k < copies; ++k) sum += mine[at * copies + k];
     if (sum) atomicAdd(counts + at, sum);
   }
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+counted(u64* counts, const T* given, u64 items, u64 size) {
+  // What is negative is beyond all.
+  count_each(counts, items, size, [=](u64 at) { return (u64)(i64)given[at]; });
+}
+
+typedef unsigned char flag;
+template <class T> __device__ double wide(T value) { return (double)value; }
+__device__ double wide(h16 value) { return (double)widen(value); }
+__device__ double wide(b16 value) { return (double)widen(value); }
+
+// size intervals between two ends, which are in memory or come along. Where an edge is, its own
+// dtype decides, E; each operation rounds its result, as NumPy's do.
+template <class T, class E>
+__global__ void __launch_bounds__(THREADS)
+binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64 size, double low,
+       double high) {
+  if (ends) low = ends[0], high = ends[1];
+  const double apart = high - low, each = apart / (double)size, share = (double)size / apart;
+  const auto edge = [=](u64 at) {
+    return at == size ? (E)high : (E)__dadd_rn(__dmul_rn((double)at, each), low);
+  };
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at <= size; at += step)
+    edges[at] = edge(at);
+  count_each(counts, items, size, [=](u64 at) {
+    const double value = wide(given[at]);
+    if (!(value >= low && value <= high)) return size;
+    u64 found = (u64)__dmul_rn(value - low, share);
+    if (found >= size) found = size - 1;
+    if (value < (double)edge(found)) return found - 1;  // of none before the first
+    return found + (u64)(found != size - 1 && value >= (double)edge(found + 1));
+  });
 }

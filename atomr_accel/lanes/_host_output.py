@@ -1,0 +1,163 @@
+"""What host processes write to their descriptors 1 and 2: above all what kernels print.
+
+The driver knows no other place for that. What functions of ``device.run`` print by Python's
+``print`` is not among it: it goes where the program's own does (``host._host``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, final
+
+import trio
+
+from ._interrupts import uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_log = logging.getLogger("atomr_accel.kernels")
+
+_PIECE: Final = 1 << 13
+"""Bytes that are read in a turn of the loop, however fast they come."""
+
+_ROOM: Final = 1 << 18
+"""Bytes that a pipe has room for, so that a host need not wait for a program that is busy."""
+
+_LONGEST: Final = 4096
+"""Bytes of a line; the rest of it is told as another one."""
+
+_MOST_LAST: Final = 50
+"""Lines of a host's standard error that its fault is told with."""
+
+
+@final
+class _Pipe:
+    """The reading end of one.
+
+    Attributes:
+        fd: the descriptor; -1 when it is closed.
+        level: that of what comes there.
+        rest: the line that has not ended.
+    """
+
+    def __init__(self, fd: int, level: int) -> None:
+        self.fd = fd
+        self.level: Final = level
+        self.rest = b""
+
+
+@final
+@uninterrupted
+class HostOutput:
+    """The program's ends of the pipes that a host has as its descriptors 1 and 2.
+
+    Lines become log records of ``atomr_accel.kernels``: ``INFO``, and those of descriptor 2
+    ``WARNING``. While the logger does not take the former they go to the program's standard
+    output, where any CUDA program has them.
+
+    Args:
+        out: reads what the host writes to 1.
+        err: what it writes to 2.
+
+    Attributes:
+        last: the last lines of 2.
+    """
+
+    def __init__(self, out: int, err: int) -> None:
+        self._pipes: Final = _Pipe(out, logging.INFO), _Pipe(err, logging.WARNING)
+        self._fields: Mapping[str, Any] = {}
+        self._turn = trio.Lock()
+        self.last: Final[deque[str]] = deque(maxlen=_MOST_LAST)
+
+    async def run(self, fields: Mapping[str, Any]) -> None:
+        """Tell what comes, until the host has ended; another's ``run`` goes on from here.
+
+        Args:
+            fields: what log records have in ``extra`` from now on.
+        """
+        self._fields = fields
+        async with self._turn, trio.open_nursery() as nursery:
+            for pipe in self._pipes:
+                nursery.start_soon(self._follow, pipe)
+
+    async def _follow(self, pipe: _Pipe) -> None:
+        with contextlib.suppress(trio.ClosedResourceError):
+            while pipe.fd >= 0:
+                await trio.lowlevel.wait_readable(pipe.fd)
+                if not self._read(pipe):
+                    return
+
+    def drain(self) -> None:
+        """Tell what the host has written by now."""
+        for pipe in self._pipes:
+            most = _ROOM  # it may be writing all the time
+            while most > 0 and (count := self._read(pipe)):
+                most -= count
+
+    def close(self) -> None:
+        """Tell the rest. Nobody reads what comes later."""
+        self.drain()
+        for pipe in self._pipes:
+            if pipe.rest:
+                self._tell(pipe, pipe.rest)
+                pipe.rest = b""
+            if pipe.fd >= 0:
+                trio.lowlevel.notify_closing(pipe.fd)
+                os.close(pipe.fd)
+                pipe.fd = -1
+
+    def _read(self, pipe: _Pipe) -> int:
+        """Tell the lines that the next piece completes; how long that is."""
+        try:
+            data = os.read(pipe.fd, _PIECE) if pipe.fd >= 0 else b""
+        except BlockingIOError:
+            return 0
+        *lines, rest = (pipe.rest + data).split(b"\n")
+        while len(rest) > _LONGEST:
+            lines.append(rest[:_LONGEST])
+            rest = rest[_LONGEST:]
+        pipe.rest = rest
+        for line in lines:
+            for start in range(0, len(line) or 1, _LONGEST):
+                self._tell(pipe, line[start : start + _LONGEST])
+        return len(data)
+
+    def _tell(self, pipe: _Pipe, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        if pipe.level > logging.INFO:
+            self.last.append(text)
+        if _log.isEnabledFor(pipe.level):
+            _log.log(pipe.level, "%s", text, extra=self._fields)
+        elif pipe.level == logging.INFO:
+            with contextlib.suppress(Exception):  # the program may have put anything there
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()  # functions print to the descriptor itself
+
+
+def output_pipes() -> tuple[HostOutput, tuple[int, int]]:
+    """Pipes for a host's descriptors 1 and 2; the writing ends are the caller's to close.
+
+    Raises:
+        OSError: there is no room for another descriptor.
+    """
+    ends: list[int] = []
+    try:
+        for _ in range(2):
+            ends += os.pipe()
+    except OSError:
+        for fd in ends:
+            os.close(fd)
+        raise
+    out, to_out, err, to_err = ends
+    for fd in (out, err):
+        os.set_blocking(fd, False)
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a user may have so much, and no more
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _ROOM)
+    return HostOutput(out, err), (to_out, to_err)

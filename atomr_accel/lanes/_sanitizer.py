@@ -1,0 +1,105 @@
+"""Hosts under NVIDIA's compute-sanitizer, which names the kernel and the line of what is wrong.
+
+It starts the host as a child of its own, and writes its report to the host's standard error
+(``_host_output``). That comes a moment after the driver has told of the fault, which is why a
+context then waits for the host's end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from .._errors import LibraryMissing
+
+SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
+
+_NAME: Final = "compute-sanitizer"
+
+_PREFIX: Final = "========="
+
+_ERRORS: Final = 5
+"""So many are told; each takes some lines."""
+
+_PLACES: Final = ("bin", "compute-sanitizer")
+"""Where a toolkit has it; the second one also where it is a script in the first."""
+
+_ROOTS: Final = ("/usr/local/cuda", "/opt/cuda")
+"""Where toolkits are."""
+
+_PACKAGES: Final = ("nvidia/cu13",)
+"""Where pip puts it."""
+
+
+class Sanitizer(NamedTuple):
+    """What hosts run under.
+
+    Attributes:
+        path: the program.
+        tool: which of its tools.
+    """
+
+    path: str
+    tool: SanitizerTool
+
+    def command(self, err: int) -> tuple[str, ...]:
+        """What a host's command comes after.
+
+        Args:
+            err: the pipe to which the report goes.
+        """
+        return (
+            self.path,
+            *("--tool", self.tool),
+            *("--log-file", f"/proc/self/fd/{err}"),
+            *("--print-limit", str(_ERRORS)),
+            *("--show-backtrace", "device"),
+            # Libraries ask for what there may not be; only what kernels do is of interest.
+            *("--report-api-errors", "no"),
+            *("--target-processes", "all"),
+        )
+
+
+def find_sanitizer(tool: SanitizerTool) -> Sanitizer:
+    """The toolkit's program, or that of a package.
+
+    Args:
+        tool: which of its tools.
+
+    Raises:
+        LibraryMissing: there is none.
+    """
+    toolkits = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
+    roots = [*filter(None, toolkits), *_ROOTS]
+    roots += [str(Path(entry, package)) for entry in sys.path for package in _PACKAGES]
+    folders = [os.environ.get("PATH", os.defpath)]
+    folders += [str(Path(root, place)) for root in roots for place in _PLACES]
+    path = shutil.which(_NAME, path=os.pathsep.join(folders))
+    if path is None:
+        raise LibraryMissing(
+            f"sanitizer={tool!r} needs {_NAME}, which is neither on the PATH nor in CUDA_HOME nor "
+            "/usr/local/cuda; it comes with the CUDA toolkit, and with "
+            "pip install nvidia-cuda-sanitizer-api (CUDA 13)",
+            library=_NAME,
+        )
+    return Sanitizer(path, tool)
+
+
+def first_error(lines: Iterable[str]) -> str | None:
+    """The first error of a report in one line: what, in which kernel and line, by which thread.
+
+    Args:
+        lines: the report, perhaps among others.
+    """
+    texts = [line[len(_PREFIX) :] for line in lines if line.startswith(_PREFIX)]
+    for at, text in enumerate(texts[1:], start=1):
+        if re.match(r"\s+at\b", text):
+            more = texts[at + 1 : at + 2]
+            by = [each for each in more if re.match(r"\s+by\b", each)]
+            return " ".join(each.strip() for each in (texts[at - 1], text, *by))
+    return None

@@ -1,0 +1,78 @@
+"""The first elements of rows in their order, by the array lane's own kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ..._dtypes import NAMES, as_dtype
+from ...expressions._promotion import FLOAT32
+from .._arguments import overlap
+from ._choosing import INT64
+from .wire._indexing import MOST_TOP, Top, top_scratch
+
+if TYPE_CHECKING:
+    from ...expressions import Operand
+    from ...memory import GpuRef
+    from ._steps import Steps
+
+FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
+"""What is sorted and counted as float32."""
+_UINT8: Final = as_dtype(np.uint8)
+
+
+def ranks(given: Operand, axis: int, count: int) -> bool:
+    """Whether so many elements of rows are found by the array lane's own kernels."""
+    real = given.dtype.kind in "biuf" or NAMES[given.dtype] in (*FP8, "bfloat16")
+    return real and 0 < count <= MOST_TOP and given.shape[axis] < 2**31
+
+
+def top(
+    steps: Steps,
+    given: Operand,
+    axis: int,
+    count: int,
+    *,
+    descending: bool,
+    order: bool = True,
+    out: GpuRef | None = None,
+) -> tuple[GpuRef, GpuRef | None]:
+    """The first elements of rows along an axis in their order, and their places. The axis is last.
+
+    Args:
+        steps: of the call.
+        given: real numbers.
+        axis: along which.
+        count: how many, one at least.
+        descending: whether the largest come first.
+        order: whether their places are asked for.
+        out: where values go, if that can be.
+    """
+    ref = steps.ref(given, "a")
+    ref = steps.last(steps.cast(ref, FLOAT32) if NAMES[ref.dtype] in FP8 else ref, axis)
+    length = ref.shape[-1]
+    rows = ref.size // length
+    shape = (*ref.shape[:-1], count)
+    if out is None or out.dtype is not ref.dtype or overlap(out, ref):
+        values = steps.output(shape, ref.dtype)
+    else:
+        values = out
+    places = steps.output(shape, INT64) if order else None
+    room = top_scratch(rows, length, count)
+    scratch = steps.output((room,), _UINT8) if room else None
+    if rows:
+        message = Top(
+            ref._place.address,
+            NAMES[ref.dtype],
+            rows,
+            length,
+            count,
+            bool(descending),
+            values._place.address,
+            0 if places is None else places._place.address,
+            0 if scratch is None else scratch._place.address,
+        )
+        writes = [each._place for each in (values, places, scratch) if each is not None]
+        steps.submit("array.top", message, (ref._place,), writes)
+    return values, places

@@ -1,0 +1,240 @@
+// The first elements of rows in their order; of equal ones those that come first.
+//
+// Elements become keys: unsigned numbers in the order that is wanted. "sorted_rows" sorts short
+// rows in shared memory, several at a time. Of long rows the last key that belongs to the first
+// "count" is found by some of its bits at a time: "top_pass" counts how often each value of these
+// bits is there, among the elements that have the bits known so far, and whichever block is the
+// last to do so for a row decides. Where more elements have the last key than there is room for,
+// their places are taken apart in the same way. "top_collect" takes what is up to there; the last
+// block of a row sorts it.
+//
+// All are launched with as many blocks as there is work for or fewer, which take more in turn.
+
+#include "types.cuh"
+
+// KIND: 0 unsigned numbers, 1 signed ones, 2 floats of IEEE 754, 3 bfloat16.
+template <class W, class K, int KIND> __device__ K key_of(W bits, u64 descending) {
+  constexpr W SIGN = (W)((W)1 << (8 * sizeof(W) - 1)), ALL = (W)~(W)0;
+  W made = bits;
+  if (KIND == 1) made ^= SIGN;
+  if (KIND >= 2) {
+    constexpr W INFINITE = (W)(KIND == 3            ? 0x7f80
+                               : sizeof(W) == 2     ? 0x7c00
+                               : sizeof(W) == 4     ? 0x7f800000u
+                                                    : 0x7ff0000000000000ull);
+    const W size = bits & (W)~SIGN;
+    if (size > INFINITE)
+      made = ALL;  // no number
+    else if (!size)
+      made = SIGN;  // both zeros
+    else
+      made = bits & SIGN ? (W)~bits : (W)(bits | SIGN);
+  }
+  return descending ? (K)(W)~made : (K)made;
+}
+
+// Sort groups of 2^bits keys, each with its place, of "total" in all; no two are the same.
+template <class K> __device__ void sort_groups(K* keys, u32* places, u32 bits, u32 total) {
+  const u32 side = 1u << bits;
+  for (u32 size = 2; size <= side; size *= 2)
+    for (u32 step = size / 2; step; step /= 2) {
+      for (u32 at = threadIdx.x; at < total / 2; at += THREADS) {
+        const u32 low = 2 * at - (at & (step - 1)), high = low + step;
+        const bool up = size == side || !(low & size);
+        const K a = keys[low], b = keys[high];
+        const u32 p = places[low], q = places[high];
+        if ((b < a || (a == b && q < p)) == up) {
+          keys[low] = b, keys[high] = a;
+          places[low] = q, places[high] = p;
+        }
+      }
+      __syncthreads();
+    }
+}
+
+template <class W, class K, int KIND>
+__global__ void __launch_bounds__(THREADS)
+sorted_rows(W* values, i64* places, const W* source, u64 rows, u64 length, u64 count, u64 bits,
+            u64 descending) {
+  __shared__ K keys[MOST];
+  __shared__ u32 found[MOST];
+  const u32 side = 1u << (u32)bits, together = MOST >> (u32)bits;
+  for (u64 first = (u64)blockIdx.x * together; first < rows; first += (u64)gridDim.x * together) {
+    const u32 some = rows - first < together ? (u32)(rows - first) : together;
+    for (u32 at = threadIdx.x; at < some * side; at += THREADS) {
+      const u32 place = at & (side - 1);
+      const bool there = place < length;
+      const W* row = source + (first + (at >> (u32)bits)) * length;
+      keys[at] = there ? key_of<W, K, KIND>(row[place], descending) : (K)~(K)0;
+      found[at] = there ? place : ~0u;
+    }
+    __syncthreads();
+    sort_groups<K>(keys, found, (u32)bits, some * side);
+    for (u32 at = threadIdx.x; at < some * side; at += THREADS) {
+      const u32 number = at & (side - 1);
+      if (number >= count) continue;
+      const u64 row = first + (at >> (u32)bits), to = row * count + number;
+      if (values) values[to] = source[row * length + found[at]];
+      if (places) places[to] = (i64)found[at];
+    }
+    __syncthreads();
+  }
+}
+
+// What is known of the last element of a row that belongs to the first ones: the upper bits of its
+// key, without the last "key_bits", and of its place, likewise; and how many of the elements with
+// these bits belong to them. Once that is all of them, no more bits need to be known.
+struct State {
+  u64 key;
+  u32 place, key_bits, place_bits, wanted, done, ticket, filled, unused[7];
+};
+
+constexpr int AHEAD = 8;  // elements that a thread has under way at a time
+
+// Whether this block is the last of a row.
+__device__ bool is_last(State& state, u32 parts) {
+  __shared__ u32 last;
+  __threadfence();
+  __syncthreads();
+  if (!threadIdx.x) last = atomicAdd(&state.ticket, 1u) == parts - 1;
+  __syncthreads();
+  const bool found = last;
+  __threadfence();
+  return found;
+}
+
+// Find the bin with the last element, and leave all bins empty.
+__device__ void decide(State& state, volatile u32* counts, u32* room, u32 wanted, u32 shift,
+                       u32 width, u32 stage) {
+  const u32 bins = 1u << width, each = bins > THREADS ? bins / THREADS : 1;
+  const u32 first = threadIdx.x * each, end = first + each < bins ? first + each : bins;
+  u32 own = 0;
+  for (u32 bin = first; bin < end; ++bin) own += counts[bin];
+  u32 now = 0;
+  room[threadIdx.x] = own;
+  __syncthreads();
+  for (u32 step = 1; step < THREADS; step *= 2) {
+    const u32 other = threadIdx.x >= step ? room[now * THREADS + threadIdx.x - step] : 0;
+    room[(1 - now) * THREADS + threadIdx.x] = room[now * THREADS + threadIdx.x] + other;
+    now = 1 - now;
+    __syncthreads();
+  }
+  u32 before = room[now * THREADS + threadIdx.x] - own;
+  if (before < wanted && wanted <= before + own) {
+    u32 bin = first;
+    for (; before + counts[bin] < wanted; ++bin) before += counts[bin];
+    state.wanted = wanted - before;
+    state.done = wanted - before == counts[bin];
+    if (stage < 2) {
+      state.key = (stage ? state.key << width : 0) | bin;
+      state.key_bits = shift;
+      state.place_bits = 32;
+    } else {
+      state.place = (stage == 3 ? state.place << width : 0) | bin;
+      state.place_bits = shift;
+    }
+    state.ticket = 0;
+  }
+  for (u32 bin = first; bin < end; ++bin) counts[bin] = 0;
+}
+
+// Stages: 0 the first bits of keys, 1 other ones, 2 the first bits of places, 3 other ones.
+template <class W, class K, int KIND>
+__global__ void __launch_bounds__(THREADS)
+top_pass(State* states, u32* counts, const W* source, u64 rows, u64 length, u64 count, u64 parts,
+         u64 shift, u64 width, u64 stage, u64 descending) {
+  __shared__ u32 mine[WORDS];
+  const u32 bins = 1u << (u32)width, most = WORDS >> (u32)width;
+  const u32 copies = most < 32 ? most : 32, copy = threadIdx.x % copies;
+  const u64 each = (length + parts - 1) / parts;
+  for (u64 job = blockIdx.x; job < rows * parts; job += gridDim.x) {
+    const u64 number = job / parts, start = (job - number * parts) * each;
+    const u64 end = start + each < length ? start + each : length;
+    const W* row = source + number * length;
+    State& state = states[number];
+    if (stage && state.done) continue;
+    const K key_there = stage ? (K)state.key : 0;
+    const u32 place_there = stage == 3 ? state.place : 0;
+    const u32 wanted = stage ? state.wanted : (u32)count;
+    for (u32 at = threadIdx.x; at < bins * copies; at += THREADS) mine[at] = 0;
+    __syncthreads();
+    for (u64 first = start + threadIdx.x; first < end; first += THREADS * AHEAD) {
+      W bits[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k)
+        if (first + k * THREADS < end) bits[k] = row[first + k * THREADS];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        const u64 place = first + k * THREADS;
+        if (place >= end) break;
+        const K key = key_of<W, K, KIND>(bits[k], descending);
+        u64 value = key;
+        bool counts_too = true;
+        if (stage == 1) counts_too = (u64)key >> (shift + width) == key_there;
+        if (stage >= 2) counts_too = key == key_there, value = place;
+        if (stage == 3) counts_too = counts_too && place >> (shift + width) == place_there;
+        if (counts_too)
+          atomicAdd(mine + (u32)(value >> shift & (bins - 1)) * copies + copy, 1u);
+      }
+    }
+    __syncthreads();
+    u32* all = counts + number * BINS;
+    for (u32 bin = threadIdx.x; bin < bins; bin += THREADS) {
+      u32 sum = 0;  // in turns that keep threads on memory banks of their own
+      for (u32 k = 0; k < copies; ++k) sum += mine[bin * copies + (k + threadIdx.x) % copies];
+      if (sum) atomicAdd(all + bin, sum);
+    }
+    if (is_last(state, (u32)parts))
+      decide(state, all, mine, wanted, (u32)shift, (u32)width, (u32)stage);
+    __syncthreads();
+  }
+}
+
+template <class W, class K, int KIND>
+__global__ void __launch_bounds__(THREADS)
+top_collect(W* values, i64* places, const W* source, State* states, u64* keys, u32* found,
+            u64 rows, u64 length, u64 count, u64 parts, u64 bits, u64 descending) {
+  __shared__ K some[MOST];
+  __shared__ u32 where[MOST];
+  const u32 side = 1u << (u32)bits;
+  const u64 each = (length + parts - 1) / parts;
+  for (u64 job = blockIdx.x; job < rows * parts; job += gridDim.x) {
+    const u64 number = job / parts, start = (job - number * parts) * each;
+    const u64 end = start + each < length ? start + each : length;
+    const W* row = source + number * length;
+    State& state = states[number];
+    const u64 last = state.key;
+    const u32 key_bits = state.key_bits, place_bits = state.place_bits, last_place = state.place;
+    volatile u64* kept = keys + number * count;
+    volatile u32* at = found + number * count;
+    for (u64 first = start + threadIdx.x; first < end; first += THREADS * AHEAD) {
+      W value[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k)
+        if (first + k * THREADS < end) value[k] = row[first + k * THREADS];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        const u64 place = first + k * THREADS;
+        if (place >= end) break;
+        const u64 key = key_of<W, K, KIND>(value[k], descending), upper = key >> key_bits;
+        if (upper > last || (upper == last && place >> place_bits > last_place)) continue;
+        const u32 slot = atomicAdd(&state.filled, 1u);
+        if (slot < count) kept[slot] = key, at[slot] = (u32)place;
+      }
+    }
+    if (is_last(state, (u32)parts)) {
+      for (u32 slot = threadIdx.x; slot < side; slot += THREADS) {
+        some[slot] = slot < count ? (K)kept[slot] : (K)~(K)0;
+        where[slot] = slot < count ? at[slot] : ~0u;
+      }
+      __syncthreads();
+      sort_groups<K>(some, where, (u32)bits, side);
+      for (u32 slot = threadIdx.x; slot < count; slot += THREADS) {
+        const u64 to = number * count + slot;
+        if (values) values[to] = row[where[slot]];
+        if (places) places[to] = (i64)where[slot];
+      }
+    }
+    __syncthreads();
+  }
+}

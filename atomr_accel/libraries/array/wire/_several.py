@@ -1,0 +1,57 @@
+"""Steps of one call in one message: nothing is waited for, or answered, between them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias, get_args
+
+from ....wire import Message
+from ...cub.wire._messages import Run
+from ._indexing import (
+    Choose,
+    Compact,
+    CopyAll,
+    CountNumbers,
+    FindOutside,
+    Histogram,
+    ReadNumbers,
+    Scan,
+    Top,
+    Upload,
+)
+from ._messages import CopyStrided
+from ._program import Interpret, RunKernels
+
+Moves: TypeAlias = Choose | CopyAll | CopyStrided | Upload
+Computes: TypeAlias = CountNumbers | Histogram | Interpret | Run | RunKernels | Scan | Top
+Step: TypeAlias = Moves | Computes
+Asked: TypeAlias = Compact | FindOutside | ReadNumbers
+
+STEPS: Final = frozenset(get_args(Step))
+"""What ``Several`` may have."""
+
+
+class Several(Message, frozen=True):
+    """Steps, one after the other on one stream.
+
+    Attributes:
+        steps: as they would be alone; those of CUB's lane, too.
+    """
+
+    steps: tuple[Step, ...]
+
+
+class Question(Message, frozen=True):
+    """Steps, and then something that is answered.
+
+    Attributes:
+        steps: as of ``Several``.
+        last: whose answer it is.
+    """
+
+    steps: tuple[Step, ...]
+    last: Asked
+
+    @property
+    def returns(self) -> Any:
+        """What its last one returns."""
+        return self.last.returns

@@ -1,0 +1,210 @@
+"""CUDA arrays: memory in the order in which texture units read it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from ..._dtypes import NAMES
+from ..._errors import GpuRefStale
+from .._arguments import require_readable, require_writable
+from .._op import D, Facade, op
+from .._request import Request, Submission
+from ._lanes import KERNELS
+from ._texels import Texels, check_extent, texels
+from .wire._messages import CopyArray, FreeArray, MakeArray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...memory import Block, GpuRef
+    from .._library import Home
+    from .._request import Driver
+
+_numbers: Final = itertools.count(1)
+"""Of CUDA arrays, in all hosts."""
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A CUDA array in one host.
+
+    Attributes:
+        kept: has it released in the end; ops name it as read or written.
+        made: whether it is there for sure.
+    """
+
+    kept: Block
+    made: bool = False
+
+
+@final
+class ArrayMemory:
+    """A CUDA array in the host, as all copies of its handle know it.
+
+    Args:
+        ref: what it is made of; kept only if it is sealed, since nothing else survives a fault.
+        layout: the same as texels.
+        surface: whether surfaces may be made of it.
+
+    Attributes:
+        number: the host's number of it.
+        shape, dtype: those of ``ref``.
+        layout: as given.
+        surface: as given.
+    """
+
+    def __init__(self, ref: GpuRef, layout: Texels, *, surface: bool) -> None:
+        self.number: Final = next(_numbers)
+        self.shape: Final = ref.shape
+        self.dtype: Final = ref.dtype
+        self.layout: Final = layout
+        self.surface: Final = surface
+        self._source = ref if ref.sealed else None
+        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+
+    def make(self, driver: Driver, ref: GpuRef) -> Submission[None]:
+        """What makes it in the host of a device, with the content of ``ref``."""
+        block = require_readable(ref, driver.memory, "the array")
+        keeper: Any = driver.memory.owner
+        copy = self._copies.get(keeper)
+        if copy is None or copy.kept.epoch is not driver.memory.epoch:
+            release = FreeArray(self.number)
+            copy = _Copy(keeper.keep(KERNELS.name, "free a CUDA array", release))
+            self._copies[keeper] = copy
+        layout = self.layout
+        message = MakeArray(
+            self.number,
+            block.address,
+            self.shape,
+            NAMES[self.dtype],
+            layout.extent,
+            layout.format,
+            layout.channels,
+            self.surface,
+        )
+
+        def done() -> None:
+            copy.made = True
+
+        return Submission(message, (block,), (copy.kept,), done=done)
+
+    def there(self, driver: Driver) -> Block:
+        """What stands for it; it is made again first, if a fault has taken it and that can be.
+
+        Raises:
+            GpuRefStale: a fault has taken it, and what it was made of; or this is a recording,
+                which makes nothing.
+        """
+        keeper, source = driver.memory.owner, self._source
+        copy = self._copies.get(keeper)
+        if copy is None or copy.kept.epoch is not driver.memory.epoch or not copy.made:
+            if source is None or driver.keeper is not keeper:
+                raise GpuRefStale(
+                    f"a CUDA array of {NAMES[self.dtype]}{[*self.shape]} is gone: the generation "
+                    "of its device has ended. One that is made of a sealed buffer is made again "
+                    "when it is next used outside of a recording"
+                )
+            key = "nvrtc.cuda_array", self.number
+            driver.perform(Request(KERNELS, key[0], partial(self.make, ref=source), key))
+            copy = self._copies[keeper]
+        return copy.kept
+
+
+@final
+class CudaArray(Facade[D]):
+    """Memory in the order in which texture units read it (``cuArray3DCreate``).
+
+    Made by ``device.nvrtc.cuda_array``. A ``Texture`` of it may have any filter and address mode,
+    and up to three axes; a ``Surface`` lets kernels write to it. After a fault it is made again
+    by itself if it was made of a sealed buffer; otherwise it is stale, as any buffer.
+
+    Attributes:
+        shape: of the array that it was made of; more than one channel are the last axis.
+        dtype: of a channel.
+        channels: of a texel: 1, 2 or 4.
+        surface: whether surfaces may be made of it.
+    """
+
+    def __init__(self, device: Home, memory: ArrayMemory) -> None:
+        self._device = device
+        self._memory = memory
+        self.shape: Final[tuple[int, ...]] = memory.shape
+        self.dtype: Final[np.dtype[np.generic]] = memory.dtype
+        self.channels: Final[int] = memory.layout.channels
+        self.surface: Final[bool] = memory.surface
+
+    def __repr__(self) -> str:
+        return f"<CudaArray {NAMES[self.dtype]}{[*self.shape]}, {self.channels} channels>"
+
+    @op
+    def copy_from(self, ref: GpuRef) -> Request[None]:
+        """Replace the content (``cuMemcpy3DAsync``).
+
+        Args:
+            ref: contiguous, of the array's shape and dtype.
+
+        Raises:
+            TypeError: it is no buffer.
+            ValueError: it is of another shape or dtype.
+            GpuRefStale: it, or the array, is of an older generation, or freed.
+        """
+        return self._copy(ref, to_array=True)
+
+    @op
+    def copy_to(self, ref: GpuRef) -> Request[None]:
+        """Copy the content to a buffer (``cuMemcpy3DAsync``).
+
+        Args:
+            ref: contiguous, of the array's shape and dtype.
+
+        Raises:
+            TypeError: it is no buffer.
+            ValueError: it is of another shape or dtype.
+            GpuRefSealed: it is sealed.
+            GpuRefStale: it, or the array, is of an older generation, or freed.
+        """
+        return self._copy(ref, to_array=False)
+
+    def _copy(self, ref: GpuRef, *, to_array: bool) -> Request[None]:
+        memory, name = self._memory, f"CudaArray.copy_{'from' if to_array else 'to'}"
+
+        def prepare(driver: Driver) -> Submission[None]:
+            check = require_readable if to_array else require_writable
+            block = check(ref, driver.memory, "ref")
+            if ref.shape != self.shape or ref.dtype != self.dtype:
+                raise ValueError(
+                    f"{name} takes {NAMES[self.dtype]}{[*self.shape]}, not "
+                    f"{NAMES[ref.dtype]}{[*ref.shape]}"
+                )
+            kept = driver.obtain(memory.there)
+            message = CopyArray(memory.number, block.address, to_array)
+            if to_array:
+                return Submission(message, (block,), (kept,))
+            return Submission(message, (kept,), (block,))
+
+        return Request(KERNELS, name, prepare)
+
+
+def array_of(device: Home, ref: GpuRef, channels: int, *, surface: bool) -> Request[CudaArray[D]]:
+    """The request of a CUDA array.
+
+    Raises:
+        TypeError, ValueError, Unsupported: as ``Nvrtc.cuda_array``.
+    """
+    layout = texels(ref, channels, "a CUDA array")
+    check_extent(layout.extent)
+    if not isinstance(surface, bool):
+        raise TypeError(f"surface must be True or False, not {surface!r}")
+    memory = ArrayMemory(ref, layout, surface=surface)
+
+    def prepare(driver: Driver) -> Submission[CudaArray[D]]:
+        made: Any = memory.make(driver, ref)
+        return msgspec.structs.replace(made, finish=lambda _answer: CudaArray(device, memory))
+
+    return Request(KERNELS, "nvrtc.cuda_array", prepare)

@@ -1,0 +1,216 @@
+"""Journals in PostgreSQL: rows of tables that journals share (package psycopg).
+
+psycopg waits for the server by itself or in asyncio, so its calls are made in worker threads, as
+SQLite's are.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import trio
+
+from .._errors import LibraryMissing
+from ._entries import SCHEMA
+from ._storage import JournalError, Record, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+T = TypeVar("T")
+
+_LOCK: Final = 0x61746A6C
+"""Of the advisory lock that who makes tables holds: IF NOT EXISTS alone may fail beside another."""
+
+_TABLES: Final = (
+    """
+    CREATE TABLE IF NOT EXISTS atomr_accel_journals (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        name text NOT NULL UNIQUE,
+        version integer NOT NULL
+    )""",
+    """
+    CREATE TABLE IF NOT EXISTS atomr_accel_records (
+        journal bigint NOT NULL REFERENCES atomr_accel_journals ON DELETE CASCADE,
+        number bigint NOT NULL,
+        before bytea NOT NULL,
+        digest bytea NOT NULL,
+        data bytea NOT NULL,
+        PRIMARY KEY (journal, number)
+    )""",
+    """
+    CREATE TABLE IF NOT EXISTS atomr_accel_contents (
+        journal bigint NOT NULL REFERENCES atomr_accel_journals ON DELETE CASCADE,
+        hash bytea NOT NULL,
+        data bytea NOT NULL,
+        last bigint NOT NULL,
+        PRIMARY KEY (journal, hash)
+    )""",
+)
+
+
+@final
+class PostgresStorage:
+    """A journal in a PostgreSQL server, such as one that outlives the program's machine.
+
+    An append is a transaction. The tables are made where they are missing, in the first schema of
+    the connection's search path, and are called ``atomr_accel_journals``, ``atomr_accel_records``
+    and ``atomr_accel_contents``. Deleting a journal's row in the first deletes the journal.
+
+    Calls wait for the server in a worker thread, where they cannot be cancelled: an append that
+    has begun is completed.
+
+    Args:
+        conninfo: a connection string or URL of libpq, such as ``"postgresql://host/database"``.
+        name: the journal's name there.
+    """
+
+    def __init__(self, conninfo: str, name: str) -> None:
+        self._conninfo: Final = conninfo
+        self._name: Final = name
+        self._connection: Any = None
+        self._journal = 0
+        self._limiter: Final = trio.CapacityLimiter(1)
+
+    def __repr__(self) -> str:
+        return f"PostgresStorage(..., {self._name!r})"  # a connection string may have a password
+
+    @asynccontextmanager
+    async def open(self, *, create: bool) -> AsyncIterator[None]:
+        """Connect, for the length of a block; see ``Storage.open``.
+
+        Raises:
+            LibraryMissing: package psycopg is not installed.
+        """
+        try:
+            await self._in_thread(self._open, create)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self._close)
+
+    async def append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None:
+        """Add records and contents in one transaction; see ``Storage.append``."""
+        await self._in_thread(self._append, records, contents, first)
+
+    async def records(self) -> list[Record]:
+        """All records, in their order; see ``Storage.records``."""
+        return await self._in_thread(self._records)
+
+    async def content(self, key: bytes) -> bytes | None:
+        """The array of a hash, if it is there."""
+        return await self._in_thread(self._content, key)
+
+    # --- in a thread ------------------------------------------------------------------------
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
+
+    def _open(self, create: bool) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise LibraryMissing(
+                "journals in PostgreSQL need package psycopg: pip install atomr-accel[postgres]",
+                library="psycopg",
+            ) from error
+        try:
+            self._connection = psycopg.connect(self._conninfo, autocommit=True)
+            self._journal = self._create() if create else self._found()
+        except psycopg.Error as error:
+            why = f"the journal {self._name!r} cannot be opened in PostgreSQL: {error}"
+            raise JournalError(why) from error
+
+    def _create(self) -> int:
+        connection = self._opened()
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+            for table in _TABLES:
+                connection.execute(table)
+            made = connection.execute(
+                "INSERT INTO atomr_accel_journals (name, version) VALUES (%s, %s)"
+                " ON CONFLICT (name) DO NOTHING RETURNING id",
+                (self._name, SCHEMA),
+            ).fetchone()
+        if made is None:
+            raise FileExistsError(f"there is a journal {self._name!r} in PostgreSQL already")
+        return int(made[0])
+
+    def _found(self) -> int:
+        connection = self._opened()
+        row = None
+        if connection.execute("SELECT to_regclass('atomr_accel_journals')").fetchone()[0]:
+            row = connection.execute(
+                "SELECT id, version FROM atomr_accel_journals WHERE name = %s", (self._name,)
+            ).fetchone()
+        if row is None:
+            raise FileNotFoundError(f"there is no journal {self._name!r} in PostgreSQL")
+        journal, version = row
+        if version != SCHEMA:
+            raise JournalError(
+                f"{self._name!r} is a journal of version {version}, and this reads {SCHEMA}"
+            )
+        return int(journal)
+
+    def _append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None:
+        connection, journal = self._opened(), self._journal
+        with connection.transaction(), connection.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO atomr_accel_contents VALUES (%s, %b, %b, 0) ON CONFLICT DO NOTHING",
+                [(journal, *item) for item in contents.items()],
+            )
+            cursor.executemany(
+                "INSERT INTO atomr_accel_records VALUES (%s, %s, %b, %b, %b)",
+                [(journal, *each.record) for each in records],
+            )
+            cursor.executemany(
+                "UPDATE atomr_accel_contents SET last = %s WHERE journal = %s AND hash = %b",
+                [(each.record.number, journal, key) for each in records for key in each.contents],
+            )
+            if first > 1:
+                cursor.execute(
+                    "DELETE FROM atomr_accel_records"
+                    " WHERE journal = %s AND 0 < number AND number < %s",
+                    (journal, first),
+                )
+                cursor.execute(
+                    "DELETE FROM atomr_accel_contents WHERE journal = %s AND last < %s",
+                    (journal, first),
+                )
+
+    def _records(self) -> list[Record]:
+        rows = self._opened().execute(
+            "SELECT number, before, digest, data FROM atomr_accel_records"
+            " WHERE journal = %s ORDER BY number",
+            (self._journal,),
+            binary=True,
+        )
+        return [Record(*row) for row in rows]
+
+    def _content(self, key: bytes) -> bytes | None:
+        row = (
+            self._opened()
+            .execute(
+                "SELECT data FROM atomr_accel_contents WHERE journal = %s AND hash = %b",
+                (self._journal, key),
+                binary=True,
+            )
+            .fetchone()
+        )
+        return None if row is None else bytes(row[0])
+
+    def _opened(self) -> Any:
+        if self._connection is None:
+            raise JournalError(f"{self!r} is used outside of the block of its open()")
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,124 @@
+"""How many messages calls of ``device.array`` take: what needs no answer in between takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_accel.lanes import DeviceInstrument, WatchedOp
+
+from ...harness import opened, program
+from .calls import by_numpy, fetched, same
+
+SIDE = 6
+LONG = 5000
+"""More than what is sorted without CUB."""
+
+
+class Count(DeviceInstrument):
+    """Notes the ops that are submitted."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def op_submitted(self, op: WatchedOp) -> None:
+        self.names.append(op.name)
+
+
+ONE: dict[str, Callable[..., Any]] = {
+    "sort": lambda on, x, y: on.sort(x),
+    "sort of all": lambda on, x, y: on.sort(x, axis=None),
+    "sort of columns": lambda on, x, y: on.sort(x, axis=0),
+    "sort of a long row": lambda on, x, y: on.sort(y),
+    "argsort of a long row": lambda on, x, y: on.argsort(y, kind="stable"),
+    "sort of long rows": lambda on, x, y: on.sort(y.reshape(2, -1)),
+    "argsort": lambda on, x, y: on.argsort(x, kind="stable"),
+    "partition": lambda on, x, y: on.partition(x, 2),
+    "cumsum": lambda on, x, y: on.cumsum(x, axis=0),
+    "cumsum of all": lambda on, x, y: on.cumsum(y),
+    "histogram": lambda on, x, y: on.histogram(y, 7),
+    "histogram of a range": lambda on, x, y: on.histogram(y, 7, (-1, 2)),
+    "histogram of densities": lambda on, x, y: on.histogram(x, 4, density=True),
+    "histogram between edges": lambda on, x, y: on.histogram(x, [-2.0, 0.0, 0.5, 2.0]),
+    "searchsorted": lambda on, x, y: on.searchsorted(x[0], x),
+    "median": lambda on, x, y: on.median(x),
+    "median of columns": lambda on, x, y: on.median(x, axis=0),
+    "quantile": lambda on, x, y: on.quantile(x, [0.1, 0.5, 0.7], axis=1),
+    "roll": lambda on, x, y: on.roll(x, 2, axis=0),
+    "concatenate": lambda on, x, y: on.concatenate([x, x]),
+}
+"""Of a square and a long row."""
+
+TWO: dict[str, Callable[..., Any]] = {
+    "unique": lambda on, x, y: on.unique(y),
+    "unique and more": lambda on, x, y: on.unique(x, True, True, True),
+    "flatnonzero": lambda on, x, y: on.flatnonzero(x),
+    "nonzero": lambda on, x, y: on.nonzero(x),
+    "bincount": lambda on, x, y: on.bincount((y * 0).astype(np.int64)),
+    "repeat": lambda on, x, y: on.repeat(x[0], (x[0] * 0 + 2).astype(np.int64)),
+}
+"""What depends on data in size: it is asked for, and then there is room."""
+
+CASES = [*((name, ONE[name], 1) for name in ONE), *((name, TWO[name], 2) for name in TWO)]
+
+
+class Numpy:
+    """NumPy, without its warnings."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: by_numpy(name, *args, **kwargs)
+
+
+@program
+async def test_how_many_messages_calls_take() -> None:
+    count = Count()
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(SIDE, SIDE)).round(1), rng.normal(size=LONG).round(2)
+    x[0].sort()
+    async with opened(instruments=[count]) as device:
+        refs = [await device.put(each) for each in (x, y)]
+        for name, call, most in CASES:
+            for _ in range(3):  # built the first time, traced from the second one on
+                count.names.clear()
+                made = await call(device.array, *refs)
+                there = [*count.names]
+            assert len(there) == most, f"{name}: {there}"
+            expected = call(Numpy(), x, y)
+            expected = [*expected] if isinstance(expected, tuple) else expected
+            same(await fetched(device, made), expected, near=1e-12)
+
+
+@program
+async def test_an_order_is_written_where_it_is_wanted() -> None:
+    """Without another copy, where nothing lies in between."""
+    count = Count()
+    async with opened(instruments=[count]) as device:
+        for size in (SIDE, LONG):
+            x = await device.put(np.random.default_rng(0).normal(size=size))
+            out = await device.zeros(size, "float64")
+            for _ in range(3):
+                count.names.clear()
+                assert await device.array.sort(x, out=out) is out
+                there = [name for name in count.names if name != "cub.build"]
+                assert there == ["array.sort"]
+                np.testing.assert_array_equal(await device.get(out), np.sort(await device.get(x)))
+            assert await device.array.sort(x, out=x) is x  # where it is read from
+            np.testing.assert_array_equal(await device.get(x), await device.get(out))
+
+
+@pytest.mark.slow
+@program
+async def test_recordings_sort_short_rows() -> None:
+    async with opened() as device:
+        host = np.random.default_rng(0).normal(size=(4, 300))
+        x = await device.put(host)
+        async with device.record() as program:
+            rows = program.array.sort(x)
+            values, places = program.array.topk(x, 7)
+        await program.replay()
+        np.testing.assert_array_equal(await device.get(rows), np.sort(host))
+        np.testing.assert_array_equal(await device.get(values), -np.sort(-host)[:, :7])
+        np.testing.assert_array_equal(await device.get(places), np.argsort(-host)[:, :7])

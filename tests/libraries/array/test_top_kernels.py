@@ -1,0 +1,224 @@
+"""The array lane's kernels for the first elements of rows, and for histograms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_accel._dtypes import DTYPES
+from atomr_accel.libraries.array.host import _cuda_indexing, _top_source
+from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
+from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
+from atomr_accel.libraries.array.host._indexing_source import ELEMENTS, NUMBERS
+from atomr_accel.libraries.array.host._source import THREADS
+from atomr_accel.libraries.array.host._top_source import TOPS, kernel_types
+from atomr_accel.libraries.array.wire._indexing import MOST_TOP, Histogram, Top, top_scratch
+
+from ... import seeds
+from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
+from .pretend import Context, Driver, Stream, pointer
+
+pytestmark = pytest.mark.slow  # to compile them takes seconds
+
+Array = np.ndarray[Any, Any]
+
+REAL = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
+EDGES = ("float32", "float64")
+
+
+def top_names() -> dict[str, str]:
+    """Every kernel that finds first elements, with its parameters."""
+    made = {}
+    for types in dict.fromkeys(map(kernel_types, REAL)):
+        bits = types.partition(",")[0]
+        outputs = f"{bits}* values; i64* places; const {bits}* source"
+        made[f"sorted_rows<{types}>"] = (
+            f"{outputs}; u64 rows; u64 length; u64 count; u64 bits; u64 descending"
+        )
+        made[f"top_pass<{types}>"] = (
+            f"State* states; u32* counts; const {bits}* source; u64 rows; u64 length; u64 count; "
+            "u64 parts; u64 shift; u64 width; u64 stage; u64 descending"
+        )
+        made[f"top_collect<{types}>"] = (
+            f"{outputs}; State* states; u64* keys; u32* found; u64 rows; u64 length; u64 count; "
+            "u64 parts; u64 bits; u64 descending"
+        )
+    return made
+
+
+def number_names() -> dict[str, str]:
+    """Every kernel that makes histograms."""
+    return {
+        f"binned<{ELEMENTS[dtype]}, {ELEMENTS[edge]}>": (
+            f"u64* counts; {ELEMENTS[edge]}* edges; const {ELEMENTS[dtype]}* given; "
+            "const double* ends; u64 items; u64 size; double low; double high"
+        )
+        for dtype in REAL
+        for edge in EDGES
+    }
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
+    return {
+        source: HostKernels(
+            compile_kernels(on_host(source), names, tmp_path_factory.mktemp("top"), threads=THREADS)
+        )
+        for source, names in ((TOPS, top_names()), (NUMBERS, number_names()))
+    }
+
+
+@pytest.fixture
+def cuda(kernels: dict[Any, HostKernels], monkeypatch: pytest.MonkeyPatch) -> CudaIndexing:
+    """The executor for CUDA, with kernels that run here."""
+    context: Any = Context()
+    stream: Any = Stream()
+    monkeypatch.setattr(
+        _cuda_indexing, "Kernels", lambda _context, _stream, source: kernels[source]
+    )
+    monkeypatch.setattr(_cuda_indexing, "driver", Driver())
+    monkeypatch.setattr(_cuda_indexing, "check", lambda _name, result: result)
+    return CudaIndexing(context, stream, lambda _message: None)
+
+
+@pytest.fixture
+def cpu() -> CpuIndexing:
+    context: Any = Context()
+    return CpuIndexing(context, lambda _message: None)
+
+
+def strange(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Array:
+    """Numbers of all kinds, many of them equal."""
+    kind = DTYPES[dtype]
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.kind in "iu":
+        info = np.iinfo(kind)
+        few = rng.integers(max(info.min, -3), 4, shape)
+        wide = rng.integers(info.min, info.max, shape, kind, endpoint=True)
+        return np.where(rng.random(shape) < 0.5, few, wide).astype(kind)
+    odd = rng.choice([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, -np.nan], shape)
+    size = 10.0 ** rng.uniform(-7, 4, shape)
+    return np.where(rng.random(shape) < 0.2, odd, rng.normal(size=shape) * size).astype(kind)
+
+
+def asked(
+    executor: Any, source: Array, count: int, *, descending: bool, values: bool, places: bool
+) -> tuple[Array, Array]:
+    """What an executor finds."""
+    rows, length = source.shape
+    made = np.zeros((rows, count), source.dtype), np.full((rows, count), -7)
+    scratch = np.full(top_scratch(rows, length, count) + 1, 0xA5, np.uint8)
+    executor.handlers[Top](
+        Top(
+            pointer(source),
+            source.dtype.name,
+            rows,
+            length,
+            count,
+            descending,
+            pointer(made[0]) if values else 0,
+            pointer(made[1]) if places else 0,
+            pointer(scratch),
+        )
+    )
+    assert scratch[-1] == 0xA5
+    return made
+
+
+SHAPES = ((1, 1), (5, 3), (3, 700), (1, 2048), (2, 2049), (1, 9000), (3, 2100))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", REAL)
+def test_the_first_elements_of_rows(
+    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_top_source, "TOP_ROWS", 2)  # so that some are taken in turn
+    rng = seeds.rng()
+    for shape in SHAPES:
+        source = strange(rng, shape, dtype)
+        for count in {1, min(3, shape[1]), min(shape[1], MOST_TOP)}:
+            down, values = bool(rng.integers(2)), bool(rng.integers(2))
+            flags: Any = {"descending": down, "values": values, "places": count < 3 or not values}
+            found = asked(cuda, source, count, **flags)
+            expected = asked(cpu, source, count, **flags)
+            np.testing.assert_array_equal(found[1], expected[1], err_msg=f"{shape} {flags}")
+            assert found[0].tobytes() == expected[0].tobytes(), f"{shape} {flags}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "uint16", "float64"])
+def test_of_equal_ones_the_first_come_first(cuda: CudaIndexing, dtype: str) -> None:
+    length = 9000
+    for down in (False, True):
+        _, places = asked(
+            cuda, np.zeros((2, length), dtype), 2048, descending=down, values=True, places=True
+        )
+        np.testing.assert_array_equal(places, [range(2048)] * 2)
+    source = np.ones((1, length), dtype)
+    source[0, 8100] = 2
+    values, places = asked(cuda, source, 100, descending=True, values=True, places=True)
+    np.testing.assert_array_equal(places[0], [8100, *range(99)])
+    np.testing.assert_array_equal(values[0], [2, *[1] * 99])
+
+
+@needs_compiler
+def test_the_order_of_elements_is_numpys(cpu: CpuIndexing) -> None:
+    for dtype in REAL:
+        source = strange(seeds.rng(), (3, 90), dtype)
+        values, places = asked(cpu, source, 90, descending=False, values=True, places=True)
+        wide = source.astype("f4") if dtype == "bfloat16" else source  # where NaN have no order
+        np.testing.assert_array_equal(places, np.argsort(wide, 1, kind="stable"))
+        np.testing.assert_array_equal(values.astype(wide.dtype), np.sort(wide, 1, kind="stable"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("edge", EDGES)
+def test_histograms(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, edge: str) -> None:
+    rng = seeds.rng()
+    for size, count in ((1, 5), (10, 3000), (300, 0), (9000, 5000)):
+        given = np.ascontiguousarray(strange(rng, (1, count), dtype)[0])
+        given[: count // 2] = (np.arange(count // 2) % 11 / 10).astype(given.dtype)  # on edges
+        low, high = (0.0, 1.0) if rng.integers(2) else (-2.5, 7.25)
+        bounds = np.array([low, high])
+        made = []
+        for executor in (cuda, cpu):
+            counts, edges = np.full(size, -3), np.full(size + 1, 9, edge)
+            known = bool(rng.integers(2))
+            message = Histogram(
+                pointer(given) if count else 0,
+                count,
+                dtype,
+                0 if known else pointer(bounds),
+                low if known else 0.0,
+                high if known else 0.0,
+                pointer(counts),
+                pointer(edges),
+                edge,
+                size,
+            )
+            executor.handlers[Histogram](message)
+            made.append((counts, edges))
+        np.testing.assert_array_equal(made[0][0], made[1][0])
+        np.testing.assert_array_equal(made[0][1], made[1][1])
+        np.testing.assert_array_equal(made[0][1], np.linspace(low, high, size + 1).astype(edge))
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+
+    names = [(TOPS, name) for name in top_names()] + [(NUMBERS, name) for name in number_names()]
+    for source, name in names if capability == (9, 0) else names[::5]:
+        image, lowered, log = compile_cubin(source.text, name, (), capability)
+        assert image[:4] == b"\x7fELF"
+        assert lowered
+        assert "warning" not in log, log
