@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Final, NamedTuple, final
 
 from ..._dtypes import NAMES
 from ...memory import GpuRef
 from ..wire._options import real, whole
-from .wire._spec import ACCUMULATOR, SOURCE, Node
+from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, Node
 
 READS: Final = ("float16", "bfloat16", "float32")
 """Dtypes of what epilogues read."""
@@ -210,8 +211,7 @@ class _Lowering:
             )
         inputs = tuple(map(self._node, value._inputs))
         if value._op == "number":
-            self._numbers.append(value._value)
-            return Node("number", slot=len(self._numbers) - 1)
+            return Node("number", slot=self._number(value._value))
         ref = value._ref
         if ref is None:
             return Node(value._op, inputs)
@@ -221,6 +221,17 @@ class _Lowering:
             raise ValueError(f"{value._op} is used twice in the epilogue; use what it is of")
         self._stores.add(id(value))
         return self._write(value._op, inputs, ref)
+
+    def _number(self, value: float) -> int:
+        """The slot of a number; equal ones have the same."""
+        known = [struct.pack("<d", each) for each in self._numbers]
+        wanted = struct.pack("<d", value)
+        if wanted not in known:
+            if len(known) == MOST_NUMBERS:
+                raise ValueError(f"the epilogue has more than {MOST_NUMBERS} different numbers")
+            self._numbers.append(value)
+            known.append(wanted)
+        return known.index(wanted)
 
     def _read(self, ref: GpuRef) -> Node:
         dtype = NAMES[ref.dtype]

@@ -106,9 +106,7 @@ def check_groups(given: Arguments, sizes: Sequence[int], device: Home, memory: M
     tree = wrapped(given.epilogue, alpha=given.alpha, beta=0.0, c=None, bias=None)
     lowered = lower(tree, (m, n))
     if lowered.buffers or lowered.source is not None:
-        raise ValueError(
-            "an epilogue of grouped products has numbers and functions, and no buffers"
-        )
+        raise ValueError("an epilogue of grouped products has numbers and functions, no buffers")
     spec = msgspec.structs.replace(spec_of(given, dtype, lowered), grouped=True)
     require_rows(spec, (m, n, k, 1))
     if out is not None:

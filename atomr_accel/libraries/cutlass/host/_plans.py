@@ -17,7 +17,7 @@ from ....backends.cuda.host._driver import check, driver
 from ...host._cuda_kernels import Arguments
 from ...host._vendor import undone_on_error
 from ...wire._recent import Recent
-from ..wire._spec import decode
+from ..wire._spec import MOST_NUMBERS, decode
 from ._builds import find_build
 from ._source import NUMBER_MARK, POINTER_MARK
 
@@ -180,8 +180,8 @@ def marks(params: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, 
             pointers.append((at, low // 256))
     for at in range(0, len(params) - 3, 4):
         (word,) = struct.unpack_from("<I", params, at)
-        if word >> 8 == NUMBER_MARK >> 8:
-            numbers.append((at, word & 255))
+        if word - NUMBER_MARK in range(MOST_NUMBERS):
+            numbers.append((at, word - NUMBER_MARK))
     return tuple(pointers), tuple(numbers)
 
 

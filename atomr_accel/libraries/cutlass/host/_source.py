@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 POINTER_MARK: Final = 0x7E57AB1E
 """The upper half of what stands for a pointer; the lower is 256 times its number."""
 NUMBER_MARK: Final = 0x7E57AB00
-"""What stands for a float32, plus its number."""
+"""What stands for a float32, plus its number, which is below ``MOST_NUMBERS``."""
 
 OPERANDS: Final = 4
 """Pointers with numbers below this are a, b, c and the result; the epilogue's follow."""

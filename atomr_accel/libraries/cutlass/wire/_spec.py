@@ -33,6 +33,9 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     slot: int = 0
 
 
+MOST_NUMBERS: Final = 16
+"""Different numbers of an epilogue."""
+
 LOADS: Final = ("number", "scalar", "row", "column", "full", SOURCE)
 """What is read: a number of the call's, a buffer of one number, of n, of m, of (m, n); and that of
 (m, n) that the kernel fetches ahead, of which there is one at most."""
