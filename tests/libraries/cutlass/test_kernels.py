@@ -14,7 +14,7 @@ from atomr_accel.libraries.cutlass.host._builds import find_build
 from atomr_accel.libraries.cutlass.wire._spec import FUNCTIONS, Node, encode, shared_bytes
 from atomr_accel.libraries.host._disk_cache import DiskCache
 
-from .test_plans import PRODUCT, spec
+from .specs import PRODUCT, spec
 
 if TYPE_CHECKING:
     from pathlib import Path

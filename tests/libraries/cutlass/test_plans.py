@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,33 +18,16 @@ from atomr_accel.libraries.cutlass.wire._spec import (
     SHARED,
     STORES,
     Node,
-    Spec,
     decode,
     encode,
     refusal,
     shared_bytes,
 )
 
+from .specs import PRODUCT, spec
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-PRODUCT: Final = Node("accumulator")
-
-
-def spec(**changed: Any) -> Spec:
-    given = {
-        **dict.fromkeys(("a", "b", "out"), "bfloat16"),
-        "trans_a": False,
-        "trans_b": True,
-        "epilogue": PRODUCT,
-        "source": "",
-        "tile": (128, 128, 64),
-        "cluster": (2, 1, 1),
-        "schedule": "cooperative",
-        "stages": 0,
-        "fast": False,
-    }
-    return Spec(**{**given, **changed})
 
 
 def test_a_spec_comes_back_as_it_was() -> None:
