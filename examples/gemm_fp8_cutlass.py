@@ -38,10 +38,10 @@ async def main() -> None:
         largest = await device.empty((), np.float32)
         layer = device.cutlass.accumulator * (x_scale * w_scale) + biases
         layer = layer.silu()
-        tile = {"tile": (128, 128, 128), "cluster": (2, 1, 1)}
+        tile = (128, 128, 128)
         try:
             y = await device.cutlass.matmul(
-                a, b, trans_b=True, epilogue=layer.amax(largest), dtype=np.float32, **tile
+                a, b, trans_b=True, epilogue=layer.amax(largest), dtype=np.float32, tile=tile
             )
         except (LibraryMissing, Unsupported) as why:
             print(f"CUTLASS on {device.backend}: {why}")
@@ -50,7 +50,7 @@ async def main() -> None:
         assert error < 1e-2, error
         scale = float(await device.get(largest)) / LARGEST
         y8 = await device.cutlass.matmul(
-            a, b, trans_b=True, epilogue=layer / scale, dtype=E4M3, **tile
+            a, b, trans_b=True, epilogue=layer / scale, dtype=E4M3, tile=tile
         )
         got = (await device.get(y8)).astype(np.float64) * scale
     lost = np.abs(got - exact).max() / np.abs(exact).max()

@@ -181,7 +181,9 @@ def read(
         *(a, b, out, c, alpha, beta),
         *(flag(trans_a, "trans_a"), flag(trans_b, "trans_b")),
         None if dtype is None else as_dtype(dtype),
-        *(bias, epilogue, flag(fast_accum, "fast_accum")),
+        bias,
+        epilogue,
+        flag(fast_accum, "fast_accum"),
     )
 
 
@@ -239,8 +241,9 @@ def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
         ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed: as ``Cutlass.matmul``.
     """
     a, b = given.a, given.b
-    for name, ref in (("a", a), ("b", b), ("bias", given.bias), ("c", given.c), ("out", given.out)):
-        if not isinstance(ref, GpuRef) and (ref is not None or name in ("a", "b")):
+    others: dict[str, object] = {"bias": given.bias, "c": given.c, "out": given.out}
+    for name, ref in others.items():
+        if ref is not None and not isinstance(ref, GpuRef):
             raise ref_error(ref, memory, name)
     require_device(device)
     reads = [require_readable(a, memory, "a"), require_readable(b, memory, "b")]

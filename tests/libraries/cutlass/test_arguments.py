@@ -40,6 +40,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "give a dtype for the result",
     ),
     "beta": ({"beta": 1.0}, ValueError, "there is no c that it scales"),
+    "bias": ({"bias": 1.0}, TypeError, "bias"),
+    "c": ({"c": 1.0, "beta": 1.0}, TypeError, "c "),
+    "out": ({"out": [1]}, TypeError, "out"),
     "epilogue": ({"epilogue": "gelu"}, TypeError, "an expression of device.cutlass.accumulator"),
     "tile rows": ({"tile": (96, 128, 64)}, ValueError, "tile has 96 rows"),
     "tile columns": ({"tile": (128, 48, 64)}, ValueError, "tile has 48 columns"),
@@ -137,13 +140,14 @@ async def test_groups_that_are_refused(device: Device) -> None:
     a, b = await device.zeros((16, 8), "float16"), await device.zeros((2, 8, 24), "float16")
     vector = await device.zeros(24, "float32")
     x = device.cutlass.accumulator
-    for sizes, epilogue, error, said in (
+    wrong: tuple[tuple[Any, Any, type[Exception], str], ...] = (
         ([16], None, ValueError, "1 sizes of 16 rows in all, but b has 2 matrices"),
         ([8, 9], None, ValueError, "17 rows in all"),
         ([-1, 17], None, ValueError, r"sizes\[0\]"),
         ([8, 8.0], None, TypeError, r"sizes\[1\]"),
         ([8, 8], x + vector, ValueError, "numbers and functions, no buffers"),
-    ):
+    )
+    for sizes, epilogue, error, said in wrong:
         with pytest.raises(error, match=said):
             await device.cutlass.matmul_grouped(a, b, sizes, epilogue=epilogue)
     with pytest.raises(ValueError, match="nothing of this can be a kernel"):

@@ -17,7 +17,7 @@ pytestmark = MARKS
 
 Array = np.ndarray[Any, Any]
 
-FIXED: Final = {"tile": (128, 128, 64), "cluster": (2, 1, 1)}
+FIXED: Final[Any] = {"tile": (128, 128, 64), "cluster": (2, 1, 1)}
 """One kernel for several tests, since on a GPU each takes half a minute."""
 
 EPS: Final = {
