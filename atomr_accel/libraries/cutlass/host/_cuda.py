@@ -154,8 +154,9 @@ class CudaCutlass:
 
 def _start(call: _Call, params: bytes) -> None:
     """Launch with parameters, which the driver copies."""
+    arguments = Arguments(params)  # which the driver reads while it is called
     product = call.plan.kernel.product
-    (status,) = driver.cuLaunchKernelEx(call.config, product, 0, Arguments(params).address)
+    (status,) = driver.cuLaunchKernelEx(call.config, product, 0, arguments.address)
     if status:
         raise failure("cuLaunchKernelEx", status)
 
