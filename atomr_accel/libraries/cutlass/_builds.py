@@ -72,7 +72,9 @@ class Builds:
             What the call has to name as read, if anything.
         """
         epoch = driver.memory.epoch
-        if self._ready.get(key) is epoch:
+        ready = self._ready
+        driver.depends(lambda: ready.get(key) is epoch)
+        if ready.get(key) is epoch:
             return None
         if driver.home is not self._device:
             asked = self._asked.setdefault(driver.home, {})
@@ -92,7 +94,9 @@ class Builds:
 
     def tuned(self, driver: Driver, wanted: bytes, sizes: Sizes) -> list[tuple[bytes, int]]:
         """What was found fastest, if anything; in a batch, what is known to have been."""
-        known = self._tuned.get((wanted, sizes))
+        tuned = self._tuned
+        known = tuned.get((wanted, sizes))
+        driver.depends(lambda: tuned.get((wanted, sizes)) is known)
         if known is not None:
             return known
         if driver.home is not self._device:
@@ -115,6 +119,10 @@ class Builds:
     def statistics(self) -> CutlassStatistics:
         """A snapshot."""
         return CutlassStatistics(self._built, self._loaded, self._seconds, len(self._ready))
+
+
+def untraceable() -> None:
+    """What is called as a call is sent that cannot be traced: it needs what one batch has made."""
 
 
 def _building(key: Key, writes: tuple[Block, ...]) -> Request[tuple[str, float]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from ..._dtypes import NAMES
 from ...memory import GpuRef
 from ..wire._options import real, whole
 from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 READS: Final = ("float16", "bfloat16", "float32")
 """Dtypes of what epilogues read."""
@@ -31,7 +34,7 @@ class Epilogue:
     It is kept like a value: ``matmul`` may be called with it again and again.
     """
 
-    __slots__ = ("_inputs", "_op", "_ref", "_value")
+    __slots__ = ("_inputs", "_op", "_parts", "_ref", "_value")
 
     def __init__(
         self,
@@ -44,6 +47,48 @@ class Epilogue:
         self._inputs: Final = inputs
         self._ref: Final = ref
         self._value: Final = value
+        self._parts: tuple[object, tuple[GpuRef, ...]] | None = None
+
+    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+        """What is left without buffers, and these: each step by the numbers of what it is of."""
+        if self._parts is None:
+            steps = self._steps()
+            numbers = {id(step): number for number, step in enumerate(steps)}
+            rest = tuple(
+                (
+                    step._op,
+                    repr(step._value),
+                    tuple(numbers[id(each)] for each in step._inputs),
+                    step._ref is not None,
+                )
+                for step in steps
+            )
+            self._parts = rest, tuple(step._ref for step in steps if step._ref is not None)
+        return self._parts
+
+    def _joined(self, refs: Iterable[GpuRef]) -> Epilogue:
+        """The same with other buffers."""
+        given = iter(refs)
+        made: dict[int, Epilogue] = {}
+        for step in self._steps():
+            inputs = tuple(made[id(each)] for each in step._inputs)
+            ref = None if step._ref is None else next(given)
+            plain = step._op == ACCUMULATOR
+            made[id(step)] = step if plain else Epilogue(step._op, inputs, ref, step._value)
+        return made[id(self)]
+
+    def _steps(self) -> list[Epilogue]:
+        """All steps, each once and before what uses it."""
+        found: dict[int, Epilogue] = {}
+
+        def visit(step: Epilogue) -> None:
+            if id(step) not in found:
+                for each in step._inputs:
+                    visit(each)
+                found[id(step)] = step
+
+        visit(self)
+        return [*found.values()]
 
     def __add__(self, other: Epilogue | GpuRef | float) -> Epilogue:
         return _binary("add", self, other)

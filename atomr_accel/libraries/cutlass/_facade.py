@@ -10,7 +10,7 @@ from ..._dtypes import DTYPES
 from .._arguments import require_no_race
 from .._op import D, Facade, op
 from .._request import Request, Submission
-from ._builds import LANE, Builds
+from ._builds import LANE, Builds, untraceable
 from ._epilogue import ACCUMULATED
 from ._grouped import check_groups
 from ._product import check, chosen, read, read_choice, space
@@ -66,6 +66,8 @@ class Cutlass(Facade[D]):
     trans_b=True``. Rows of all operands have to be whole multiples of 16 bytes. Results beyond the
     range of fp8 become its largest number of that sign.
     """
+
+    traced = True
 
     def __init__(self, device: Home) -> None:
         self._device = device
@@ -171,7 +173,8 @@ class Cutlass(Facade[D]):
             if result is None:
                 result = driver.output(product.shape, product.dtype)
             message = product.message(spec, turn, result, product.lowered.buffers)
-            return Submission(message, reads, [result._block, *product.writes], result)
+            sent = None if building is None else untraceable
+            return Submission(message, reads, [result._block, *product.writes], result, sent=sent)
 
         return Request(LANE, "cutlass.matmul", prepare)
 
@@ -253,7 +256,8 @@ class Cutlass(Facade[D]):
                 result = driver.output(groups.shape, DTYPES[groups.spec.out])
             table = driver.output((groups.table_bytes,), DTYPES["uint8"])._block
             message = groups.message(spec, turn, result, table)
-            return Submission(message, reads, (result._block, table), result)
+            sent = None if building is None else untraceable
+            return Submission(message, reads, (result._block, table), result, sent=sent)
 
         return Request(LANE, "cutlass.matmul_grouped", prepare)
 

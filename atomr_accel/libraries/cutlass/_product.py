@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -391,6 +392,7 @@ def require_rows(spec: Spec, sizes: Sizes) -> None:
             )
 
 
+@lru_cache(1024)
 def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
     """A spec with tile, cluster and schedule: the program's, or else what mostly does well.
 

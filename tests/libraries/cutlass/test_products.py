@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 
+from atomr_accel.libraries.cutlass._epilogue import ACCUMULATED
+
 from ...harness import on_shared
 from ..conformance import MARKS, dtype_of
 
@@ -212,3 +214,32 @@ async def test_tuning(device: Device) -> None:
     out = await device.cutlass.matmul(a, b, trans_b=True)
     assert device.cutlass.statistics().plans == now.plans
     await near(device, out, x @ y.T, "bfloat16")
+
+
+@on_shared
+async def test_calls_that_are_alike_have_buffers_and_numbers_of_their_own(device: Device) -> None:
+    (a, x), (b, y) = await put(device, (16, 8), "float16"), await put(device, (24, 8), "float16")
+    value = device.cutlass.accumulator
+    for number in range(6):
+        bias, residual = np.full(24, number, np.float16), np.full((16, 24), -number, np.float16)
+        v, r = await device.put(bias), await device.put(residual)
+        kept = await device.zeros((16, 24), np.float32)
+        scaled = (value + v).store(kept) * (1 + number // 3)
+        for epilogue, factor in ((scaled + r, 1), (scaled + r * 2, 2)):
+            out = await device.cutlass.matmul(a, b, trans_b=True, epilogue=epilogue, **FIXED)
+            sums = x @ y.T + number
+            await near(device, kept, sums, "float32")
+            await near(device, out, sums * (1 + number // 3) - factor * number, "float16")
+
+
+def test_an_epilogue_comes_apart_and_together_again() -> None:
+    shared = ACCUMULATED.relu() * 2
+    whole = shared + shared.tanh()
+    rest, refs = whole._apart()
+    again = whole._joined(refs)
+    assert again is not whole
+    assert again._apart() == (rest, ())
+    # Where a value is used twice it is one still.
+    assert again._inputs[1]._inputs[0] is again._inputs[0]
+    assert (shared + (ACCUMULATED.relu() * 2).tanh())._apart() != (rest, ())
+    assert (shared * 0.0)._apart() != (shared * -0.0)._apart()
