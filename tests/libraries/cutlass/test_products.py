@@ -225,7 +225,7 @@ async def test_calls_that_are_alike_have_buffers_and_numbers_of_their_own(device
         v, r = await device.put(bias), await device.put(residual)
         kept = await device.zeros((16, 24), np.float32)
         scaled = (value + v).store(kept) * (1 + number // 3)
-        for epilogue, factor in ((scaled + r, 1), (scaled + r * 2, 2)):
+        for epilogue, factor in ((scaled + r, 1), (scaled + r + r, 2)):
             out = await device.cutlass.matmul(a, b, trans_b=True, epilogue=epilogue, **FIXED)
             sums = x @ y.T + number
             await near(device, kept, sums, "float32")
