@@ -188,7 +188,7 @@ class Port:
             elif writer and writer != seq:
                 before = _with(before, writer) if before else writer
             block.writer = seq
-        if type(before) is set:
+        if not isinstance(before, int):
             op.dependencies = tuple([(in_flight[each].port.index, each) for each in before])
         elif before:
             op.dependencies = ((in_flight[before].port.index, before),)

@@ -179,8 +179,7 @@ async def test_cuda_arrays(device: Device) -> None:
     np.testing.assert_array_equal(await device.get(image), host)
     await device.fill(image, 5)
     async with device.batch() as batch:
-        batched = array._on(batch)
-        batched.copy_from(image)
+        batch.using(array).copy_from(image)
         batch.launch(sampled, 1, 1, out, Texture(array), 1.5, 1.5)
     assert await device.get(out) == 5
     for wrong in (await device.zeros((7, 5), np.float32), await device.zeros((5, 7), np.int32)):

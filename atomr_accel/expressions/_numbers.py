@@ -1,0 +1,56 @@
+"""Numbers in expressions, as NumPy has them and as words."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .._dtypes import as_dtype
+from ._promotion import MANY
+
+Number = complex | np.generic
+"""What a number may be; complex stands for float, int and bool, too."""
+
+Known = tuple[tuple[np.generic, tuple[int, ...]], np.dtype[Any]]
+"""A number, also as words of four bytes, and its dtype."""
+
+
+def number_of(value: Number, dtype: np.dtype[Any] | None = None) -> Known:
+    """A number of a dtype, by default of that which NumPy gives it.
+
+    Raises:
+        OverflowError: integers that do not hold it, in NumPy's words.
+        TypeError: what it is does not live in device memory.
+    """
+    if type(value) is int:
+        return _python_number(value, int, 0, dtype)
+    if type(value) is float:
+        return _python_number(value, float, math.copysign(1, value), dtype)  # zeros have a sign
+    return _number(value, dtype)
+
+
+@lru_cache(MANY)
+def _python_number(value: float, _kind: type, _sign: float, dtype: np.dtype[Any] | None) -> Known:
+    return _number(value, dtype)
+
+
+def _number(value: Number, dtype: np.dtype[Any] | None) -> Known:
+    number = np.asarray(value)
+    if dtype is None:
+        dtype = as_dtype(number.dtype)
+    if number.dtype is not dtype:
+        with np.errstate(all="ignore"):
+            # From Python's number, because integers are held against the bounds so.
+            number = np.asarray(value, dtype) if isinstance(value, int) else number.astype(dtype)
+    one: Any = number[()]
+    return with_words(one), dtype
+
+
+def with_words(number: np.generic) -> tuple[np.generic, tuple[int, ...]]:
+    """A number, and as words of four bytes."""
+    data = number.tobytes()
+    starts = range(0, len(data), 4)
+    return number, tuple([int.from_bytes(data[at : at + 4], "little") for at in starts])
