@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from ....backends.cuda.host._driver import check, driver, failure
-from ...host._cuda_kernels import Arguments, preload_compiler
+from ...host._cuda_kernels import preload_compiler
 from ...nvrtc.host._launch_config import launch_config
 from ...nvrtc.wire._messages import Launch, LaunchOptions
 from ...wire._recent import Recent
@@ -153,10 +153,15 @@ class CudaCutlass:
 
 
 def _start(call: _Call, params: bytes) -> None:
-    """Launch with parameters, which the driver copies."""
-    arguments = Arguments(params)  # which the driver reads while it is called
+    """Launch with parameters, which the driver copies while it is called.
+
+    They are told as an argument, whose place only the driver knows: tensor maps are aligned to 64
+    bytes in the constant bank, and parameters do not begin at a multiple of that.
+    """
+    there = ctypes.create_string_buffer(params, len(params))
+    told = ctypes.c_void_p(ctypes.addressof(there))
     product = call.plan.kernel.product
-    (status,) = driver.cuLaunchKernelEx(call.config, product, 0, arguments.address)
+    (status,) = driver.cuLaunchKernelEx(call.config, product, ctypes.addressof(told), 0)
     if status:
         raise failure("cuLaunchKernelEx", status)
 
