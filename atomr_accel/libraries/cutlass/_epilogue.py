@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from ..._dtypes import NAMES
+from ...expressions import Operand
 from ...memory import GpuRef
 from ..wire._options import real, whole
 from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, Node
@@ -29,12 +30,15 @@ class Epilogue:
     ``-``, ``*`` and ``/`` with numbers, with buffers and with each other, and by the methods here.
     All is computed in float32, while the product is in registers. A buffer is broadcast as in
     NumPy: one of shape (n,) is added to each row, one of (m, 1) to each column, one of (m, n) to
-    all. In an operation with a buffer, the epilogue stands on the left.
+    all.
 
     It is kept like a value: ``matmul`` may be called with it again and again.
     """
 
     __slots__ = ("_inputs", "_op", "_parts", "_ref", "_value")
+
+    __array_ufunc__: Final = None
+    """NumPy's scalars leave operators to this class."""
 
     def __init__(
         self,
@@ -93,25 +97,25 @@ class Epilogue:
     def __add__(self, other: Epilogue | GpuRef | float) -> Epilogue:
         return _binary("add", self, other)
 
-    def __radd__(self, other: float) -> Epilogue:
+    def __radd__(self, other: GpuRef | float) -> Epilogue:
         return _binary("add", other, self)
 
     def __sub__(self, other: Epilogue | GpuRef | float) -> Epilogue:
         return _binary("subtract", self, other)
 
-    def __rsub__(self, other: float) -> Epilogue:
+    def __rsub__(self, other: GpuRef | float) -> Epilogue:
         return _binary("subtract", other, self)
 
     def __mul__(self, other: Epilogue | GpuRef | float) -> Epilogue:
         return _binary("multiply", self, other)
 
-    def __rmul__(self, other: float) -> Epilogue:
+    def __rmul__(self, other: GpuRef | float) -> Epilogue:
         return _binary("multiply", other, self)
 
     def __truediv__(self, other: Epilogue | GpuRef | float) -> Epilogue:
         return _binary("divide", self, other)
 
-    def __rtruediv__(self, other: float) -> Epilogue:
+    def __rtruediv__(self, other: GpuRef | float) -> Epilogue:
         return _binary("divide", other, self)
 
     def __neg__(self) -> Epilogue:
@@ -187,7 +191,7 @@ def _ref(ref: object, name: str) -> GpuRef:
     return ref
 
 
-def term(value: Epilogue | GpuRef | float) -> Epilogue:
+def term(value: object) -> Epilogue:
     """What takes part in expressions.
 
     Raises:
@@ -197,6 +201,11 @@ def term(value: Epilogue | GpuRef | float) -> Epilogue:
         return value
     if isinstance(value, GpuRef):
         return Epilogue("", (), value)
+    if isinstance(value, Operand):
+        raise TypeError(
+            f"{value!r} is computed by itself: evaluate it first, or begin with the epilogue, as "
+            "in (accumulator + ref) * 2"
+        )
     return Epilogue("number", (), None, real(value, "an operand of an epilogue"))
 
 

@@ -108,6 +108,10 @@ async def test_epilogues_that_are_refused(device: Device) -> None:
     for refused in ("1", None, [1]):
         with pytest.raises(TypeError, match="an operand of an epilogue must be a real number"):
             x + refused  # type: ignore[operator]
+    with pytest.raises(TypeError, match="must be a number, not an array"):
+        np.ones(3) * x  # type: ignore[operator]
+    with pytest.raises(TypeError, match="is computed by itself: evaluate it first"):
+        x + ones["sums"] * 2  # type: ignore[operator]
     with pytest.raises(ValueError, match="axis must be"):
         x.sum(2, ones["sums"])
     with pytest.raises(TypeError, match="out must be a GpuRef"):

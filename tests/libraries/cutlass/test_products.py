@@ -99,7 +99,7 @@ async def test_an_epilogue_is_computed_in_float32_and_rounded_once(device: Devic
     other, o = await put(device, (16, 24), "bfloat16")
     c, z = await put(device, (16, 24), "float32")
     value = device.cutlass.accumulator
-    epilogue = (value.relu() * rows - other).maximum(-1).minimum(3) / 2 + 0.125
+    epilogue = (rows * value.relu() - other).maximum(-1).minimum(3) / 2 + 0.125
     out = await device.cutlass.matmul(
         a, b, trans_b=True, alpha=0.5, beta=2.0, c=c, bias=bias, epilogue=epilogue, **FIXED
     )
