@@ -151,6 +151,7 @@ static std::vector<Fiber> fibers;
 static ucontext_t in_turn;
 static std::function<void()> body;
 static void __syncthreads() { swapcontext(&fibers[threadIdx.x].context, &in_turn); }
+static void __syncwarp() { __syncthreads(); }  // no thread goes on before all have come
 template <class T> static T __shfl_down_sync(unsigned, T value, int step) {
   static T values[1024];
   values[threadIdx.x] = value;

@@ -109,7 +109,7 @@ def test_matrices_of_whole_vectors_are_turned(kernels: Any, size: int) -> None:
 @pytest.mark.parametrize("apart", [True, False])
 def test_planes_and_channels(kernels: Any, size: int, few: int, apart: bool) -> None:
     rng = seeds.rng()
-    for pixels in (64, 16, 12):
+    for pixels in (64, 16, 12, 40 * 16):
         for batch in ((), (3,), (2, 3)):
             shape = (*batch, few, pixels) if apart else (*batch, pixels, few)
             target, source = turned(rng, shape, size)
