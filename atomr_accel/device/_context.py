@@ -328,7 +328,7 @@ class Context:
             # Lanes share streams, so others may only be waiting behind the oldest of them.
             _, op_name = min(overdue)
             generation = core.memory.generation
-            core.tell_output()
+            self._last_words()
             self._fault = KernelHung(
                 f"generation {generation} of {core.name} is gone: {op_name} had not finished "
                 f"after {deadline} s, the device's op_deadline",

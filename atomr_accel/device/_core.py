@@ -270,10 +270,10 @@ class DeviceCore:
         return self.serving.host.pid if self.serving is not None else None
 
     def tell_output(self) -> None:
-        """Tell now what the host has written to its descriptors 1 and 2, such as by kernels."""
+        """Tell what the host has written to its descriptors 1 and 2, such as by kernels."""
         output = None if self.serving is None else self.serving.host.output
         if output is not None:
-            output.drain()
+            output.glance()
 
     def _elsewhere(self) -> RuntimeError:
         # An answer would wake a task of another loop, or find none: refused before anything

@@ -17,7 +17,6 @@ from atomr_accel.device._settings import _LANES
 from atomr_accel.device.batches._record import PROGRAMS
 from atomr_accel.libraries._table import LANES
 from atomr_accel.libraries.array import _copy as array
-from atomr_accel.libraries.array import _copy as array_copy
 from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
