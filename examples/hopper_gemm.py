@@ -45,6 +45,7 @@ constexpr int A_BYTES = TILE_M * LINE, B_BYTES = TILE_N * LINE;
 constexpr int SUMS = TILE_N / 2;                          // of a thread: ROWS * TILE_N / 128
 constexpr int PIECE = 64;                                 // columns that are stored at a time
 constexpr int PIECE_BYTES = ROWS * PIECE * 2;             // a line of 128 bytes for each row, too
+constexpr int BUFFERS = 2;                                // pieces of a consumer that TMA stores
 
 // --- barriers ---------------------------------------------------------------------------------
 // An mbarrier is in a phase until as many have arrived as it was made for, and all bytes have
@@ -340,7 +341,6 @@ class Plan:
     Attributes:
         tile_n: columns of an output tile: 256, or 128 for products that have few tiles.
         stages: steps that shared memory holds; by default as many as there is room for.
-        buffers: parts of 64 columns that a consumer keeps for TMA to store: 1, 2 or all of a tile.
         cluster: blocks that load the same columns together, 1 or 2.
         group: how many rows of tiles go together in time, in units of a cluster's.
         promote: steps after which partial sums are added to float32 registers, with
@@ -350,9 +350,8 @@ class Plan:
 
     tile_n: int = 256
     stages: int | None = None
-    buffers: int = 2
     cluster: int = 2
-    group: int = 8
+    group: int = 4
     promote: int = 0
     blocks: int | None = None
 
@@ -362,7 +361,6 @@ class Plan:
             (self.tile_n in (128, 256), "tile_n is 128 or 256"),
             (self.cluster in (1, 2), "cluster is 1 or 2"),
             (self.depth > 1, "stages is at least 2: one is read while the next is asked for"),
-            (self.buffers in (1, 2, self.tile_n // PIECE[1]), "a tile fills its buffers evenly"),
             (min(self.group, self.blocks or 1) > 0 <= self.promote, "counts are positive"),
             (not self.promote or self.tile_n == 128, "promote has registers with tile_n=128"),
         ):
@@ -377,7 +375,7 @@ class Plan:
     @property
     def shared(self) -> int:
         """Bytes of shared memory: for alignment, stages, buffers of consumers, barriers."""
-        buffers = 2 * self.buffers * math.prod(PIECE) * 2
+        buffers = 2 * 2 * math.prod(PIECE) * 2
         return 1024 + self.depth * ((TILE_M + self.tile_n) * 128 + 16) + buffers
 
     def source(self, dtype: np.dtype[Any]) -> str:
@@ -389,7 +387,6 @@ class Plan:
             "CLUSTER": self.cluster,
             "GROUP": self.group,
             "PROMOTE": self.promote,
-            "BUFFERS": self.buffers,
             "WGMMA": wgmma(KINDS[dtype.name], self.tile_n),
         }
         return "".join(f"#define {name} {text}\n" for name, text in macros.items()) + SOURCE

@@ -243,7 +243,8 @@ class Lane:
         self.slots: Final[list[StreamSlot]] = []
         self._lanes = lanes
         self._launcher = launcher
-        self._group = group
+        self._group = self._together_most = group
+        self._spreads = False
         self._track_each_op = track_each_op
         self._shares_streams = shares_streams
         self._flushed = 0.0
@@ -274,6 +275,7 @@ class Lane:
         self._new_slot = new_slot
         self._most_slots = max_streams
         self._slot = first = self._add_slot(0)
+        self._spreads = getattr(first.executor, "spreads", False)
         union = reduce(operator.or_, first.handlers)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
         self._decode = msgspec.msgpack.Decoder(list[request]).decode
@@ -309,6 +311,8 @@ class Lane:
         requests: list[Request] = []
         for frame in self._frames.feed(data):
             requests += self._requests(frame)
+        if self._spreads:  # a few that have come together overlap, too
+            self._together_most = min(self._group, -(-len(requests) // self._most_slots) or 1)
         return requests
 
     def _requests(self, frame: memoryview) -> list[Request]:
@@ -505,7 +509,7 @@ class Lane:
             times.end(begun, (seq,))
         slot.unmarked.append((seq, value))
         self._slot_of[seq] = slot
-        if len(slot.unmarked) >= self._group:
+        if len(slot.unmarked) >= self._together_most:
             self._settle(slot)
         elif self._track_each_op:
             self._step(slot)
@@ -653,6 +657,8 @@ class Lane:
     def mark(self) -> None:
         """What was launched last is a group, complete or not."""
         self._mark(self._slot)
+        if self._spreads and self._slot.in_flight:
+            self._slot = self._next_slot()
 
     @property
     def busy(self) -> bool:

@@ -32,9 +32,9 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GOAL = 0.9
 
 PLANS = [
-    Plan(group=4),
+    Plan(group=8),
     Plan(group=16),
-    Plan(stages=3, buffers=4),
+    Plan(stages=3),
     Plan(cluster=1),
     Plan(tile_n=128),
     Plan(tile_n=128, promote=4),

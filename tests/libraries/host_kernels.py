@@ -37,6 +37,7 @@ _PRELUDE: Final = r"""
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static
 struct dim { unsigned x, y, z; };
@@ -97,6 +98,11 @@ static void narrow(b16& target, float value) {
   if (std::isnan(value)) { target.bits = 0x7fc0; return; }
   target.bits = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+static float round_b16(float value) {
+  b16 rounded;
+  narrow(rounded, value);
+  return widen(rounded);
+}
 static unsigned multiply_wide(unsigned a, unsigned b, unsigned& high) {
   const unsigned long long wide = (unsigned long long)a * b;
   high = wide >> 32;
@@ -152,6 +158,14 @@ template <class T> static T __shfl_down_sync(unsigned, T value, int step) {
   __syncthreads();
   const unsigned other = threadIdx.x + step;
   const T found = other / 32 == threadIdx.x / 32 && other < blockDim.x ? values[other] : value;
+  __syncthreads();
+  return found;
+}
+template <class T> static T __shfl_up_sync(unsigned, T value, int step) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const T found = (int)threadIdx.x % 32 >= step ? values[threadIdx.x - step] : value;
   __syncthreads();
   return found;
 }

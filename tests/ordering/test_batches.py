@@ -494,6 +494,7 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
         "cub",
         "dnn",
         "fft",
+        "flash_attention",
         "linalg",
         "nvrtc",
         "rng",

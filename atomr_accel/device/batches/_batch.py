@@ -340,12 +340,12 @@ class Batch(Collector):
         if now and facade.traced:
             found = facade._traces.find(make, facade, self, args, kwargs)
             if found is not None:
-                trace, refs = found
+                trace, own = found
                 ports = self.ports
                 if ports.keys() >= trace.lanes:
                     self._filling = True
                     try:
-                        addresses, blocks, result = trace.call(self, refs)
+                        addresses, blocks, result = trace.call(self, own)
                     except Pending:  # there is no room for results
                         late = True
                     else:

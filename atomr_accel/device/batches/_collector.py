@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...libraries.array._evaluate import Fused
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
+    from ...libraries.nvrtc._cuda_array import CudaArray
     from ...libraries.nvrtc._kernel import Argument
     from ...libraries.nvrtc._launching import Dim
     from ...libraries.nvrtc._module import Module
@@ -66,6 +67,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def __init__(self, device: Device) -> None:
         super().__init__(device._core)
         self._owner = device
+        self._traces = device._traces
         self.witness: Witness | None = self._core.witness
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
@@ -84,6 +86,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         for name in NAMES:
             vars(self).pop(name, None)
 
+    @overload
+    def using(self, made: CudaArray[Any]) -> CudaArray[Collected]: ...
     @overload
     def using(self, made: Fused[Any, P, R]) -> Fused[Collected, P, R]: ...
     @overload

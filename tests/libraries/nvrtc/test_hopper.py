@@ -28,13 +28,12 @@ DTYPES: Final = pytest.mark.parametrize("dtype", [BF16, E4M3], ids=lambda dtype:
 
 PLANS: Final = [
     hopper_gemm.Plan(),
-    hopper_gemm.Plan(cluster=1, stages=3, group=4),
-    hopper_gemm.Plan(stages=3, buffers=4),
+    hopper_gemm.Plan(cluster=1, stages=3, group=8),
     hopper_gemm.Plan(tile_n=128),
     hopper_gemm.Plan(tile_n=128, promote=4),
 ]
 
-NAMES: Final = ["wide", "alone", "buffered", "narrow", "promoted"]
+NAMES: Final = ["wide", "alone", "narrow", "promoted"]
 
 
 @pytest.mark.headers
@@ -111,8 +110,6 @@ async def test_it_refuses_what_the_kernel_cannot_do(device: Device) -> None:
         ({"tile_n": 64}, "tile_n"),
         ({"cluster": 4}, "cluster"),
         ({"stages": 1}, "stages"),
-        ({"buffers": 3}, "evenly"),
-        ({"buffers": 4, "tile_n": 128}, "evenly"),
         ({"group": 0}, "positive"),
         ({"blocks": -1}, "positive"),
         ({"promote": -1, "tile_n": 128}, "positive"),

@@ -17,6 +17,7 @@ from ..wire._messages import (
     Compile,
     Compiled,
     DescribeFunction,
+    Disassemble,
     KernelAttributes,
     Launch,
     Link,
@@ -31,6 +32,7 @@ from ..wire._messages import (
     Unload,
 )
 from ._compiler import load_nvrtc
+from ._disassembler import disassemble
 from ._launch_config import launch_config
 from ._modules import Modules
 from ._program import find_module, link_image
@@ -195,7 +197,11 @@ class CudaCompiler:
         del stream
         self._capability: Final = context.compute_capability
         self._line_info: Final = context.line_info
-        self.handlers: Final = {Compile: self._compile, Link: self._link}
+        self.handlers: Final = {
+            Compile: self._compile,
+            Link: self._link,
+            Disassemble: self._disassemble,
+        }
 
     @staticmethod
     def preload() -> None:
@@ -213,10 +219,16 @@ class CudaCompiler:
     def _link(self, message: Link) -> bytes:
         return link_image(message.image, self._capability)
 
+    @staticmethod
+    def _disassemble(message: Disassemble) -> str:
+        return disassemble(message.image)
+
 
 @final
 class CudaKernels:
     """Executes loads and launches."""
+
+    spreads: Final = True
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
