@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _AHEAD_SHARE: Final = 16
-"""What is made ahead leaves a device with no more than 1/16 of its memory in slabs."""
+"""What is made ahead leaves no more than 1/16 of a device's memory in slabs that are not sealed."""
 
 
 @final
@@ -55,7 +55,7 @@ class Growth:
             if context is None or info is None:
                 return
             most = info.total_memory if memory.limit is None else memory.limit
-            room = most // _AHEAD_SHARE - memory.capacity
+            room = most // _AHEAD_SHARE - memory.plain_capacity
             if room <= 0:
                 return
             size = least_slab(min(nbytes, room))
