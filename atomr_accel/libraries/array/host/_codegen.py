@@ -148,6 +148,7 @@ class _Writer:
                 )
                 self._stage.append(max(self._stage[arg] for arg in args) + reduces)
         self._kept: Final[set[int]] = set()
+        self._quick = False
         self._width: Final = form.vector if form.layout == "columns" else 1
         words = [
             node.args[0] + -(-DTYPES[node.dtype].itemsize // 8)
@@ -250,13 +251,19 @@ class _Writer:
         if node.name in ("nextafter", "spacing") and takes in _SMALL:
             raise Unsupported(f"{node.name} of {takes} is not computed on CUDA devices")
         name = node.name.replace(":", "_")
-        common = self._varies[at] and not self._varies[node.args[-1]]
-        if name == "divide" and common and node.dtype in _OVER:
-            name = f"over<{STORED[node.dtype]}>"
+        if self._quick and self._is_over(at):
+            name, args = f"over<{STORED[node.dtype]}>", [*args, "sure"]
         text = f"f_{name}({', '.join(args)})"
         if node.name in _EXACT:
             return text
         return self._rounded(node.dtype, text)
+
+    def _is_over(self, at: int) -> bool:
+        """Whether it is a quotient of an element and what all of a row have in common."""
+        node = self._form.nodes[at]
+        if node.name != "divide" or node.dtype not in _OVER or at in self._kept:
+            return False
+        return self._varies[at] and not self._varies[node.args[1]]
 
     @staticmethod
     def _rounded(dtype: str, text: str) -> str:
@@ -340,14 +347,28 @@ class _Writer:
         for output in outputs:
             stored = STORED[form.outputs[output].dtype]
             yield f"pack<{stored}, {form.vector}> o{output};"
-        yield "#pragma unroll"
-        yield f"for (int j = 0; j < {form.vector}; ++j) {{"
-        for at in self._needed([form.results[output] for output in outputs]):
-            yield self._element(at, packs, base, "j")
-        for output in outputs:
-            stored = STORED[form.outputs[output].dtype]
-            yield f"o{output}.v[j] = put<{stored}>({self._ref(form.results[output], 'j')});"
-        yield "}"
+        values = self._needed([form.results[output] for output in outputs])
+
+        def computed() -> Iterator[str]:
+            yield "#pragma unroll"
+            yield f"for (int j = 0; j < {form.vector}; ++j) {{"
+            for at in values:
+                yield self._element(at, packs, base, "j")
+            for output in outputs:
+                stored = STORED[form.outputs[output].dtype]
+                yield f"o{output}.v[j] = put<{stored}>({self._ref(form.results[output], 'j')});"
+            yield "}"
+
+        self._quick = any(map(self._is_over, values))
+        if self._quick:
+            yield "bool sure = true;"
+            yield from computed()
+            self._quick = False
+            yield "if (!sure) {"
+            yield from computed()
+            yield "}"
+        else:
+            yield from computed()
         for output in outputs:
             yield from self._store(output, offset.format(output))
 
