@@ -492,6 +492,7 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
         "blas",
         "blaslt",
         "cub",
+        "cutlass",
         "dnn",
         "fft",
         "flash_attention",
