@@ -65,13 +65,11 @@ class Launcher:
     Attributes:
         process: the process that it was made in.
         polls: whether it asks the device, rather than sleep until that tells.
-        failed: whether the context has, as it found.
     """
 
     def __init__(self, *, completion: str, idle_spin: bool) -> None:
         self.process: Final = os.getpid()
         self.polls: Final = completion != "blocking"
-        self.failed = False
         self._completion = completion
         self._idle_spin = idle_spin
         self._lanes: dict[int, Lane] = {}  # by descriptor
@@ -277,7 +275,6 @@ class Launcher:
 
     def _report(self, fault: StickyFault) -> None:
         """The context is gone: all lanes say so, and which op it was."""
-        self.failed = True
         for lane in [*self._lanes.values()][:1]:
             lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]
