@@ -120,7 +120,7 @@ def test_arguments_are_packed_as_the_kernels_have_them() -> None:
     (launch,) = launches(form("forward"), [])
     size = f"static_assert(sizeof(Problem) == {ctypes.sizeof(Problem)});"
     offsets = "\n".join(
-        f"static_assert(__builtin_offsetof(Problem, {name}) == {getattr(Problem, name).offset});"
+        f"static_assert((size_t)&((Problem*)0)->{name} == {getattr(Problem, name).offset});"
         for name, *_ in Problem._fields_
     )
     source = f"{launch.source.text}\n{size}\n{offsets}\n"
