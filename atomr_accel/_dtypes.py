@@ -30,7 +30,7 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 """The names of dtypes, which NumPy makes anew each time one is asked for."""
 
-_KNOWN: Final = frozenset(DTYPES.values())
+_KNOWN: Final = {dtype: dtype for dtype in DTYPES.values()}
 
 bfloat16: Final = DTYPES["bfloat16"]
 
@@ -45,15 +45,18 @@ def as_dtype(dtype: object) -> np.dtype[Any]:
         TypeError: it is no dtype, or one that device memory cannot hold (objects,
             strings, structures, dates, foreign byte order).
     """
-    if isinstance(dtype, np.dtype) and dtype in _KNOWN:
+    if isinstance(dtype, np.dtype):
         # Not ``dtype`` itself: equal ones need not be identical (unpickled ones are not),
         # and everybody else compares by identity.
-        return DTYPES[dtype.name]
+        known = _KNOWN.get(dtype)
+        if known is not None:
+            return known
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
     resolved = np.dtype(dtype)  # type: ignore[call-overload]
-    if resolved not in _KNOWN:
+    known = _KNOWN.get(resolved)
+    if known is None:
         raise TypeError(
             f"dtype {resolved} cannot live in device memory; expected one of {', '.join(DTYPES)}"
         )
-    return DTYPES[resolved.name]
+    return known

@@ -2,5 +2,18 @@
 
 from ._expression import Expression, broadcast, cast, constant, index
 from ._functions import Number, Operand, Value
+from ._parts import apart, joined, parts_of
 
-__all__ = ["Expression", "Number", "Operand", "Value", "broadcast", "cast", "constant", "index"]
+__all__ = [
+    "Expression",
+    "Number",
+    "Operand",
+    "Value",
+    "apart",
+    "broadcast",
+    "cast",
+    "constant",
+    "index",
+    "joined",
+    "parts_of",
+]

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
+import msgspec
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from .._dtypes import as_dtype
 from .._errors import Unsupported, said_of
-from ._methods import FUNCTIONS, Methods
-from ._promotion import FLOAT32, HALVES, common, kind_of, reduced, resolve
+from ._methods import FUNCTIONS, PLAIN, Methods
+from ._numbers import Number, number_of, with_words
+from ._promotion import (
+    FLOAT32,
+    HALVES,
+    MANY,
+    Form,
+    common,
+    joint,
+    kind_of,
+    reduced,
+    resolve,
+    typed,
+)
 from ._text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-Number = complex | np.generic
-"""What a number may be; complex stands for float, int and bool, too."""
 
 Kind = Literal["ufunc", "cast", "where", "reduce", "arg", "view", "constant", "index"]
 Axis = int | tuple[int, ...] | None
@@ -220,6 +231,9 @@ class Operand(Methods):
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """What NumPy's ufuncs do with it."""
+        name = PLAIN.get(function)
+        if name is not None and method == "__call__" and not options:
+            return ufunc(name, *values_of(inputs))
         return FUNCTIONS[np.ufunc](function, method, inputs, options)
 
     def __array_function__(
@@ -301,7 +315,7 @@ for _name in ("lshift", "rshift", "and", "or", "xor"):
 
 
 @final
-class Expression(Operand):
+class Expression(Operand, msgspec.Struct, eq=False, weakref=True):
     """A value that a device is to compute: made of refs by operators and NumPy's functions.
 
     It has shape and dtype as NumPy's result would have; ``await device.evaluate(expression)``
@@ -312,32 +326,13 @@ class Expression(Operand):
         dtype: a ``numpy.dtype``, by NumPy's rules of promotion.
     """
 
-    __slots__ = ("__weakref__", "_args", "_kind", "_name", "_params", "dtype", "shape")
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __init__(
-        self,
-        kind: Kind,
-        name: str,
-        args: tuple[Operand, ...],
-        params: tuple[Any, ...],
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-    ) -> None:
-        put = object.__setattr__
-        put(self, "_kind", kind)
-        put(self, "_name", name)
-        put(self, "_args", args)
-        put(self, "_params", params)
-        put(self, "shape", shape)
-        put(self, "dtype", dtype)
-
+    # A struct, because each operator makes one and those are made fastest.
     _kind: Kind
     _name: str
     _args: tuple[Operand, ...]
     _params: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
     @property
     def ndim(self) -> int:
@@ -440,14 +435,8 @@ def constant(value: Number, dtype: np.dtype[Any] | None = None) -> Expression:
         OverflowError: integers that do not hold it, in NumPy's words.
         TypeError: what it is does not live in device memory.
     """
-    number = np.asarray(value)
-    if dtype is None:
-        dtype = as_dtype(number.dtype)
-    if number.dtype is not dtype:
-        with np.errstate(all="ignore"):
-            # From Python's number, because integers are held against the bounds so.
-            number = np.asarray(value, dtype) if isinstance(value, int) else number.astype(dtype)
-    return Expression("constant", "", (), (number[()],), (), dtype)
+    number, kind = number_of(value, dtype)
+    return Expression("constant", "", (), number, (), kind)
 
 
 def index(shape: tuple[int, ...], axis: int) -> Expression:
@@ -462,7 +451,8 @@ def cast(x: Operand, dtype: np.dtype[Any]) -> Operand:
         return x
     if isinstance(x, Expression) and x._kind == "constant":
         with np.errstate(all="ignore"):
-            return Expression("constant", "", (), (x._params[0].astype(dtype),), (), dtype)
+            number = with_words(x._params[0].astype(dtype))
+        return Expression("constant", "", (), number, (), dtype)
     return Expression("cast", "", (x,), (), x.shape, dtype)
 
 
@@ -474,23 +464,13 @@ def _kinds(values: Sequence[Operand | Number]) -> tuple[Any, ...]:
     return tuple(value.dtype if isinstance(value, Operand) else kind_of(value) for value in values)
 
 
-def _joint(values: Sequence[Operand | Number]) -> tuple[int, ...]:
-    """The shape that they broadcast to.
-
-    Raises:
-        ValueError: they do not, in NumPy's words.
-    """
-    shapes = {value.shape for value in values if isinstance(value, Operand)}
-    shapes.discard(())
-    if len(shapes) < 2:
-        return shapes.pop() if shapes else ()
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        each = " ".join(
-            str(value.shape).replace(" ", "") for value in values if isinstance(value, Operand)
-        )
-        raise ValueError(f"operands could not be broadcast together with shapes {each}") from None
+def _forms(values: Sequence[Operand | Number]) -> tuple[Form, ...]:
+    return tuple(
+        [
+            (value.shape, value.dtype) if isinstance(value, Operand) else kind_of(value)
+            for value in values
+        ]
+    )
 
 
 def ufunc(
@@ -500,15 +480,15 @@ def ufunc(
     casting: str = "same_kind",
 ) -> Expression:
     """What a ufunc gives; that of two results is named with the one that is meant."""
-    base, _, which = name.partition(":")
-    shape = _joint(values)
-    dtypes = resolve(base, _kinds(values), dtype, casting)
+    shape, result, takes, as_given = typed(name, _forms(values), dtype, casting)
+    if as_given:
+        given: Any = values
+        return Expression("ufunc", name, given, (), shape, result)
     if name in _COMPARISONS:
-        far = [_side(value, each) for value, each in zip(values, dtypes, strict=False)]
+        far = [_side(value, each) for value, each in zip(values, takes, strict=True)]
         if any(far):
             return broadcast_constant(shape, _BOOL, _COMPARISONS[name](*far))
-    args = tuple([converted(value, each) for value, each in zip(values, dtypes, strict=False)])
-    result = dtypes[len(values) + int(which or 0)]
+    args = tuple([converted(value, each) for value, each in zip(values, takes, strict=True)])
     return Expression("ufunc", name, args, (), shape, result)
 
 
@@ -523,7 +503,7 @@ def _side(value: Any, dtype: np.dtype[Any]) -> int:
 def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number) -> Expression:
     """``numpy.where``."""
     dtype = common(_kinds((x, y)))
-    shape = _joint((condition, x, y))
+    shape = joint(_forms((condition, x, y)))
     args = converted(condition, _BOOL), converted(x, dtype), converted(y, dtype)
     return Expression("where", "", args, (), shape, dtype)
 
@@ -537,6 +517,8 @@ def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
     """
     if axis is None:
         return tuple(range(ndim))
+    if type(axis) is int and 0 <= axis < ndim:
+        return (axis,)
     return tuple(sorted(normalize_axis_tuple(axis, ndim)))
 
 
@@ -555,8 +537,27 @@ def reduce(
     keepdims: bool = False,
 ) -> Operand:
     """A ufunc's reduction. Sums and products of narrow floats are made in float32."""
-    axes = axes_of(axis, len(x.shape))
-    result = reduced(name, x.dtype if dtype is None else dtype)
+    given: Any = axis
+    made = _reduced(
+        *(name, x.shape, x.dtype, tuple(given) if isinstance(given, list) else axis),
+        *(dtype, bool(keepdims)),
+    )
+    params, shape, compute, result = made
+    return cast(Expression("reduce", name, (cast(x, compute),), params, shape, compute), result)
+
+
+@lru_cache(MANY)
+def _reduced(
+    name: str,
+    extents: tuple[int, ...],
+    given: np.dtype[Any],
+    axis: Axis,
+    dtype: np.dtype[Any] | None,
+    keepdims: bool,
+) -> tuple[tuple[tuple[int, ...], bool], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:
+    """Axes, shape, the dtype that is computed in, and that of the result."""
+    axes = axes_of(axis, len(extents))
+    result = reduced(name, given if dtype is None else dtype)
     if dtype is not None and name in ("add", "multiply"):
         result = dtype
     compute = result
@@ -565,13 +566,10 @@ def reduce(
     elif name.startswith("logical"):
         compute = result = _BOOL
     if name in ("maximum", "minimum", "fmax", "fmin"):
-        empty = [x.shape[at] for at in axes if not x.shape[at]]
-        if empty and 0 not in kept_of(x.shape, axes, keepdims=False):
+        empty = [extents[at] for at in axes if not extents[at]]
+        if empty and 0 not in kept_of(extents, axes, keepdims=False):
             raise ValueError(f"zero-size array to reduction operation {name} which has no identity")
-    shape = kept_of(x.shape, axes, keepdims=keepdims)
-    params = axes, bool(keepdims)
-    made: Operand = Expression("reduce", name, (cast(x, compute),), params, shape, compute)
-    return cast(made, result)
+    return (axes, keepdims), kept_of(extents, axes, keepdims=keepdims), compute, result
 
 
 def arg_reduce(name: str, x: Operand, axis: int | None, *, keepdims: bool) -> Expression:
@@ -686,15 +684,18 @@ def power(x: Value, exponent: Value) -> Expression:
     return _operator("power", x, exponent)
 
 
+_VALUES: Final = (Operand, int, float, complex, np.generic)
+
+
 def _is_value(value: object) -> bool:
-    if isinstance(value, Operand | int | float | complex | np.generic):
-        return True
-    return isinstance(value, np.ndarray) and not value.shape
+    return isinstance(value, _VALUES) or (isinstance(value, np.ndarray) and not value.shape)
 
 
 def _operator(name: str, x: Any, y: Any) -> Expression:
-    if _is_value(x) and _is_value(y):
+    if isinstance(x, _VALUES) and isinstance(y, _VALUES):
         return ufunc(name, x, y)
+    if _is_value(x) and _is_value(y):
+        return ufunc(name, *values_of((x, y)))
     for value in (x, y):
         if isinstance(value, np.ndarray | list):
             raise _not_there(value)
@@ -715,12 +716,18 @@ def values_of(values: Sequence[Any]) -> tuple[Value, ...]:
     Raises:
         TypeError: something is neither a ref, nor an expression, nor a number.
     """
+    plain = True
     for value in values:
+        if isinstance(value, _VALUES):
+            continue
+        plain = False
         if not _is_value(value):
             if isinstance(value, np.ndarray | list | tuple):
                 raise _not_there(value)
             raise TypeError(
                 f"expressions are made of refs, expressions and numbers, not {said_of(value)}"
             )
-    given: Any = (value[()] if isinstance(value, np.ndarray) else value for value in values)
+    if plain:
+        return tuple(values)
+    given: Any = [value[()] if isinstance(value, np.ndarray) else value for value in values]
     return tuple(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import ml_dtypes
@@ -12,7 +13,6 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from .._dtypes import as_dtype
 from ._expression import (
     Expression,
-    Number,
     Operand,
     Value,
     _kinds,
@@ -29,7 +29,8 @@ from ._expression import (
     where,
 )
 from ._methods import FUNCTIONS
-from ._promotion import FLOAT32, HALVES, clipped, kind_of
+from ._numbers import Number
+from ._promotion import FLOAT32, HALVES, MANY, clipped, kind_of
 from ._ufuncs import masked
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _divisor(x: Operand, axis: Axis, mask: Any, dtype: np.dtype[Any]) -> Value:
     if mask is not True:
         counted = broadcast(_operand(mask), x.shape)
         return cast(counted.sum(axis, np.int64, keepdims=True), dtype)
-    return math.prod(x.shape[at] for at in axes_of(axis, len(x.shape)))
+    return math.prod([x.shape[at] for at in axes_of(axis, len(x.shape))])
 
 
 def _computed_in(x: Operand, dtype: np.dtype[Any] | None) -> np.dtype[Any]:
@@ -187,6 +188,7 @@ def _squeezed(x: Operand, axis: Axis, *, keepdims: bool) -> Operand:
     return x if keepdims else _squeeze(x, axes_of(axis, len(x.shape)))
 
 
+@lru_cache(MANY)
 def _real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return as_dtype(np.empty((), dtype).real.dtype)
 

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ._expression import Axis, Expression, Number, Operand, Value
+    from ._expression import Axis, Expression, Operand, Value
+    from ._numbers import Number
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """What NumPy's functions do with refs and expressions; under ``numpy.ufunc`` what ufuncs do."""
+
+PLAIN: Final[dict[Any, str]] = {}
+"""The names of ufuncs of one result, of those that were called so far."""
 
 
 class Methods:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 Kind = np.dtype[Any] | type
 """What NumPy decides by: a dtype, or int, float or complex for Python's numbers."""
 
-_MANY: Final = 4096
+Form = tuple[tuple[int, ...], np.dtype[Any]] | Kind
+"""What tells what a function makes of a value: shape and dtype, or the kind of a number."""
+
+MANY: Final = 4096
+"""How many combinations are known."""
 HALVES: Final = frozenset(dtype for dtype in NAMES if dtype.kind == "V" or dtype.name == "float16")
 """Floats narrower than 32 bits, whose sums are made in float32."""
 FLOAT32: Final = as_dtype(np.float32)
@@ -29,7 +33,7 @@ def kind_of(value: object) -> Kind:
     return as_dtype(np.asarray(value).dtype)
 
 
-@lru_cache(_MANY)
+@lru_cache(MANY)
 def resolve(
     name: str,
     kinds: tuple[Kind, ...],
@@ -57,7 +61,7 @@ def resolve(
     return tuple(as_dtype(each) for each in found)
 
 
-@lru_cache(_MANY)
+@lru_cache(MANY)
 def reduced(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a ufunc's reduction.
 
@@ -70,7 +74,7 @@ def reduced(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return as_dtype(find_ufunc(name).reduce(np.zeros(0, dtype)).dtype)
 
 
-@lru_cache(_MANY)
+@lru_cache(MANY)
 def clipped(kinds: tuple[Kind, ...]) -> np.dtype[Any]:
     """The dtype of ``numpy.clip`` with both bounds."""
     # Ones: bounds that are the ends of the dtype are as good as none.
@@ -80,8 +84,55 @@ def clipped(kinds: tuple[Kind, ...]) -> np.dtype[Any]:
     return as_dtype(np.asarray(np.clip(*samples)).dtype)
 
 
-@lru_cache(_MANY)
+@lru_cache(MANY)
 def common(kinds: tuple[Kind, ...]) -> np.dtype[Any]:
     """The dtype that values of several kinds are given together, as ``numpy.result_type``."""
     samples = [kind(0) if isinstance(kind, type) else kind for kind in kinds]
     return as_dtype(np.result_type(*samples))
+
+
+def joint(forms: tuple[Form, ...]) -> tuple[int, ...]:
+    """The shape that values broadcast to.
+
+    Raises:
+        ValueError: they do not, in NumPy's words.
+    """
+    given = [form[0] for form in forms if isinstance(form, tuple)]
+    shapes = {*given} - {()}
+    if len(shapes) < 2:
+        return shapes.pop() if shapes else ()
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        each = " ".join(str(shape).replace(" ", "") for shape in given)
+        raise ValueError(f"operands could not be broadcast together with shapes {each}") from None
+
+
+class Typed(NamedTuple):
+    """What a function of values of some forms gives.
+
+    Attributes:
+        shape: that of the result.
+        dtype: likewise.
+        takes: the dtypes of what it is given.
+        as_given: whether values have these already.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    takes: tuple[np.dtype[Any], ...]
+    as_given: bool
+
+
+@lru_cache(MANY)
+def typed(name: str, forms: tuple[Form, ...], dtype: np.dtype[Any] | None, casting: str) -> Typed:
+    """What a ufunc gives; arguments and errors are those of ``resolve`` and ``joint``."""
+    base, _, which = name.partition(":")
+    kinds = tuple([form[1] if isinstance(form, tuple) else form for form in forms])
+    shape = joint(forms)
+    dtypes = resolve(base, kinds, dtype, casting)
+    takes = dtypes[: len(forms)]
+    as_given = all(
+        isinstance(form, tuple) and form[1] is each for form, each in zip(forms, takes, strict=True)
+    )
+    return Typed(shape, dtypes[len(forms) + int(which or 0)], takes, as_given)

@@ -24,7 +24,7 @@ from ._expression import (
     view,
     where,
 )
-from ._methods import FUNCTIONS
+from ._methods import FUNCTIONS, PLAIN
 
 
 def _apply(
@@ -41,6 +41,8 @@ def _apply(
             f"{name} is none of the ufuncs that expressions are made of; the documentation of "
             "expressions has a list"
         )
+    if name not in PAIRS:
+        PLAIN[function] = name
     mask = options.pop("where", True)
     dtype = options.pop("dtype", None)
     kind = None if dtype is None else as_dtype(dtype)

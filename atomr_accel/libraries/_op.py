@@ -8,7 +8,6 @@ methods are awaited, in a batch or a recording they return their result at once,
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
@@ -96,7 +95,8 @@ class Facade(Generic[D]):
 
     def _on(self, device: Home) -> Any:
         """The same, with all its state, driven by ``device``."""
-        facade = copy.copy(self)
+        facade = object.__new__(type(self))  # what copy.copy does takes longer than a call
+        vars(facade).update(vars(self))
         facade._device = device
         return facade
 

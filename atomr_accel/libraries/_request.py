@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
     from ._library import Home, LaneSpec, Submitted, Submitter
-    from ._traces import Trace
+    from ._traces import Call, Trace
 
 T = TypeVar("T")
 
@@ -350,7 +350,7 @@ def _submit_all(
     return _Together(ops[at], ops[:at], ops[at + 1 :])
 
 
-def send(device: Submitter, trace: Trace, refs: list[GpuRef]) -> tuple[Any, Submitted] | None:
+def send(device: Submitter, trace: Trace, call: Call) -> tuple[Any, Submitted] | None:
     """Submit a call that was traced; its result, and the op on its way.
 
     None where something has to be waited for first: then it is made in full.
@@ -359,7 +359,7 @@ def send(device: Submitter, trace: Trace, refs: list[GpuRef]) -> tuple[Any, Subm
     if not ports.keys() >= trace.lanes:
         return None
     try:
-        addresses, blocks, result = trace.call(device.first_try, refs)
+        addresses, blocks, result = trace.call(device.first_try, call)
     except Pending:
         return None
     ops = []

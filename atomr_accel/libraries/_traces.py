@@ -2,9 +2,10 @@
 
 To check a call and to make its message takes most of the time that an op costs the program's
 thread. Calls on buffers of equal shapes and dtypes, with equal values beside, differ in nothing
-but addresses. So the second time that a call of such a signature comes, it is made on stand-ins
-for its buffers, and what becomes of that is kept: the encoded messages with the places where
-addresses go, the outputs, and what is read and written. From then on a call is these, filled in.
+but addresses, and in the numbers inside of expressions. So the second time that a call of such a
+signature comes, it is made on stand-ins for its buffers, and what becomes of that is kept: the
+encoded messages with the places where addresses go, the outputs, and what is read and written. From
+then on a call is these, filled in.
 
 What a request asks its driver for is asked for again by each call. Whatever else it depends on,
 other than its arguments, it has to tell by ``Driver.depends``; what changes something as it is
@@ -18,11 +19,12 @@ import itertools
 import math
 import operator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
 import numpy as np
 
+from ..expressions import Expression, apart, joined
 from ..lanes import Template
 from ..memory import Block, GpuRef, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
@@ -45,6 +47,7 @@ _MOST_OPS: Final = 24
 """Calls of more messages gain little by it: each takes a template in the host."""
 
 _MOST_ARGUMENTS: Final = 64
+_MOST_OBTAINED: Final = 64
 _LONGEST_TEXT: Final = 64
 _MOST_TRIES: Final = 4
 """What cannot be traced now may be able to later, when what it needs is there."""
@@ -59,6 +62,18 @@ _VIEWS: Final = object()
 
 Key = tuple[object, ...]
 Filled = tuple[CallByTemplate, tuple[Block, ...], tuple[Block, ...]]
+
+
+class Call(NamedTuple):
+    """What a call has that others that are alike have not.
+
+    Attributes:
+        refs: its buffers; those that it makes are added.
+        words: the numbers in its expressions, in words of four bytes.
+    """
+
+    refs: list[GpuRef]
+    words: list[int]
 
 
 class Untraceable(Exception):
@@ -107,7 +122,7 @@ class _Numbers:
 
     def number(self, at: int, offset: int) -> int:
         """The number of a hole."""
-        if not 0 <= offset < 1 << 40:
+        if abs(offset) >= 1 << 40:
             raise Untraceable
         place = self.places.setdefault((at, offset), len(self.places))
         return 1 << 63 | (self.salt ^ place) << 8 | 0xA5
@@ -178,39 +193,40 @@ class Trace(msgspec.Struct, frozen=True):
                 return False
         return True
 
-    def call(
-        self, driver: Driver, refs: list[GpuRef]
-    ) -> tuple[Sequence[int], Sequence[Block], Any]:
+    def call(self, driver: Driver, call: Call) -> tuple[Sequence[int], Sequence[Block], Any]:
         """A call on these buffers: addresses and blocks to fill its ops with, and its result.
 
         Raises:
             Pending: something it needs takes a wait.
         """
+        refs, words = call
         for shape, dtype in self.outputs:
             refs.append(driver.output(shape, dtype))
         blocks = [ref._block for ref in refs]
         if self.obtain:
             blocks += [obtain(driver) for obtain in self.obtain]
         if not self.views:
-            return [block.address for block in blocks], blocks, self.result(refs)
+            return [*[block.address for block in blocks], *words], blocks, self.result(refs)
         # Whoever follows asks whole blocks, which answer sooner.
         wholes = [block.base for block in blocks]
         begin = [whole.address + block.offset for whole, block in zip(wholes, blocks, strict=True)]
-        return begin, wholes, self.result(refs)
+        return [*begin, *words], wholes, self.result(refs)
 
 
 def signature(
     form: tuple[object, ...], memory: MemoryMap, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Key, list[GpuRef]] | None:
-    """What a call has in common with those that are alike, and its buffers.
+) -> tuple[Key, Call] | None:
+    """What a call has in common with those that are alike, and what it has not.
 
     None where nothing is known of that: lists and other values, and buffers that no call may use,
     which is for the call itself to say. A value that holds buffers may be taken apart: ``_apart()``
-    gives what is left without them, and these, and ``_joined(refs)`` the same with others.
+    gives what is left without them, and these, and ``_joined(refs)`` the same with others. So
+    may expressions, whose numbers are taken out of them, too.
     """
     parts: list[object] = [*form]
     add = parts.append
     refs: list[GpuRef] = []
+    words: list[int] = []
     blocks: list[Block] = []
     views = False
     epoch = memory.epoch
@@ -236,6 +252,18 @@ def signature(
             refs.append(value)
             blocks.append(block)
             continue
+        if kind is Expression:
+            rest, held, numbers = apart(value)
+            for ref in held:
+                seen = _seen(ref, memory, parts)
+                if seen is None:
+                    return None
+                views = views or seen
+            refs += held
+            blocks += [ref._block.base for ref in held]
+            words += numbers
+            add(rest)
+            continue
         if kind is float:
             if value == 0.0 or math.isnan(value):  # zeros have a sign, and NaN equals nothing
                 add(kind)
@@ -252,11 +280,10 @@ def signature(
                 return None
             rest, held = value._apart()
             for ref in held:
-                inside = signature((), memory, (ref,), {})
-                if inside is None:
+                seen = _seen(ref, memory, parts)
+                if seen is None:
                     return None
-                parts += inside[0]
-                views = views or type(ref._block) is not Block
+                views = views or seen
             refs += held
             blocks += [ref._block.base for ref in held]
             value = rest  # noqa: PLW2901 - what is left of it
@@ -268,7 +295,24 @@ def signature(
     elif len(blocks) > 1 and len(set(blocks)) < len(blocks):
         add(_SHARED)
         parts += map(blocks.index, blocks)
-    return tuple(parts), refs
+    return tuple(parts), Call(refs, words)
+
+
+def _seen(ref: object, memory: MemoryMap, parts: list[object]) -> bool | None:
+    """Add a buffer inside an argument; whether it is a view, and None if no call may use it."""
+    if type(ref) is not GpuRef:
+        return None
+    block = ref._block
+    view = type(block) is not Block
+    if view:
+        parts += (block.offset, ref._strides)
+        block = block.base
+    if block.epoch is not memory.epoch and block.epoch is not memory.sealed_epoch:
+        return None
+    if block.sealed:
+        parts.append(_SEALED)
+    parts += (ref.shape, ref.dtype)
+    return view
 
 
 def _is_int(value: object) -> bool:
@@ -289,8 +333,8 @@ class Traces:
         home: Home,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Trace, list[GpuRef]] | None:
-        """What a call comes to, and its buffers; None where it has to be made in full.
+    ) -> tuple[Trace, Call] | None:
+        """What a call comes to, and what is its own; None where it has to be made in full.
 
         Args:
             make: makes its request.
@@ -303,7 +347,7 @@ class Traces:
         known = signature((make, home.driver), memory, args, kwargs)
         if known is None:
             return None
-        key, refs = known
+        key, call = known
         found = self._known.get(key)
         if type(found) is not Trace:
             if found is None:
@@ -311,7 +355,7 @@ class Traces:
                 return None
             tries = found
         elif found.holds(memory.epoch):
-            return found, refs
+            return found, call
         else:
             tries = 1
         if tries > _MOST_TRIES:
@@ -322,7 +366,7 @@ class Traces:
             self._keep(key, tries + 1)
             return None
         self._keep(key, traced)
-        return traced, refs
+        return traced, call
 
     def _keep(self, key: Key, value: Trace | int) -> None:
         """Keep a value, in the place of the oldest: to note which are in use takes too long."""
@@ -340,6 +384,7 @@ class _Tracer:
         self.memory: Final = home.memory
         self._stand_ins: dict[Block, Block] = {}
         self._refs: list[GpuRef] = []
+        self._words = 0
         self._obtained: list[Block] = []
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         self._obtain: list[Callable[[Driver], Block]] = []
@@ -370,6 +415,12 @@ class _Tracer:
 
     def _stand_in(self, value: Any) -> Any:
         """What stands for an argument."""
+        if type(value) is Expression:
+            _, held, words = apart(value)
+            first = _MOST_ARGUMENTS + _MOST_OBTAINED + self._words
+            self._words += len(words)
+            holes = [_Hole(self._numbers, first + at) for at in range(len(words))]
+            return joined(value, [self._stand_in(ref) for ref in held], holes)
         if type(value) is not GpuRef:
             if not hasattr(type(value), "_apart"):
                 return value
@@ -408,7 +459,9 @@ class _Tracer:
     def stand_in(self, ref: GpuRef) -> GpuRef:
         """One of the call's own; another that is inside an argument is no part of the signature."""
         whole = ref._block.base
-        if not any(each._block.base is whole for each in self._refs):
+        if not any(
+            whole is each for each in (*[ref._block.base for ref in self._refs], *self._obtained)
+        ):
             raise Untraceable(repr(ref))
         return ref
 
@@ -434,10 +487,13 @@ class _Tracer:
         parts.append((request, submission))
         parts += [(each, each.prepare(self)) for each in submission.after]
         refs, count = self._refs, len(self._refs)
-        if count > _MOST_ARGUMENTS:
+        obtained = len(self._obtained)
+        if count > _MOST_ARGUMENTS or obtained > _MOST_OBTAINED:
             raise Untraceable
         at_of = {at: at for at in range(count)}
-        at_of |= {_MOST_ARGUMENTS + at: count + at for at in range(len(self._obtained))}
+        at_of |= {_MOST_ARGUMENTS + at: count + at for at in range(obtained)}
+        words = _MOST_ARGUMENTS + _MOST_OBTAINED
+        at_of |= {words + at: count + obtained + at for at in range(self._words)}
         places = {ref._block: at for at, ref in reversed([*enumerate(refs)])}
         places |= {block: count + at for at, block in enumerate(self._obtained)}
         ops = [

@@ -242,7 +242,7 @@ class Describer:
             )
             for each in graph.values
         )
-        constants = tuple(Number(each.dtype.name, each.tobytes()) for each in graph.constants)
+        constants = tuple(Number(each.dtype.name, each.tobytes()) for each, _ in graph.constants)
         operands = tuple(self._ref(ref, brought) for ref in graph.operands)
         return Formula(steps, operands, constants, graph.results[0])
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._dtypes import DTYPES, NAMES, as_dtype
-from ..expressions import Expression
+from ..expressions import Expression, constant
 from ..memory import GpuRef, part_of, span
 from ._describe import fields_of, source_hash
 from ._entries import (
@@ -194,12 +194,12 @@ class Restorer:
             if step.kind == "operand":
                 made.append(self.ref(described.operands[step.args[0]]))
                 continue
-            constant = step.kind == "constant"
-            args = () if constant else tuple(made[at] for at in step.args)
+            if step.kind == "constant":
+                made.append(constant(number_of(described.constants[step.args[0]])))
+                continue
+            args = tuple(made[at] for at in step.args)
             params: tuple[Any, ...] = step.axes if step.kind == "index" else ()
-            if constant:
-                params = (number_of(described.constants[step.args[0]]),)
-            elif step.kind in ("reduce", "arg"):
+            if step.kind in ("reduce", "arg"):
                 params = step.axes, step.keepdims
             elif step.kind == "view":
                 params = (tuple(None if at < 0 else at for at in step.axes),)

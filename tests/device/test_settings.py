@@ -21,8 +21,10 @@ from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
 from atomr_accel.libraries.cub import _call as cub
+from atomr_accel.libraries.cutlass import _builds as cutlass
 from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
+from atomr_accel.libraries.flash_attention import _call as flash_attention
 from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.nvrtc import _lanes as nvrtc
@@ -76,6 +78,13 @@ async def an_index() -> int:
         ({"affinity": [-1]}, ValueError, "a core of affinity must be at least 0, not -1"),
         ({"affinity": ()}, ValueError, "affinity names no core"),
         ({"affinity": [0], "isolation": "thread"}, ValueError, "it needs isolation='process'"),
+        ({"sanitizer": "asan"}, ValueError, "sanitizer must be 'memcheck', 'racecheck', 'initc"),
+        ({"sanitizer": True}, TypeError, "sanitizer must be .* None, not True"),
+        (
+            {"sanitizer": "memcheck", "isolation": "thread"},
+            ValueError,
+            "a sanitizer starts the host, so it needs isolation='process'",
+        ),
         ({"isolation": "fibre"}, ValueError, "must be 'process' or 'thread', not 'fibre'"),
         ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
@@ -146,9 +155,12 @@ def test_every_lane_can_have_a_priority() -> None:
         cub.BUILDER,
         cub.LANE,
         cub.WAITING,
+        cutlass.BUILDER,
+        cutlass.LANE,
         dnn.LANE,
         dnn.PLANNER,
         fft.LANE,
+        flash_attention.LANE,
         linalg.LANE,
         nvrtc.COMPILER,
         nvrtc.KERNELS,

@@ -37,6 +37,7 @@ _PRELUDE: Final = r"""
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static
 struct dim { unsigned x, y, z; };
@@ -97,6 +98,11 @@ static void narrow(b16& target, float value) {
   if (std::isnan(value)) { target.bits = 0x7fc0; return; }
   target.bits = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+static float round_b16(float value) {
+  b16 rounded;
+  narrow(rounded, value);
+  return widen(rounded);
+}
 static unsigned multiply_wide(unsigned a, unsigned b, unsigned& high) {
   const unsigned long long wide = (unsigned long long)a * b;
   high = wide >> 32;
@@ -125,6 +131,11 @@ static unsigned __byte_perm(unsigned a, unsigned b, unsigned places) {
     made |= (unsigned)(both >> 8 * (places >> 4 * at & 7) & 255) << 8 * at;
   return made;
 }
+static float __double2float_ru(double value) {
+  const float made = (float)value;
+  return (double)made < value ? std::nextafterf(made, INFINITY) : made;
+}
+static float __double2float_rd(double value) { return -__double2float_ru(-value); }
 static double __dmul_rn(double a, double b) { return a * b; }
 static double __dadd_rn(double a, double b) { return a + b; }
 static float fast_log2(float x) { return std::log2(x); }
@@ -146,12 +157,21 @@ static std::vector<Fiber> fibers;
 static ucontext_t in_turn;
 static std::function<void()> body;
 static void __syncthreads() { swapcontext(&fibers[threadIdx.x].context, &in_turn); }
+static void __syncwarp() { __syncthreads(); }  // no thread goes on before all have come
 template <class T> static T __shfl_down_sync(unsigned, T value, int step) {
   static T values[1024];
   values[threadIdx.x] = value;
   __syncthreads();
   const unsigned other = threadIdx.x + step;
   const T found = other / 32 == threadIdx.x / 32 && other < blockDim.x ? values[other] : value;
+  __syncthreads();
+  return found;
+}
+template <class T> static T __shfl_up_sync(unsigned, T value, int step) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const T found = (int)threadIdx.x % 32 >= step ? values[threadIdx.x - step] : value;
   __syncthreads();
   return found;
 }

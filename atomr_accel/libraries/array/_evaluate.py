@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import BuiltinFunctionType, EllipsisType, FunctionType
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -30,7 +30,8 @@ from ...memory import GpuRef, block_at, part_of
 from .._arguments import BLOCK_ALIGNMENT, alignment, overlap, require_readable, require_writable
 from .._library import LaneSpec
 from .._op import D, Facade, op
-from .._request import Request, Submission
+from .._request import Pending, Request, Submission
+from .._traces import Untraceable
 from ..wire._recent import Recent
 from ._copy import LANE
 from ._graph import Graph
@@ -39,7 +40,7 @@ from ._resident import BuiltKernel, built
 from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable
+    from collections.abc import Callable, Coroutine, Hashable, Mapping
 
     from ...memory import Block, MemoryMap
     from .._library import Home
@@ -53,6 +54,8 @@ BUILDS: Final = LaneSpec("array-builds", _EXECUTORS, hangs=False, blocks=True)
 _MOST_PLANS: Final = 2048
 _MOST_KERNELS: Final = 1024
 _MOST_FUSED: Final = 256
+
+_NOTHING_CAPTURED: Final[Mapping[int, weakref.ref[Block]]] = MappingProxyType({})
 
 _One_co = TypeVar("_One_co", covariant=True)
 _More_co = TypeVar("_More_co", covariant=True)
@@ -133,6 +136,7 @@ def computing(
     outs: tuple[GpuRef, ...] | None = None,
     *,
     single: bool | None = None,
+    captured: Mapping[int, weakref.ref[Block]] = _NOTHING_CAPTURED,
 ) -> Request[Any]:
     """The request to compute a graph.
 
@@ -141,6 +145,7 @@ def computing(
         graph: what to compute.
         outs: where the results go, which have their shapes and dtypes.
         single: whether the only result comes by itself; by default if there is only one.
+        captured: the buffers of operands that are not of the call's arguments.
     """
     targets = [(graph.values[at].shape, graph.values[at].dtype) for at in graph.results]
     if single is None:
@@ -148,7 +153,9 @@ def computing(
 
     def prepare(driver: Driver) -> Submission[Any]:
         memory = driver.memory
-        on = graph.on([driver.stand_in(ref) for ref in graph.operands])
+        on = graph.on(
+            [_standing(ref, driver, captured.get(at)) for at, ref in enumerate(graph.operands)]
+        )
         reads = [require_readable(ref, memory, "an operand", strided=True) for ref in on.operands]
         if outs is None:
             made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
@@ -166,6 +173,27 @@ def computing(
         return Submission(message, reads, writes, made[0] if single else made)
 
     return Request(LANE, "array.evaluate", prepare)
+
+
+def _standing(ref: GpuRef, driver: Driver, captured: weakref.ref[Block] | None) -> GpuRef:
+    """What a request goes by for an operand."""
+    if captured is not None:
+        memory = driver.memory
+
+        def still() -> bool:
+            base = captured()
+            return base is not None and base.epoch in (memory.epoch, memory.sealed_epoch)
+
+        def base(_driver: Driver) -> Block:
+            found = captured()
+            if found is None:
+                raise Pending(LANE)  # so that the function is called anew
+            return found
+
+        require_readable(ref, memory, "an operand", strided=True)
+        driver.depends(still)
+        ref = _view(ref, driver.obtain(base), ref._block.offset)
+    return driver.stand_in(ref)
 
 
 def _fitted(expression: Operand, out: GpuRef) -> Operand:
@@ -217,7 +245,7 @@ def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
             for each in graph.values
         ),
         tuple(map(_array, graph.operands)),
-        tuple(graph.bytes_of_constants()),
+        graph.words,
         graph.results,
         tuple(map(_array, made)),
     )
@@ -285,7 +313,7 @@ def _run(
     places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
     places["scratch"] = [driver.output((count,), dtype) for count, dtype in plan.scratch]
     writes += [ref._block for ref in places["scratch"]]
-    constants = [_padded(each) for each in graph.bytes_of_constants()]
+    words = graph.words
     launches = tuple(
         Launch(
             kernel.number,
@@ -297,15 +325,15 @@ def _run(
                 ]
             ),
             each.numbers,
-            b"".join([constants[at] for at in each.constants]),
+            tuple([word for at in each.constants for word in _padded(words[at])]),
         )
         for kernel, each in zip(kernels, plan.launches, strict=True)
     )
     return RunKernels(launches)
 
 
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)
+def _padded(words: tuple[int, ...]) -> tuple[int, ...]:
+    return words if len(words) % 2 == 0 else (*words, 0)
 
 
 # --- how it is called ----------------------------------------------------------------------
@@ -355,6 +383,8 @@ class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
 class Fused(Facade[D], Generic[D, P, R]):
     """A function whose expressions are computed by one call. Made by ``device.fuse``."""
 
+    traced = True
+
     def __init__(self, device: Home, function: Callable[P, Any]) -> None:
         self._device = device
         self._function = function
@@ -383,7 +413,9 @@ class Fused(Facade[D], Generic[D, P, R]):
         if traced is None or used is None:
             made, used = self._traced(refs, args, kwargs)
             traced = self._known.keep(key, made)
-        return computing(interpreted, traced.graph.on(used), single=traced.single)
+        return computing(
+            interpreted, traced.graph.on(used), single=traced.single, captured=traced.captured
+        )
 
     def _made(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Operand, ...], bool]:
         """What the function makes, and whether it is no tuple."""
@@ -414,28 +446,27 @@ class Fused(Facade[D], Generic[D, P, R]):
         results, single = self._made(given[: len(args)], named)
         graph = Graph(results)
         operands, used = [], []
-        for ref in graph.operands:
+        captured: dict[int, weakref.ref[Block]] = {}
+        for at, ref in enumerate(graph.operands):
             base, offset = ref._block.base, ref._block.offset
             argument = stand_ins.get(base)
-            captured = weakref.ref(base) if argument is None else None
+            if argument is None:
+                captured[at] = weakref.ref(base)
             like = ref.on_block(block_at(memory, 0, 0))
-            operands.append(_Operand(captured, argument or 0, offset, like))
+            operands.append(_Operand(argument or 0, offset, like))
             used.append(ref if argument is None else _view(like, refs[argument]._place, offset))
-        return _Traced(graph.on([]), tuple(operands), single), used
+        return _Traced(graph.on([]), tuple(operands), captured, single), used
 
 
 class _Operand(NamedTuple):
     """What a fused function reads.
 
     Attributes:
-        captured: the buffer, if it is that of none of its arguments. What a program has let go
-            of is not kept for it.
-        argument: otherwise, which of the arguments it is a view of.
+        argument: which of its arguments it is a view of, unless it is captured.
         offset: bytes from where that begins.
         like: a ref of its shape, dtype and strides.
     """
 
-    captured: weakref.ref[Block] | None
     argument: int
     offset: int
     like: GpuRef
@@ -447,17 +478,21 @@ class _Traced(NamedTuple):
     Attributes:
         graph: what is computed.
         operands: what that reads.
+        captured: the buffers of those that are in none of its arguments. What a program has let
+            go of is not kept for it.
         single: whether the function gives one expression.
     """
 
     graph: Graph
     operands: tuple[_Operand, ...]
+    captured: dict[int, weakref.ref[Block]]
     single: bool
 
     def operands_on(self, refs: list[GpuRef]) -> list[GpuRef] | None:
         """What is read for such arguments; None if something captured is gone."""
         used = []
-        for captured, argument, offset, like in self.operands:
+        for at, (argument, offset, like) in enumerate(self.operands):
+            captured = self.captured.get(at)
             if captured is None:
                 used.append(_view(like, refs[argument]._place, offset))
                 continue
@@ -491,9 +526,11 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
         return kind, value.shape, value.dtype, value._strides
     if kind is Expression:
         graph = Graph((value,))
+        if any(type(word) is not int for words in graph.words for word in words):
+            raise Untraceable  # a function may be called for each number
         refs += graph.operands
         strides = tuple([ref._strides for ref in graph.operands])
-        return kind, graph.structure, graph.results, strides, tuple(graph.bytes_of_constants())
+        return kind, graph.structure, graph.results, strides, graph.words
     if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return kind, tuple([_signed(each, refs) for each in value])
     if kind is dict:
@@ -539,6 +576,8 @@ def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
 
 class Evaluating(Facade[D]):
     """Computing expressions: what a device, a batch and a recording have."""
+
+    traced = True
 
     @evaluate_op
     def evaluate(

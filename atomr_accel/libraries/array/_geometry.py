@@ -30,6 +30,11 @@ _MANY_ELEMENTS: Final = 1 << 19
 _REGISTERS: Final = 64
 """Words of a row that a thread keeps."""
 _MOST_ITEMS: Final = 8
+_FEW_ITEMS: Final = 4
+"""How much of a row a thread takes, unless that takes more threads than there are to be."""
+_LEAST_GROUP: Final = 8
+"""Threads that together read all of a line of memory."""
+_MANY_THREADS: Final = 512
 _LEAST_STEPS: Final = 4
 """Steps of a loop that are worth a part of their own."""
 _MOST_PARTS: Final = 1024
@@ -310,9 +315,17 @@ def _grouped(steps: int, vector: int, varying: Sequence[Read]) -> tuple[int, int
     """How many threads share a row, and how much of it each keeps; 0 if it does not fit."""
     words = sum(max(1, vector * each.itemsize // 4) for each in varying)
     most = max(1, min(_MOST_ITEMS, _REGISTERS // max(1, words)))
-    group = min(_WARP, _power_above(steps))
-    if steps > _WARP * most:
-        group = min(_MOST_THREADS, max(2 * _WARP, _power_above(-(-steps // min(4, most)))))
+    few = min(_FEW_ITEMS, most)
+    if steps <= _WARP * most:
+        # Short rows side by side: what is done once for each row is done by fewer threads.
+        group = min(
+            _WARP, max(_power_above(-(-steps // few)), min(_LEAST_GROUP, _power_above(steps)))
+        )
+    else:
+        # Long ones by as few threads as can be, so that there are blocks that read while others
+        # wait for each other.
+        items = few if steps <= few * _MANY_THREADS else most
+        group = min(_MOST_THREADS, max(2 * _WARP, _power_above(-(-steps // items))))
     items = _power_above(-(-steps // group))
     if items > most or not steps:
         return (min(512, group) if steps else 1), 0

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import Unsupported
-from ...expressions import Expression, Operand
+from ...expressions import Expression, Operand, parts_of
 from ...memory import GpuRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -60,7 +60,7 @@ class Graph:
     Attributes:
         values: all values, each after those that it is made of.
         operands: the refs that they read.
-        constants: the numbers in them.
+        constants: the numbers in them, each also as words of four bytes.
         results: which values the expressions are.
     """
 
@@ -78,7 +78,7 @@ class Graph:
     def __init__(self, expressions: Sequence[Operand]) -> None:
         self.values: Final[list[Value]] = []
         self.operands: list[GpuRef] = []
-        self.constants: Final[list[np.generic]] = []
+        self.constants: Final[list[tuple[np.generic, tuple[int, ...]]]] = []
         self._known: dict[int, int] = {}  # by identity: the expressions are held meanwhile
         self._numbers: dict[Value, int] = {}
         self._places: dict[tuple[object, ...], int] = {}
@@ -105,7 +105,7 @@ class Graph:
             )
             params: tuple[Any, ...] = value.axes if value.kind == "index" else ()
             if value.kind == "constant":
-                params = (self.constants[value.args[0]],)
+                params = self.constants[value.args[0]]
             elif value.kind in ("reduce", "arg"):
                 params = value.axes, value.keepdims
             elif value.kind == "view":
@@ -121,21 +121,12 @@ class Graph:
         return self._structure
 
     def _add(self, root: Operand) -> int:
-        """The number of an expression; its parts come first, and no stack is as deep as they."""
+        """The number of an expression; its parts come first."""
         known = self._known
-        waiting: list[Operand] = [root]
-        while waiting:
-            each = waiting[-1]
-            if id(each) in known:
-                waiting.pop()
-                continue
-            if isinstance(each, Expression):
-                missing = [arg for arg in each._args if id(arg) not in known]
-                if missing:
-                    waiting += reversed(missing)
-                    continue
-            waiting.pop()
-            known[id(each)] = self._value(each)
+        if id(root) not in known:
+            for each in parts_of(root):
+                if id(each) not in known:
+                    known[id(each)] = self._value(each)
         return known[id(root)]
 
     def _value(self, x: Operand) -> int:
@@ -150,7 +141,7 @@ class Graph:
         if not isinstance(x, Expression):
             raise TypeError(f"an expression is made of refs and numbers, not of {type(x).__name__}")
         if x._kind == "constant":
-            self.constants.append(x._params[0])
+            self.constants.append(x._params)
             args: tuple[int, ...] = (len(self.constants) - 1,)
         else:
             args = tuple([self._known[id(arg)] for arg in x._args])
@@ -180,6 +171,7 @@ class Graph:
             self.values.append(value)
         return at
 
-    def bytes_of_constants(self) -> Iterator[bytes]:
-        """The constants as bytes of their dtypes."""
-        return (number.tobytes() for number in self.constants)
+    @property
+    def words(self) -> tuple[tuple[int, ...], ...]:
+        """The constants as words."""
+        return tuple([words for _, words in self.constants])

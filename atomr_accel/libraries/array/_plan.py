@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEEPEST: Final = 96
 """Values in a row that one kernel computes."""
-_FEW_ROWS: Final = 64
+_FEW_ROWS: Final = 256
 _LONG_ROW: Final = 1 << 16
 """Fewer and longer rows than these are reduced by kernels that share each row."""
 

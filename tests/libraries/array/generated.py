@@ -82,7 +82,10 @@ class Case:
             "output": [array.ctypes.data for array in self.outputs],
             "scratch": [array.ctypes.data for array in scratch],
         }
-        constants = [data + bytes(-len(data) % 8) for data in self.graph.bytes_of_constants()]
+        constants = [
+            struct.pack(f"={len(words)}I{len(words) % 2 * 4}x", *words)
+            for words in self.graph.words
+        ]
         for launch, each in zip(launches, self.plan.launches, strict=True):
             pointers = [
                 0 if place is None else buffers[place.kind][place.number] for place in each.places

@@ -4,8 +4,8 @@ A kernel gets one struct of words: pointers, then sizes and strides, then the nu
 expression. So its source depends on its form alone.
 
 A kernel that reduces goes over each row as often as reductions depend on others, and once more for
-results of one element each. What a row has in memory is kept in registers meanwhile where it fits;
-all else is computed again.
+results of one element each. What a row has in memory is kept in registers meanwhile where it fits,
+and so is what takes long to compute; all else is computed again.
 """
 
 from __future__ import annotations
@@ -63,11 +63,33 @@ _OF_COMPLEX: Final = frozenset(
         *("add", "subtract", "multiply", "divide", "negative", "positive", "conjugate", "absolute"),
         *("square", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt"),
         *("sin", "cos", "tan", "sinh", "cosh", "tanh", "power", "float_power", "sign"),
+        *("arcsin", "arccos", "arctan", "arcsinh", "arccosh", "arctanh"),
         *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
         *("logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite"),
         *("maximum", "minimum", "fmax", "fmin", "real", "imag"),
     }
 )
+
+_CHEAP: Final = frozenset(
+    {
+        *("add", "subtract", "multiply", "square", "negative", "positive", "absolute", "fabs"),
+        *("maximum", "minimum", "fmax", "fmin", "conjugate", "real", "imag", "sign"),
+        *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isnan"),
+        *("logical_and", "logical_or", "logical_xor", "logical_not", "invert"),
+        *("bitwise_and", "bitwise_or", "bitwise_xor"),
+    }
+)
+"""Functions of few instructions."""
+
+_LONG: Final = 8
+"""Cheap functions that take as long as another one, from where on results are kept."""
+
+_MOST_WORDS: Final = 80
+_MOST_WORDS_OF_MANY: Final = 48
+"""Words of a row that each thread may keep; in large blocks there are fewer registers for each."""
+
+_OVER: Final = frozenset({"float16", "bfloat16", "float32"})
+"""Dtypes of quotients that may be had from the reciprocal of a common divisor."""
 
 FIXED: Final = 3
 """Numbers before the sizes: rows, length of a row, length of a part."""
@@ -125,6 +147,8 @@ class _Writer:
                     not reduces and (each or any(self._varies[arg] for arg in args))
                 )
                 self._stage.append(max(self._stage[arg] for arg in args) + reduces)
+        self._kept: Final[set[int]] = set()
+        self._quick = False
         self._width: Final = form.vector if form.layout == "columns" else 1
         words = [
             node.args[0] + -(-DTYPES[node.dtype].itemsize // 8)
@@ -226,10 +250,20 @@ class _Writer:
             raise Unsupported(f"{node.name} of complex numbers is not computed on CUDA devices")
         if node.name in ("nextafter", "spacing") and takes in _SMALL:
             raise Unsupported(f"{node.name} of {takes} is not computed on CUDA devices")
-        text = f"f_{node.name.replace(':', '_')}({', '.join(args)})"
+        name = node.name.replace(":", "_")
+        if self._quick and self._is_over(at):
+            name, args = f"over<{STORED[node.dtype]}>", [*args, "sure"]
+        text = f"f_{name}({', '.join(args)})"
         if node.name in _EXACT:
             return text
         return self._rounded(node.dtype, text)
+
+    def _is_over(self, at: int) -> bool:
+        """Whether it is a quotient of an element and what all of a row have in common."""
+        node = self._form.nodes[at]
+        if node.name != "divide" or node.dtype not in _OVER or at in self._kept:
+            return False
+        return self._varies[at] and not self._varies[node.args[1]]
 
     @staticmethod
     def _rounded(dtype: str, text: str) -> str:
@@ -243,7 +277,7 @@ class _Writer:
             at = waiting.pop()
             if at not in found:
                 found.add(at)
-                if self._form.nodes[at].kind not in ("load", "index"):
+                if at not in self._kept and self._form.nodes[at].kind not in ("load", "index"):
                     waiting += [arg for arg in self._form.nodes[at].args if self._varies[arg]]
         return sorted(found)
 
@@ -273,6 +307,8 @@ class _Writer:
         """The line that declares a value of an element."""
         node = self._form.nodes[at]
         kind = register(node.dtype)
+        if at in self._kept:
+            return f"const {kind} v{at} = get(k{at}[i].v[j]);"
         if node.kind == "load":
             access = self._form.operands[node.args[0]]
             number = "0" if access.fixed or self._form.vector == 1 else "j"
@@ -311,14 +347,28 @@ class _Writer:
         for output in outputs:
             stored = STORED[form.outputs[output].dtype]
             yield f"pack<{stored}, {form.vector}> o{output};"
-        yield "#pragma unroll"
-        yield f"for (int j = 0; j < {form.vector}; ++j) {{"
-        for at in self._needed([form.results[output] for output in outputs]):
-            yield self._element(at, packs, base, "j")
-        for output in outputs:
-            stored = STORED[form.outputs[output].dtype]
-            yield f"o{output}.v[j] = put<{stored}>({self._ref(form.results[output], 'j')});"
-        yield "}"
+        values = self._needed([form.results[output] for output in outputs])
+
+        def computed() -> Iterator[str]:
+            yield "#pragma unroll"
+            yield f"for (int j = 0; j < {form.vector}; ++j) {{"
+            for at in values:
+                yield self._element(at, packs, base, "j")
+            for output in outputs:
+                stored = STORED[form.outputs[output].dtype]
+                yield f"o{output}.v[j] = put<{stored}>({self._ref(form.results[output], 'j')});"
+            yield "}"
+
+        self._quick = any(map(self._is_over, values))
+        if self._quick:
+            yield "bool sure = true;"
+            yield from computed()
+            self._quick = False
+            yield "if (!sure) {"
+            yield from computed()
+            yield "}"
+        else:
+            yield from computed()
         for output in outputs:
             yield from self._store(output, offset.format(output))
 
@@ -402,13 +452,18 @@ class _Writer:
         inner = [
             output for output, access in enumerate(form.outputs) if access.varies and not form.split
         ]
-        for stage in range(1, last + 1):
-            reductions = [
+        passes = [
+            [
                 at
                 for at, node in enumerate(form.nodes)
                 if node.kind in ("reduce", "arg") and self._stage[at] == stage
             ]
-            self._accumulate(reductions)
+            for stage in range(1, last + 1)
+        ]
+        wanted = [[arg for at in each for arg in form.nodes[at].args] for each in passes]
+        wanted.append([form.results[output] for output in inner])
+        for stage, reductions in enumerate(passes, 1):
+            self._accumulate(reductions, self._kept_after(wanted[stage - 1 :]))
             if not form.split:
                 self._row_values(stage)
         if form.split:
@@ -534,8 +589,48 @@ class _Writer:
         for operand in sorted(indices):
             yield f"const I b{operand} = s{operand} + {self._offset(operand, axes)};"
 
-    def _accumulate(self, reductions: list[int]) -> None:
-        """One pass over the row, and what its threads have found together."""
+    def _kept_after(self, wanted: list[list[int]]) -> list[int]:
+        """What a pass computes that later ones need, and that is not computed again.
+
+        Args:
+            wanted: of this pass and those to come.
+        """
+        form = self._form
+        if not form.items:
+            return []
+        made = {*self._needed(wanted[0])} - self._kept
+        later = {at for each in wanted[1:] for at in self._needed(each)}
+        beyond = later - made
+        used = {arg for at in beyond for arg in form.nodes[at].args} | {
+            at for each in wanted[1:] for at in each
+        }
+        kept = [at for at in sorted(made & used) if self._cost(at) >= _LONG]
+        before = {*self._kept}
+        self._kept.update(kept)
+        held = {at for each in wanted[1:] for at in self._needed(each)}
+        self._kept.intersection_update(before)
+        nodes = form.nodes
+        held = {at for at in held if nodes[at].kind == "load" or at in (*kept, *before)}
+        size = sum(DTYPES[nodes[at].dtype].itemsize for at in held) * form.vector * form.items
+        most = _MOST_WORDS if form.threads <= 512 else _MOST_WORDS_OF_MANY
+        return kept if size <= 4 * most else []
+
+    def _cost(self, at: int) -> int:
+        """How long a value of an element takes, made of what is in registers."""
+        nodes = self._form.nodes
+        return sum(
+            1 if nodes[each].kind != "ufunc" or nodes[each].name in _CHEAP else _LONG
+            for each in self._needed([at])
+            if nodes[each].kind not in ("load", "index") and each not in self._kept
+        )
+
+    def _accumulate(self, reductions: list[int], kept: list[int]) -> None:
+        """One pass over the row, and what its threads have found together.
+
+        Args:
+            reductions: what it finds.
+            kept: what of each element is kept for later passes.
+        """
         form = self._form
         nodes = form.nodes
         width = self._width
@@ -548,6 +643,8 @@ class _Writer:
                 f"a{at}[w] = r_{nodes[at].name}::identity<{kind}>();",
             )
         values = self._needed(arg for at in reductions for arg in nodes[at].args)
+        for at in kept:
+            self._add(f"pack<{STORED[nodes[at].dtype]}, {form.vector}> k{at}[{form.items}];")
         packs = "x{}[i]" if form.items else "x{}"
         lane = "j" if width > 1 else "0"
 
@@ -557,6 +654,8 @@ class _Writer:
             yield f"for (int j = 0; j < {form.vector}; ++j) {{"
             for at in values:
                 yield self._element(at, packs, "b{}", "j")
+                if at in kept:
+                    yield f"k{at}[i].v[j] = put<{STORED[nodes[at].dtype]}>(v{at});"
             for at in reductions:
                 node = nodes[at]
                 value = self._ref(node.args[0], "j")
@@ -573,6 +672,7 @@ class _Writer:
             yield "}"
 
         self._items([] if form.items else self._loads(values), lines())
+        self._kept.update(kept)
         beside = form.threads // form.group
         for at in reductions:
             kind, node = self._kind_of_sum(at), nodes[at]

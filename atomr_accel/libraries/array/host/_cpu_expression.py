@@ -58,7 +58,7 @@ def strided(context: CpuContext, array: StridedArray) -> _Array:
 
 
 def interpret(
-    steps: tuple[Step, ...], operands: list[_Array], constants: tuple[bytes, ...]
+    steps: tuple[Step, ...], operands: list[_Array], constants: tuple[tuple[int, ...], ...]
 ) -> list[Any]:
     """The values of all steps.
 
@@ -74,14 +74,15 @@ def interpret(
 
 
 def _value(
-    step: Step, values: list[Any], operands: list[_Array], constants: tuple[bytes, ...]
+    step: Step, values: list[Any], operands: list[_Array], constants: tuple[tuple[int, ...], ...]
 ) -> Any:
     dtype = DTYPES[step.dtype]
     match step.kind:
         case "operand":
             return operands[step.args[0]]
         case "constant":
-            return np.frombuffer(constants[step.args[0]], dtype)[0]
+            words = np.array(constants[step.args[0]], "<u4").view(np.uint8)
+            return words[: dtype.itemsize].view(dtype)[0]
         case "index":
             shape = [1] * len(step.shape)
             (axis,) = step.axes

@@ -54,9 +54,9 @@ class _Arguments:
     """The words of kernels that have as many. The driver has copied them when a launch returns."""
 
     def __init__(self, count: int, numbers: int, scalars: int) -> None:
-        words = max(1, count + numbers + scalars // 8)
+        words = max(1, count + numbers + scalars // 2)
         self._data = ctypes.create_string_buffer(8 * words)
-        self._put = struct.Struct(f"={count}Q{numbers}q{scalars}s").pack_into
+        self._put = struct.Struct(f"={count}Q{numbers}q{scalars}I").pack_into
         self._size = ctypes.c_size_t(8 * words)
         self._extra = (ctypes.c_void_p * 5)(
             _BUFFER_POINTER,
@@ -69,7 +69,7 @@ class _Arguments:
 
     def put(self, pointers: list[int], launch: Launch) -> None:
         """Write those of a launch."""
-        self._put(self._data, 0, *pointers, *launch.numbers, launch.scalars)
+        self._put(self._data, 0, *pointers, *launch.numbers, *launch.scalars)
 
 
 _STORES: Final[WeakKeyDictionary[CudaContext, dict[int, _Loaded]]] = WeakKeyDictionary()

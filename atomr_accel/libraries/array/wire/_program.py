@@ -54,14 +54,14 @@ class Interpret(Message, frozen=True):
     Attributes:
         steps: all values, each after those that it is made of.
         operands: the buffers that they read.
-        constants: the numbers in them, as bytes of their dtypes.
+        constants: the numbers in them, each as words of four bytes.
         results: the numbers of the values that are wanted.
         outputs: where they go.
     """
 
     steps: tuple[Step, ...]
     operands: tuple[StridedArray, ...]
-    constants: tuple[bytes, ...]
+    constants: tuple[tuple[int, ...], ...]
     results: tuple[int, ...]
     outputs: tuple[StridedArray, ...]
 
@@ -178,14 +178,14 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
         blocks: how many, in x and y.
         addresses: of operands, then of outputs.
         numbers: sizes of kept axes, of reduced ones, the length of a part; strides in elements.
-        scalars: the numbers of the expression, each padded to words of eight bytes.
+        scalars: the numbers of the expression, in words of four bytes, an even count for each.
     """
 
     kernel: int
     blocks: tuple[int, int]
     addresses: tuple[int, ...]
     numbers: tuple[int, ...]
-    scalars: bytes
+    scalars: tuple[int, ...]
 
 
 class RunKernels(Message, frozen=True):

@@ -1,7 +1,7 @@
 // What kernels of expressions are made of: element types, casts, and NumPy's functions.
 //
 // In registers a float of 16 bits or less is a float that its type can hold; round_to<T> makes it
-// one again after each function, as NumPy does.
+// one again after each function, as NumPy does, so that put<T> has nothing to round.
 #pragma once
 
 #include "conversions.cuh"
@@ -91,13 +91,16 @@ template <class S> struct stored_small {
   static FN S put(float v) { S t; narrow(t, v); return t; }
 };
 template <> struct stored<h16> : stored_small<h16> {};
-template <> struct stored<b16> : stored_small<b16> {};
+template <> struct stored<b16> : stored_small<b16> {
+  static FN b16 put(float v) { return b16{(unsigned short)(__float_as_uint(v) >> 16)}; }
+};
 template <> struct stored<e4m3> : stored_small<e4m3> {};
 template <> struct stored<e5m2> : stored_small<e5m2> {};
 template <> struct stored<e2m1> : stored_small<e2m1> {};
 template <class S> FN typename stored<S>::type get(S v) { return stored<S>::get(v); }
 template <class S> FN S put(typename stored<S>::type v) { return stored<S>::put(v); }
 template <class S> FN float round_to(float v) { return widen(put<S>(v)); }
+template <> FN float round_to<b16>(float v) { return round_b16(v); }
 
 template <class T, int N> struct alignas(sizeof(T) * N) pack { T v[N]; };
 
@@ -195,6 +198,32 @@ FN double f_divide(double a, double b) { return a / b; }
 template <class T> FN T f_reciprocal(T a) { return to<T>::of(1.0 / (double)a); }
 FN float f_reciprocal(float a) { return 1.0f / a; }
 FN double f_reciprocal(double a) { return 1.0 / a; }
+
+// Quotients of many numbers and one, whose reciprocal the compiler has computed once: those of
+// f_divide, as long as `sure` stays. No branch, so that there are several at a time.
+template <class S> FN float f_over(float a, float b, bool& sure);
+FN bool between(float size, int least, int most) {
+  return (size >= power_of_two(least)) & (size <= power_of_two(most));
+}
+FN float corrected(float a, float b, float reciprocal, float quotient) {
+  return fmaf(fmaf(-quotient, b, a), reciprocal, quotient);
+}
+template <> FN float f_over<float>(float a, float b, bool& sure) {
+  const float r = 1.0f / b, q = a * r;
+  sure &= between(fabsf(b), -60, 60) & (between(fabsf(a), -60, 60) | (a == 0));
+  // Each time with less of an error; zeros have their sign of the first.
+  return copysignf(corrected(a, b, r, corrected(a, b, r, q)), q);
+}
+template <> FN float f_over<h16>(float a, float b, bool&) {  // all are far from a float's ends
+  const float r = 1.0f / b, q = a * r, better = corrected(a, b, r, corrected(a, b, r, q));
+  return (q != 0) & (fabsf(q) < __uint_as_float(0x7f800000u)) ? better : q;
+}
+template <> FN float f_over<b16>(float a, float b, bool& sure) {  // none is near where b16 turn
+  const float r = 1.0f / b, q = a * r;
+  sure &= ((fabsf(b) >= power_of_two(-126)) | (b == 0)) &
+          ((fabsf(q) >= power_of_two(-120)) | (a == 0));
+  return q;
+}
 
 template <class T> FN bool f_isnan(T) { return false; }
 FN bool f_isnan(float a) { return a != a; }
@@ -404,6 +433,18 @@ FN bool f_greater_equal(A a, B b) {
 template <class T> FN bool f_isnan(complex_of<T> a) { return f_isnan(a.re) || f_isnan(a.im); }
 template <class T> FN T f_maximum(T a, T b) { return f_isnan(a) || f_greater_equal(a, b) ? a : b; }
 template <class T> FN T f_minimum(T a, T b) { return f_isnan(a) || f_less_equal(a, b) ? a : b; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+FN float f_maximum(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+FN float f_minimum(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+#endif
 template <class T> FN T f_fmax(T a, T b) { return f_isnan(b) || f_greater_equal(a, b) ? a : b; }
 template <class T> FN T f_fmin(T a, T b) { return f_isnan(b) || f_less_equal(a, b) ? a : b; }
 
@@ -413,96 +454,7 @@ template <class T> FN bool f_logical_xor(T a, T b) { return to<bool>::of(a) != t
 template <class T> FN bool f_logical_not(T a) { return !to<bool>::of(a); }
 template <class T> FN T f_where(bool c, T a, T b) { return c ? a : b; }
 
-// --- complex functions -------------------------------------------------------------------------
-
-#define C complex_of<T>
-template <class T> FN T f_real(C a) { return a.re; }
-template <class T> FN T f_imag(C a) { return a.im; }
-template <class T> FN C f_conjugate(C a) { return C{a.re, -a.im}; }
-template <class T> FN C f_negative(C a) { return C{-a.re, -a.im}; }
-template <class T> FN C f_add(C a, C b) { return C{a.re + b.re, a.im + b.im}; }
-template <class T> FN C f_subtract(C a, C b) { return C{a.re - b.re, a.im - b.im}; }
-template <class T>
-FN C f_multiply(C a, C b) {
-  return C{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-}
-template <class T>
-FN C f_square(C a) {
-  return C{a.re * a.re - a.im * a.im, a.re * a.im + a.im * a.re};
-}
-template <class T> FN C f_divide(C a, C b) {  // scaled by the larger part
-  if (f_absolute(b.re) >= f_absolute(b.im)) {
-    if (b.re == 0 && b.im == 0) return C{a.re / f_absolute(b.re), a.im / f_absolute(b.re)};
-    const T r = b.im / b.re, s = (T)1 / (b.re + b.im * r);
-    return C{(a.re + a.im * r) * s, (a.im - a.re * r) * s};
-  }
-  const T r = b.re / b.im, s = (T)1 / (b.im + b.re * r);
-  return C{(a.re * r + a.im) * s, (a.im * r - a.re) * s};
-}
-template <class T> FN C f_reciprocal(C a) { return f_divide(C{1, 0}, a); }
-template <class T> FN T f_absolute(C a) { return f_hypot(a.re, a.im); }
-template <class T> FN bool f_isinf(C a) { return f_isinf(a.re) || f_isinf(a.im); }
-template <class T> FN bool f_isfinite(C a) { return f_isfinite(a.re) && f_isfinite(a.im); }
-template <class T> FN C f_sign(C a) {
-  const T size = f_absolute(a);
-  return size == 0 ? C{0, 0} : C{a.re / size, a.im / size};
-}
-template <class T> FN C f_exp(C a) {
-  const T size = f_exp(a.re);
-  return a.im == 0 ? C{size, a.im} : C{size * f_cos(a.im), size * f_sin(a.im)};
-}
-template <class T> FN C f_log(C a) { return C{f_log(f_absolute(a)), f_arctan2(a.im, a.re)}; }
-template <class T> FN C times(C a, T b) { return C{a.re * b, a.im * b}; }
-template <class T> FN C f_exp2(C a) { return f_exp(times(a, (T)0.693147180559945309417)); }
-template <class T> FN C f_log2(C a) { return times(f_log(a), (T)1.44269504088896340736); }
-template <class T> FN C f_log10(C a) { return times(f_log(a), (T)0.43429448190325182765); }
-template <class T>
-FN C f_log1p(C a) {
-  return C{f_log(f_hypot(a.re + 1, a.im)), f_arctan2(a.im, a.re + 1)};
-}
-template <class T> FN C f_expm1(C a) {
-  const T s = f_sin(a.im / 2);
-  return C{f_expm1(a.re) * f_cos(a.im) - 2 * s * s, f_exp(a.re) * f_sin(a.im)};
-}
-template <class T> FN C f_sqrt(C a) {
-  if (a.re == 0 && a.im == 0) return C{0, a.im};
-  const T size = f_sqrt((f_absolute(a.re) + f_absolute(a)) * (T)0.5);
-  return a.re >= 0 ? C{size, a.im / (2 * size)}
-                   : C{f_absolute(a.im) / (2 * size), f_copysign(size, a.im)};
-}
-template <class T>
-FN C f_sinh(C a) {
-  return C{f_sinh(a.re) * f_cos(a.im), f_cosh(a.re) * f_sin(a.im)};
-}
-template <class T>
-FN C f_cosh(C a) {
-  return C{f_cosh(a.re) * f_cos(a.im), f_sinh(a.re) * f_sin(a.im)};
-}
-template <class T>
-FN C f_sin(C a) {
-  return C{f_sin(a.re) * f_cosh(a.im), f_cos(a.re) * f_sinh(a.im)};
-}
-template <class T>
-FN C f_cos(C a) {
-  return C{f_cos(a.re) * f_cosh(a.im), -f_sin(a.re) * f_sinh(a.im)};
-}
-template <class T> FN C f_tan(C a) { return f_divide(f_sin(a), f_cos(a)); }
-template <class T> FN C f_tanh(C a) { return f_divide(f_sinh(a), f_cosh(a)); }
-template <class T> FN C f_power(C a, C b) {
-  if (b.re == 0 && b.im == 0) return C{1, 0};
-  if (a.re == 0 && a.im == 0) return b.re > 0 && b.im == 0 ? C{0, 0} : C{a.re / a.re, a.re / a.re};
-  if (b.im == 0 && b.re == f_trunc(b.re) && f_absolute(b.re) < 100) {  // by products, as NumPy
-    int left = (int)f_absolute(b.re);
-    C result = C{1, 0}, base = a;
-    for (; left; left >>= 1) {
-      if (left & 1) result = f_multiply(result, base);
-      base = f_multiply(base, base);
-    }
-    return b.re < 0 ? f_divide(C{1, 0}, result) : result;
-  }
-  return f_exp(f_multiply(b, f_log(a)));
-}
-#undef C
+#include "complex.cuh"
 
 // --- reductions --------------------------------------------------------------------------------
 

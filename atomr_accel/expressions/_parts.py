@@ -1,0 +1,94 @@
+"""Expressions taken apart: what they have in common, their operands, their numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._expression import Expression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ._expression import Operand
+
+
+def parts_of(root: Operand) -> Iterator[Any]:
+    """All that an expression is made of, each once, and after what it is made of itself.
+
+    No stack is as deep as they.
+    """
+    done: set[int] = set()
+    waiting: list[Any] = [root]
+    while waiting:
+        each = waiting[-1]
+        if id(each) in done:
+            waiting.pop()
+            continue
+        if type(each) is Expression:
+            missing = [arg for arg in each._args if id(arg) not in done]
+            if missing:
+                waiting += reversed(missing)
+                continue
+        waiting.pop()
+        done.add(id(each))
+        yield each
+
+
+def apart(root: Expression) -> tuple[tuple[object, ...], list[Any], list[int]]:
+    """What an expression has in common with others that are alike.
+
+    Returns:
+        What is left without operands and numbers, equal for expressions that differ in these
+        alone; shapes of what functions make follow from those of operands. Then the operands, and
+        the numbers as words of four bytes.
+    """
+    form: list[object] = []
+    operands: list[Any] = []
+    words: list[int] = []
+    places = {id(root): 0}
+    found: list[Any] = [root]
+    for each in found:  # which grows meanwhile
+        if type(each) is not Expression:
+            operands.append(each)
+            form.append(None)
+            continue
+        kind = each._kind
+        if kind == "ufunc":
+            form += (each._name, each.dtype)
+        elif kind == "constant":
+            words += each._params[1]
+            form.append(each.dtype)
+            continue
+        else:
+            form += (kind, each._name, each._params, each.shape, each.dtype)
+        for arg in each._args:
+            at = places.setdefault(id(arg), len(found))
+            if at == len(found):
+                found.append(arg)
+            form.append(at)
+    return tuple(form), operands, words
+
+
+def joined(root: Expression, operands: Sequence[Any], words: Sequence[Any]) -> Expression:
+    """The same expression with others in the places of what ``apart`` has taken out."""
+    places: dict[int, Any] = {id(root): None}
+    given, numbers = iter(operands), iter(words)
+    found: list[Any] = [root]
+    for each in found:
+        if type(each) is not Expression:
+            places[id(each)] = next(given)
+            continue
+        if each._kind == "constant":
+            params = each._params[0], tuple([next(numbers) for _ in each._params[1]])
+            places[id(each)] = Expression("constant", "", (), params, (), each.dtype)
+        for arg in each._args:
+            if id(arg) not in places:
+                places[id(arg)] = None
+                found.append(arg)
+    for each in parts_of(root):
+        if type(each) is Expression and each._kind != "constant":
+            args = tuple([places[id(arg)] for arg in each._args])
+            made = (each._kind, each._name, args, each._params, each.shape, each.dtype)
+            places[id(each)] = Expression(*made)
+    result: Expression = places[id(root)]
+    return result
