@@ -155,6 +155,11 @@ class Context:
 
     async def _end(self) -> None:
         """Leave nothing of the host."""
+        if self.host.sanitizer is not None:
+            for port in self.prepared.ports.values():
+                port.end()
+                port.close()
+            await self.host.finish()
         # Tearing down a GPU's context takes the kernel a while; the next host need not
         # wait for that, and touches nothing that this one can still write to.
         self.host.kill()
@@ -231,8 +236,9 @@ class Context:
             await self.host.wait_ended()
             self.report_dead()
         except trio.Cancelled:
-            # Nobody needs its answers any more. If it was ending, its exit code is to tell why.
-            if not self.terminating and not self._handed_over:
+            # Nobody needs its answers any more. If it was ending, its exit code is to tell why;
+            # and if a sanitizer watches it, what that has seen.
+            if not (self.terminating or self._handed_over or self.host.sanitizer):
                 self.host.kill()
             raise
 
@@ -322,7 +328,7 @@ class Context:
             # Lanes share streams, so others may only be waiting behind the oldest of them.
             _, op_name = min(overdue)
             generation = core.memory.generation
-            core.tell_output()
+            self._last_words()
             self._fault = KernelHung(
                 f"generation {generation} of {core.name} is gone: {op_name} had not finished "
                 f"after {deadline} s, the device's op_deadline",

@@ -91,6 +91,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         cub: reductions, scans, sorts and selections (CUB).
         dnn: neural networks' operations and graphs of them (cuDNN).
         fft: Fourier transforms (cuFFT).
+        flash_attention: attention by flash-attn's names (cuDNN, or kernels of this package).
         linalg: factorizations, systems and eigenvalues (cuSOLVER).
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).

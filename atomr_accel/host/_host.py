@@ -68,6 +68,9 @@ _log = logging.getLogger("atomr_accel.hosts")
 
 _SWITCH_SECONDS: Final = 50e-6
 
+_ORDERLY_SECONDS: Final = 5.0
+"""A kernel may hang."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_TIMERSLACK: Final = 29
 _IONBF: Final = 2
@@ -115,6 +118,14 @@ class Host:
         if hasattr(self, "_context"):
             with contextlib.suppress(StickyFault):  # nothing of a broken context can be released
                 self._context.close()
+
+    def wind_up(self) -> None:
+        """End in good order, if that can be had soon: a sanitizer reports what it has seen then."""
+        if any(launcher.failed for launcher in self._launchers.values()):
+            return
+        thread = threading.Thread(target=self.join, name="end", daemon=True)
+        thread.start()
+        thread.join(_ORDERLY_SECONDS)
 
     def _answer(self) -> None:
         """Receive a request, and answer it."""
@@ -537,7 +548,10 @@ def main(control_fd: int, program: int, out: int, err: int) -> None:
     _redirect(out, err)
     # Lanes poll. Between polls another lane must get the GIL sooner than after 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    Host(socket.socket(fileno=control_fd), spin=True).serve()
+    host = Host(socket.socket(fileno=control_fd), spin=True)
+    host.serve()
+    if not program:
+        host.wind_up()
     # Not sys.exit: it would join lanes and run vendors' atexit hooks on a context that
     # may be broken. The kernel releases everything, at once.
     os._exit(0)

@@ -178,19 +178,23 @@ class StreamSlot:
             **executor.handlers,
         }
         self._prepare = getattr(executor, "preparers", {})
-        self._calls: dict[int, tuple[Template, Callable[[Sequence[int]], Any]]] = {}
+        self._calls: dict[int, Callable[[Sequence[int]], Any]] = {}
         self.unmarked: list[tuple[int, Any]] = []
         self.steps: deque[tuple[int, Any]] = deque()
         self.in_flight: deque[Group] = deque()
 
     def _execute(self, request: CallWithTemplate | CallByTemplate) -> Any:
-        """A call by a template."""
-        assert self.lane is not None
-        template = self.lane.templates.find(request)
-        known = self._calls.get(request.number)
-        if known is None or known[0] is not template:
-            known = self._calls[request.number] = template, self._prepared(template)
-        return known[1](request.addresses)
+        """A call by a template, which was found to be there when the request was accepted."""
+        call = self._calls.get(request.number)
+        if call is None:
+            assert self.lane is not None
+            template = self.lane.templates.find(request)
+            call = self._calls[request.number] = self._prepared(template)
+        return call(request.addresses)
+
+    def forget(self, number: int) -> None:
+        """Another template takes the place of one."""
+        self._calls.pop(number, None)
 
     def _prepared(self, template: Template) -> Callable[[Sequence[int]], Any]:
         """What executes a message, given addresses."""
@@ -239,7 +243,8 @@ class Lane:
         self.slots: Final[list[StreamSlot]] = []
         self._lanes = lanes
         self._launcher = launcher
-        self._group = group
+        self._group = self._together_most = group
+        self._spreads = False
         self._track_each_op = track_each_op
         self._shares_streams = shares_streams
         self._flushed = 0.0
@@ -270,6 +275,7 @@ class Lane:
         self._new_slot = new_slot
         self._most_slots = max_streams
         self._slot = first = self._add_slot(0)
+        self._spreads = getattr(first.executor, "spreads", False)
         union = reduce(operator.or_, first.handlers)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
         self._decode = msgspec.msgpack.Decoder(list[request]).decode
@@ -305,6 +311,8 @@ class Lane:
         requests: list[Request] = []
         for frame in self._frames.feed(data):
             requests += self._requests(frame)
+        if self._spreads:  # a few that have come together overlap, too
+            self._together_most = min(self._group, -(-len(requests) // self._most_slots) or 1)
         return requests
 
     def _requests(self, frame: memoryview) -> list[Request]:
@@ -348,15 +356,19 @@ class Lane:
         if seq <= self._accepted:
             raise ProtocolViolation(f"op {seq} came after op {self._accepted}")
         self._accepted = seq
-        fusions = self._slot.fusions
-        if isinstance(message, CallWithTemplate):
-            self._keep_template(message)
-        if isinstance(message, (CallByTemplate, CallWithTemplate)):
-            template = self.templates.find(message)
-            if template.kind in fusions and not dependencies:
-                message = template.filled(message.addresses)
         kind = type(message)
-        fusion = None if dependencies else fusions.get(kind)
+        fusion = None
+        if kind is CallByTemplate or kind is CallWithTemplate:
+            call: Any = message
+            if kind is CallWithTemplate:
+                self._keep_template(call)
+            template = self.templates.find(call)
+            if not dependencies:
+                fusion = self._slot.fusions.get(template.kind)
+                if fusion is not None:
+                    message = template.filled(call.addresses)
+        elif not dependencies:
+            fusion = self._slot.fusions.get(kind)
         if fusion is not None:
             key = fusion.key(message)
             if key is not None:
@@ -383,6 +395,8 @@ class Lane:
         """Keep the template of a call for those that are alike."""
         former = self.templates.add(request)
         if former is not None:
+            for slot in self.slots:
+                slot.forget(request.number)
             for seq, (_, dependencies, message) in self._aside.items():
                 if (
                     isinstance(message, (CallWithTemplate, CallByTemplate))
@@ -495,7 +509,7 @@ class Lane:
             times.end(begun, (seq,))
         slot.unmarked.append((seq, value))
         self._slot_of[seq] = slot
-        if len(slot.unmarked) >= self._group:
+        if len(slot.unmarked) >= self._together_most:
             self._settle(slot)
         elif self._track_each_op:
             self._step(slot)
@@ -547,19 +561,22 @@ class Lane:
 
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot:
         """The slot for an op that must come after others, made to wait for them."""
-        if len(dependencies) == 1:  # most come after one op, and in the same slot
+        if len(dependencies) == 1:  # most come after one op, in the same slot or stream
             slot = self._slot_of_op(*dependencies[0])
             if slot is None:
                 return self._slot
             if slot.lane is self:
                 return slot
+            beside = self._beside(slot)
+            if beside is not None:
+                return beside
             before = {slot}
         else:
             found = [self._slot_of_op(index, seq) for index, seq in dependencies]
             before = {slot for slot in found if slot is not None}
         # Behind one of them in its stream it need not wait for that one.
-        beside = (self._beside(slot) for slot in before)
-        chosen = next((slot for slot in beside if slot is not None), self._slot)
+        there = (self._beside(slot) for slot in before)
+        chosen = next((slot for slot in there if slot is not None), self._slot)
         queue = chosen.stream.queue
         for slot in before:
             if slot.stream.queue != queue:
@@ -640,6 +657,8 @@ class Lane:
     def mark(self) -> None:
         """What was launched last is a group, complete or not."""
         self._mark(self._slot)
+        if self._spreads and self._slot.in_flight:
+            self._slot = self._next_slot()
 
     @property
     def busy(self) -> bool:

@@ -65,11 +65,13 @@ class Launcher:
     Attributes:
         process: the process that it was made in.
         polls: whether it asks the device, rather than sleep until that tells.
+        failed: whether the context has, as it found.
     """
 
     def __init__(self, *, completion: str, idle_spin: bool) -> None:
         self.process: Final = os.getpid()
         self.polls: Final = completion != "blocking"
+        self.failed = False
         self._completion = completion
         self._idle_spin = idle_spin
         self._lanes: dict[int, Lane] = {}  # by descriptor
@@ -185,15 +187,18 @@ class Launcher:
 
     def _answer(self) -> None:
         """Answer what is done."""
-        for lane in self._lanes.values():
-            lane.mark()
-            if lane.reap() or lane.answers:
+        for lane in self._lanes.values():  # most of which have nothing to do
+            if lane.busy:
+                lane.mark()
+                lane.reap()
+            if lane.answers:
                 lane.flush()
 
     def _retry(self) -> None:
         """Launch what was put aside and need not wait any more, in the program's order."""
-        aside = [(seq, lane) for lane in self._lanes.values() for seq in lane.aside]
-        if len(self._lanes) > 1:
+        waiting = [lane for lane in self._lanes.values() if lane.aside]
+        aside = [(seq, lane) for lane in waiting for seq in lane.aside]
+        if len(waiting) > 1:
             aside.sort(key=_by_sequence)
         for seq, lane in aside:
             lane.retry(seq)
@@ -264,6 +269,7 @@ class Launcher:
 
     def _report(self, fault: StickyFault) -> None:
         """The context is gone: all lanes say so, and which op it was."""
+        self.failed = True
         for lane in [*self._lanes.values()][:1]:
             lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]

@@ -149,6 +149,8 @@ class Executor(Protocol):
     None to have it filled in. An executor that can do several messages at once has ``fusions``, by
     message type. One that messages leave things in has ``on(stream)``: the executor of a further
     stream of its lane, which has them, too; else one is made for each like the first.
+    One that has ``spreads`` true costs nothing but a stream, and does what may take long: a few
+    ops are spread over streams, too.
     """
 
     handlers: Mapping[type, Callable[[Any], Any]]

@@ -7,15 +7,12 @@ context then waits for the host's end.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from .._errors import LibraryMissing
+from ..wire._toolkit import find_tool
 
 SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 
@@ -25,15 +22,6 @@ _PREFIX: Final = "========="
 
 _ERRORS: Final = 5
 """So many are told; each takes some lines."""
-
-_PLACES: Final = ("bin", "compute-sanitizer")
-"""Where a toolkit has it; the second one also where it is a script in the first."""
-
-_ROOTS: Final = ("/usr/local/cuda", "/opt/cuda")
-"""Where toolkits are."""
-
-_PACKAGES: Final = ("nvidia/cu13",)
-"""Where pip puts it."""
 
 
 class Sanitizer(NamedTuple):
@@ -74,16 +62,11 @@ def find_sanitizer(tool: SanitizerTool) -> Sanitizer:
     Raises:
         LibraryMissing: there is none.
     """
-    toolkits = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
-    roots = [*filter(None, toolkits), *_ROOTS]
-    roots += [str(Path(entry, package)) for entry in sys.path for package in _PACKAGES]
-    folders = [os.environ.get("PATH", os.defpath)]
-    folders += [str(Path(root, place)) for root in roots for place in _PLACES]
-    path = shutil.which(_NAME, path=os.pathsep.join(folders))
+    path = find_tool(_NAME)
     if path is None:
         raise LibraryMissing(
-            f"sanitizer={tool!r} needs {_NAME}, which is neither on the PATH nor in CUDA_HOME nor "
-            "/usr/local/cuda; it comes with the CUDA toolkit, and with "
+            f"sanitizer={tool!r} needs {_NAME}, which is neither on the PATH nor in "
+            "/usr/local/cuda: it comes with the CUDA toolkit, and with "
             "pip install nvidia-cuda-sanitizer-api (CUDA 13)",
             library=_NAME,
         )

@@ -14,6 +14,7 @@ from .dnn.attention._paged import PagedKVCache
 from .dnn.graph._user_graph import Plan as DnnPlan
 from .dnn.rnn._facade import Rnn
 from .fft._facade import Fft
+from .flash_attention._facade import FlashAttention
 from .linalg._facade import Linalg
 from .nvrtc._facade import Nvrtc
 from .nvrtc._kernel import Kernel
@@ -30,19 +31,20 @@ if TYPE_CHECKING:
 
 
 CALLED: Final = (
-    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse, SparseLt, Tensor),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, FlashAttention, Linalg, Nvrtc, Rng, Sparse),
+    *(SparseLt, Tensor),
     *(DnnPlan, Generator, Kernel, Module, PagedKVCache, Rnn, SparseLU),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
-    *("dnn", "dnn-plans", "fft", "kernels", "nccl", "nccl-aborts", "nvrtc", "rng", "solver"),
-    *("sparse", "sparse-direct", "sparse-waits", "sparselt", "tensor"),
+    *("dnn", "dnn-plans", "fft", "flash_attention", "kernels", "nccl", "nccl-aborts", "nvrtc"),
+    *("rng", "solver", "sparse", "sparse-direct", "sparse-waits", "sparselt", "tensor"),
 )
 """The names of their lanes."""
 NAMES: Final = (
-    *("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng", "sparse"),
-    *("sparselt", "tensor"),
+    *("array", "blas", "blaslt", "cub", "dnn", "fft", "flash_attention", "linalg", "nvrtc"),
+    *("rng", "sparse", "sparselt", "tensor"),
 )
 """The names of the facades."""
 
@@ -56,6 +58,7 @@ class Libraries(Generic[D]):
     cub: Cub[D]
     dnn: Dnn[D]
     fft: Fft[D]
+    flash_attention: FlashAttention[D]
     linalg: Linalg[D]
     nvrtc: Nvrtc[D]
     rng: Rng[D]
@@ -70,6 +73,7 @@ class Libraries(Generic[D]):
         self.array = ArrayFunctions(device, self.cub)
         self.dnn = Dnn(device)
         self.fft = Fft(device, self.cub)
+        self.flash_attention = FlashAttention(device, self.dnn)
         self.linalg = Linalg(device, self.cub, self.blas)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device, self.array, self.cub, self.blas)

@@ -567,6 +567,9 @@ _VIEWS: Final[dict[tuple[object, ...], _View]] = {}
 
 _MOST_VIEWS: Final = 1 << 10
 
+_BOUNDS: Final = frozenset({int, type(None)})
+"""Of slices that are remembered."""
+
 
 def _token_of(key: object) -> tuple[object, ...] | None:
     """What equal keys have in common; None for those that are not remembered."""
@@ -574,10 +577,10 @@ def _token_of(key: object) -> tuple[object, ...] | None:
     for part in key if type(key) is tuple else (key,):
         kind = type(part)
         if kind is slice:
-            bounds = (part.start, part.stop, part.step)
-            if not all(each is None or type(each) is int for each in bounds):
+            start, stop, step = part.start, part.stop, part.step
+            if not (type(start) in _BOUNDS and type(stop) in _BOUNDS and type(step) in _BOUNDS):
                 return None
-            parts.append(bounds)
+            parts.append((start, stop, step))
         elif kind is int or part is None or part is Ellipsis:
             parts.append(part)
         else:

@@ -15,6 +15,7 @@ from ..libraries._request import perform
 from ..libraries.nvrtc._kernel import Kernel
 from ..libraries.nvrtc._launching import LaunchWish, geometry
 from ..libraries.nvrtc._tensor_map import TensorMap
+from ..libraries.nvrtc._texture import Surface, Texture
 from ..libraries.nvrtc.wire._messages import Scalar, Structure
 from ..libraries.nvrtc.wire._twins import twin_function, value_of
 from ..memory import GpuRef
@@ -94,8 +95,8 @@ async def compare(
 
     Raises:
         AssertionError: they are further apart; or one of them has changed what is ``const``.
-        TypeError: an argument is nothing of that kind; or a ``GpuRef`` or ``TensorMap``, since
-            buffers are made here.
+        TypeError: an argument is nothing of that kind; or a ``GpuRef``, ``TensorMap``,
+            ``Texture`` or ``Surface``, since buffers are made here.
         ValueError: the kernel has no function; ``rounds`` is less than 1, or a tolerance less than
             0.
     """
@@ -126,9 +127,10 @@ def _contents(
     kernel: Kernel[Any], args: Sequence[Any], generator: np.random.Generator
 ) -> list[Any]:
     """The arguments of one round, arrays for buffers."""
-    if any(isinstance(arg, TensorMap | GpuRef) for arg in args):
+    if any(isinstance(arg, GpuRef | TensorMap | Texture | Surface) for arg in args):
         raise TypeError(
-            "compare makes buffers itself: it takes shapes and arrays, no GpuRef or TensorMap"
+            "compare makes buffers itself: it takes shapes and arrays, no GpuRef or TensorMap, and "
+            "no Texture or Surface"
         )
     parameters = kernel.parameters
     if parameters is None:

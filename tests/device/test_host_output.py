@@ -73,24 +73,45 @@ def of_kernels(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> l
     return [text for name, of, text in found if name == LOGGER and of == level]
 
 
+def write(*texts: tuple[int, bytes]) -> None:
+    for fd, text in texts:
+        os.write(fd, text)
+
+
+@cpu_only
+@program
+async def test_what_is_written_is_told_before_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened() as device:
+        await device.run(write, (1, b"a line\nhalf "), (2, b"a warning\n"))
+        assert of_kernels(caplog) == ["a line"]
+        assert of_kernels(caplog, logging.WARNING) == ["a warning"]
+        told = vars(next(each for each in caplog.records if each.name == LOGGER))
+        assert (told["actor"], told["device"]) == ("/gpu-0", device.name)
+        with pytest.raises(ContextPoisoned, match="Assertion `x > 3` failed") as caught:
+            await device.run(failing)
+        assert of_kernels(caplog) == ["a line", "half a line"]
+        (note,) = caught.value.__cause__.__notes__  # type: ignore[union-attr]
+        assert note.splitlines()[1:] == ["  a warning", "  kernel.cu:8: Assertion `x > 3` failed."]
+        assert {vars(each)["generation"] for each in caplog.records if each.name == LOGGER} == {1}
+
+
+def failing() -> None:
+    write((1, b"a line\n"), (2, b"kernel.cu:8: Assertion `x > 3` failed.\n"))
+    raise StickyFault("no", status=710, status_name="CUDA_ERROR_ASSERT")
+
+
+@pytest.mark.slow
 @program
 async def test_what_a_kernel_prints_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await launched(device, "printing")
-        await device.run(len, "")  # when this returns it is told
         assert of_kernels(caplog) == ["the first is 0"]
-        told = vars(next(each for each in caplog.records if each.name == LOGGER))
-        assert (told["device"], told["generation"]) == (device.name, 1)
-        assert told["actor"] == "/gpu-0"
-
-
-@program
-async def test_what_was_printed_last_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
-    async with opened() as device:
+        caplog.clear()
         await launched(device, "printing")
     assert of_kernels(caplog) == ["the first is 0"]
 
 
+@pytest.mark.slow
 @program
 async def test_a_fault_says_what_the_assert_says(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
@@ -119,6 +140,7 @@ def abort() -> None:
     os.abort()
 
 
+@pytest.mark.slow
 @program
 async def test_the_last_words_of_a_host(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
@@ -136,6 +158,7 @@ def shouting(lines: int) -> None:
         os.write(1, text)
 
 
+@pytest.mark.slow
 @program
 async def test_a_full_pipe_is_read(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device, trio.open_nursery() as nursery:
@@ -150,6 +173,7 @@ def shell(command: str) -> None:
     subprocess.run(["/bin/sh", "-c", command], check=True)
 
 
+@pytest.mark.slow
 @cpu_only
 @program
 async def test_what_functions_print_is_the_programs(

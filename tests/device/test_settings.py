@@ -76,6 +76,13 @@ async def an_index() -> int:
         ({"affinity": [-1]}, ValueError, "a core of affinity must be at least 0, not -1"),
         ({"affinity": ()}, ValueError, "affinity names no core"),
         ({"affinity": [0], "isolation": "thread"}, ValueError, "it needs isolation='process'"),
+        ({"sanitizer": "asan"}, ValueError, "sanitizer must be 'memcheck', 'racecheck', 'initc"),
+        ({"sanitizer": True}, TypeError, "sanitizer must be .* None, not True"),
+        (
+            {"sanitizer": "memcheck", "isolation": "thread"},
+            ValueError,
+            "a sanitizer starts the host, so it needs isolation='process'",
+        ),
         ({"isolation": "fibre"}, ValueError, "must be 'process' or 'thread', not 'fibre'"),
         ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),

@@ -268,6 +268,28 @@ def test_independent_ops_spread_over_ways() -> None:
         assert 5 in follower.ops
 
 
+def test_a_few_that_take_long_overlap() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, max_streams=3, spreads=True) as lanes:
+        lanes.send(0, *((seq, [], Work(seq)) for seq in (1, 2, 3)))
+        device.wait_for(lambda: len(device.launched()) == 3)
+        assert sorted(device.eligible()) == [1, 2, 3]
+        device.finish_all()
+        take(lanes, 0, 3)
+        for seq in (4, 5, 6, 7):  # one after the other
+            lanes.send(0, (seq, [], Work(seq)))
+            device.wait_for(lambda: len(device.launched()) == seq)  # noqa: B023 (at once)
+        assert len(device.eligible()) == 3
+        lanes.send(0, (8, [(0, 5)], Work(8)))
+        device.wait_for(lambda: 8 in device.launched())
+        follower = next(stream for stream in device.streams if 8 in stream.ops)
+        assert 5 in follower.ops
+        lanes.send(0, *((seq, [], Work(seq)) for seq in range(9, 60)))  # many go in groups
+        device.wait_for(lambda: len(device.launched()) == 59)
+        device.finish_all()
+        assert len(take(lanes, 0, 56)) == 56
+
+
 def test_what_every_way_may_hold_is_dropped_by_every_way() -> None:
     device = FakeDevice()
     with Lanes(device, 1, max_streams=3) as lanes:

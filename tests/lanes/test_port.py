@@ -84,7 +84,7 @@ class Host:
         message: Message | Template | None = None,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
-        payload: msgspec.Raw | None = None,
+        payload: CallByTemplate | None = None,
     ) -> Op:
         """Submit an op with the next sequence number."""
         self._seq += 1

@@ -161,6 +161,14 @@ template <class T> static T __shfl_down_sync(unsigned, T value, int step) {
   __syncthreads();
   return found;
 }
+template <class T> static T __shfl_up_sync(unsigned, T value, int step) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const T found = (int)threadIdx.x % 32 >= step ? values[threadIdx.x - step] : value;
+  __syncthreads();
+  return found;
+}
 template <class T> static T __shfl_xor_sync(unsigned, T value, int bits) {
   static T values[1024];
   values[threadIdx.x] = value;

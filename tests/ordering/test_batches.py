@@ -247,8 +247,8 @@ async def test_an_exception_in_the_block_gives_everything_up(device: Device, gat
         gate.open()
     await settled(device)
     del square, batch
-    # Bunches of 1, 2, 4, 8 and 16, the first of which loads the kernel; the rest was withdrawn.
-    assert (await device.get(y))[0] == 30
+    # Bunches of 1, 2, 4 and 8, the first of which loads the kernel; the rest was withdrawn.
+    assert (await device.get(y))[0] == 38
 
 
 @pytest.mark.parametrize("how", ["immediately", "later"])

@@ -9,7 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from atomr_accel import TensorMap
+from atomr_accel import TensorMap, Texture
 from atomr_accel.testing import Comparison, compare
 from atomr_accel.testing._compare import _difference
 
@@ -126,8 +126,9 @@ async def test_what_cannot_be_compared(device: Device) -> None:
     ):
         with pytest.raises(error):
             await compare(device, kernel, 1, 64, (8,), (8,), (8,), True, 8, **options)
-    with pytest.raises(TypeError, match="no GpuRef or TensorMap"):
-        await compare(device, kernel, 1, 64, (8,), TensorMap(x, (4,)), (8,), True, 8)
+    for made in (TensorMap(x, (4,)), Texture(x)):
+        with pytest.raises(TypeError, match="no GpuRef or TensorMap, and no Texture"):
+            await compare(device, kernel, 1, 64, (8,), made, (8,), True, 8)
     with pytest.raises(TypeError, match="compare takes a kernel"):
         await compare(device, print, 1, 64)  # type: ignore[arg-type]
     source = 'struct S { int a; }; extern "C" __global__ void k(S* s) {}'

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...libraries.array._evaluate import Fused
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
+    from ...libraries.nvrtc._cuda_array import CudaArray
     from ...libraries.nvrtc._kernel import Argument
     from ...libraries.nvrtc._launching import Dim
     from ...libraries.nvrtc._module import Module
@@ -85,6 +86,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         for name in NAMES:
             vars(self).pop(name, None)
 
+    @overload
+    def using(self, made: CudaArray[Any]) -> CudaArray[Collected]: ...
     @overload
     def using(self, made: Fused[Any, P, R]) -> Fused[Collected, P, R]: ...
     @overload
@@ -249,9 +252,10 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         priority: int | None = None,
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
-        if type(kernel) is not Kernel or kernel._device is not self._core:
-            require_made_on(kernel, self._core)
-            raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {kernel!r}")
+        made: object = kernel
+        if type(made) is not Kernel or made._device is not self._core:
+            require_made_on(made, self._core)
+            raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
         given = shared, elements, cluster, cooperative, programmatic, priority
         wish = {} if all(map(is_, given, PLAIN)) else LaunchWish(*given).asked()
         self._call(launching, kernel, (grid, block, *args), wish)

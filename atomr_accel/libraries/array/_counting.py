@@ -187,7 +187,8 @@ def _bounds(low: Any, high: Any) -> tuple[float, float]:
 
 
 def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
-    if isinstance(bins, SupportsIndex) and not isinstance(bins, Operand):
+    several = isinstance(bins, Operand) or (isinstance(bins, np.ndarray) and bins.ndim)
+    if isinstance(bins, SupportsIndex) and not several:
         return operator.index(bins)
     if isinstance(bins, str):
         raise TypeError(f"bins must be a number or edges, not {bins!r}")

@@ -14,15 +14,14 @@ from ..._dtypes import NAMES, as_dtype
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, common, reduced
-from .._arguments import overlap
 from .._op import D, op
 from .._request import Request, Submission
 from ._choosing import INT64, asking, choose, compacting
 from ._copy import LANE, WAITS
 from ._keys import Chosen, taken
 from ._steps import ArrayPart, Steps, target_of
-from ._top import FP8, ranks, top
-from .wire._indexing import Scan
+from ._top import FP8, fits, ranks, top
+from .wire._indexing import MarkFirst, Scan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     from ...memory import GpuRef
     from .._library import LaneSpec
 
-_FLOAT64: Final = as_dtype(np.float64)
+_BOOL: Final = as_dtype(np.bool_)
+_UINT32: Final = as_dtype(np.uint32)
 _LONG: Final = 1 << 16
 """Rows beyond that are scanned in parts."""
 _PART: Final = 1 << 12
@@ -200,14 +200,13 @@ class Sorting(ArrayPart[D]):
             to = None
             if out is not None:
                 to = target_of(steps, out, size, dtype, op=name)
-            fits = to is not None and last and to.contiguous and to.dtype is dtype
             values, positions = self._rows(
                 steps,
                 source,
                 along,
                 descending=descending,
                 order=order,
-                values_out=to if fits and not order else None,
+                out=to if last and not order else None,
             )
             found = values if positions is None else positions
             if to is None and last and found.dtype is dtype:
@@ -229,15 +228,15 @@ class Sorting(ArrayPart[D]):
         *,
         descending: bool,
         order: bool,
-        values_out: GpuRef | None = None,
+        out: GpuRef | None = None,
     ) -> tuple[GpuRef, GpuRef | None]:
         """Rows along an axis, sorted; and the order, if it is asked for. The axis is last.
 
-        With ``order`` the values are there as well. They go to ``values_out``, if that can be.
+        With ``order`` the values are there as well. They go to ``out``, if that can be.
         """
         if ranks(given, axis, given.shape[axis]):
             n = given.shape[axis]
-            return top(steps, given, axis, n, descending=descending, order=order, out=values_out)
+            return top(steps, given, axis, n, descending=descending, order=order, out=out)
         ref = steps.ref(given, "a")
         seen: Operand = ref.moveaxis(axis, -1)
         dtype = ref.dtype
@@ -259,14 +258,13 @@ class Sorting(ArrayPart[D]):
                 values = taken(steps, flat, positions).reshape(keys.shape)
                 return values, positions.reshape(keys.shape) if order else None
             if not order:
-                to = values_out
-                if to is not None and (to.dtype is not keys.dtype or overlap(to, keys)):
-                    to = None
-                row = None if to is None else to.reshape(keys.shape)
-                made = steps.do(cub.sort(keys, descending=down, out=row))
-                return made if to is None else to, None
-            flat = steps.evaluate(index((n,), 0))
-            values, positions = steps.do(cub.sort_pairs(keys.reshape(n), flat, descending=down))
+                to = out if out is not None and fits(out, keys) else None
+                return steps.do(cub.sort(keys, descending=down, out=to)), None
+            # Half as many bytes to take along, where places fit into them.
+            number = _UINT32 if n < 2**32 else INT64
+            flat = steps.evaluate(cast(index((n,), 0), number))
+            values, found = steps.do(cub.sort_pairs(keys.reshape(n), flat, descending=down))
+            positions = steps.cast(found, INT64)
             return values.reshape(keys.shape), positions.reshape(keys.shape)
         begins = steps.evaluate(index((rows,), 0) * n)
         ends = steps.evaluate(begins + n)
@@ -378,11 +376,19 @@ class Sorting(ArrayPart[D]):
             ref = steps.cast(steps.ref(given, "a"), wide)
             rows = steps.flat(ref) if axis is None else steps.last(ref, at)
             shape = rows.shape if axis is None else ref.shape
-            sums = scanned(steps, kind, rows, deterministic=self._device.deterministic)
+            to = None if out is None else target_of(steps, out, shape, result, op=name)
+            last = axis is None or at == len(shape) - 1
+            sums = scanned(
+                steps,
+                kind,
+                rows,
+                deterministic=self._device.deterministic,
+                out=to if last else None,
+            )
             sums = steps.cast(sums, result)
-            if out is None and (axis is None or at == len(shape) - 1):
+            if sums is to or (to is None and last):
                 return sums
-            made = target_of(steps, out, shape, result, op=name)
+            made = steps.output(shape, result) if to is None else to
             steps.assign((sums, made if axis is None else made.moveaxis(at, -1)))
             return made
 
@@ -494,13 +500,7 @@ class Sorting(ArrayPart[D]):
         def ask(inner: Steps) -> Submission[tuple[int, tuple[GpuRef, ...]]]:
             flat = inner.flat(inner.ref(given, "ar"))
             values, order = self._rows(inner, flat, 0, descending=False, order=ordered)
-            first = inner.evaluate(broadcast_constant(values.shape, as_dtype(np.bool_), True))
-            if values.size > 1:
-                ahead, behind = values[:-1], values[1:]
-                differ: Operand = ahead != behind
-                if equal_nan and values.dtype.kind in "fcV":
-                    differ = differ & ~ufunc("isnan", ahead)
-                inner.evaluate(differ, first[1:])
+            first = _first_ones(inner, values, equal_nan=equal_nan)
             made = (values, first) if order is None else (values, first, order)
             return compacting(inner, first, lambda count, at: (count, (at, *made)))
 
@@ -570,6 +570,26 @@ def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef
     return steps.do(bound(data, values))
 
 
+def _first_ones(steps: Steps, values: GpuRef, *, equal_nan: bool) -> GpuRef:
+    """Which elements of a sorted row differ from the one before them."""
+    if values.dtype.kind != "c":
+        made = steps.output(values.shape, _BOOL)
+        if values.size:
+            places = values._place, made._place
+            name = NAMES[values.dtype]
+            message = MarkFirst(places[0].address, values.size, name, places[1].address, equal_nan)
+            steps.submit("array.mark", message, places[:1], places[1:])
+        return made
+    made = steps.evaluate(broadcast_constant(values.shape, _BOOL, True))
+    if values.size > 1:
+        ahead, behind = values[:-1], values[1:]
+        differ: Operand = ahead != behind
+        if equal_nan:
+            differ = differ & ~ufunc("isnan", ahead)
+        steps.evaluate(differ, made[1:])
+    return made
+
+
 def _order_of_complex(steps: Steps, row: GpuRef) -> GpuRef:
     """The order of complex numbers: by where they are NaN, by real parts, by imaginary ones."""
     order = steps.evaluate(index(row.shape, 0))
@@ -587,19 +607,26 @@ def _order_of_complex(steps: Steps, row: GpuRef) -> GpuRef:
 
 
 def scanned(
-    steps: Steps, kind: Literal["add", "multiply"], rows: GpuRef, *, deterministic: bool
+    steps: Steps,
+    kind: Literal["add", "multiply"],
+    rows: GpuRef,
+    *,
+    deterministic: bool,
+    out: GpuRef | None = None,
 ) -> GpuRef:
-    """All rows along the last axis, C-contiguous."""
+    """All rows along the last axis, C-contiguous; in ``out``, if that can be."""
     n = rows.shape[-1] if rows.ndim else 1
     if not rows.size:
         return rows
+    if out is not None and not fits(out, rows):
+        out = None
     if rows.size == n > _LONG:
         floats = rows.dtype.kind not in "biu"
         if not (floats and deterministic) and rows.dtype.kind != "c":
             name = "plus" if kind == "add" else "multiplies"
-            return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype))
+            return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype, out=out))
         return _scanned_in_parts(steps, kind, rows.reshape(-1)).reshape(rows.shape)
-    made = steps.output(rows.shape, rows.dtype)
+    made = steps.output(rows.shape, rows.dtype) if out is None else out
     message = Scan(
         kind, rows._place.address, made._place.address, NAMES[rows.dtype], rows.size // n, n
     )

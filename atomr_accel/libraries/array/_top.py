@@ -28,6 +28,12 @@ def ranks(given: Operand, axis: int, count: int) -> bool:
     return real and 0 < count <= MOST_TOP and given.shape[axis] < 2**31
 
 
+def fits(out: GpuRef, read: GpuRef, shape: tuple[int, ...] | None = None) -> bool:
+    """Whether what is computed of a buffer, of its shape or another one, can go right there."""
+    alike = out.contiguous and out.dtype is read.dtype and out.shape == (shape or read.shape)
+    return alike and not overlap(out, read)
+
+
 def top(
     steps: Steps,
     given: Operand,
@@ -54,10 +60,8 @@ def top(
     length = ref.shape[-1]
     rows = ref.size // length
     shape = (*ref.shape[:-1], count)
-    if out is None or out.dtype is not ref.dtype or overlap(out, ref):
-        values = steps.output(shape, ref.dtype)
-    else:
-        values = out
+    fitting = out is not None and fits(out, ref, shape)
+    values = out if out is not None and fitting else steps.output(shape, ref.dtype)
     places = steps.output(shape, INT64) if order else None
     room = top_scratch(rows, length, count)
     scratch = steps.output((room,), _UINT8) if room else None

@@ -355,7 +355,9 @@ class Nvrtc(Facade[D]):
             )
         )
         symbols = tuple(entry.symbol for entry in compiled.entries)
-        resident = Resident(plan.names[0], plan.pickled or compiled.image, symbols, variables)
+        prints = "printf" in plan.declarations or b"vprintf" in compiled.image
+        image = plan.pickled or compiled.image
+        resident = Resident(plan.names[0], image, symbols, variables, prints=prints)
         kernels: tuple[Kernel[D], ...] = tuple(
             Kernel(
                 self._device,

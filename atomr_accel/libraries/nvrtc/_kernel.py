@@ -243,7 +243,10 @@ class Kernel(Facade[D]):
                 arguments,
                 shape.options,
             )
-            return Submission(message, reads, writes)
+            if not resident.prints:
+                return Submission(message, reads, writes)
+            device: Any = driver.memory.owner
+            return Submission(message, reads, writes, done=device.tell_output)
 
         return Request(KERNELS, self._op_name, prepare)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
+from ..._errors import Unsupported
 from .._op import D, Facade, op
 from .._request import Request, Submission
 from ._kernel import Kernel
-from ._lanes import KERNELS
+from ._lanes import COMPILER, KERNELS
+from .wire._messages import Disassemble
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -79,6 +81,30 @@ class Module(Facade[D]):
             KeyError: the module was not compiled with such a variable.
         """
         return self._resident.map(self._find(self._resident.variables, name, "variable"))
+
+    @op
+    def sass(self) -> Request[str]:
+        """The machine code of all kernels, as text (``cuobjdump -sass``).
+
+        Returns:
+            What the program of that name prints.
+
+        Raises:
+            LibraryMissing: cuobjdump or nvdisasm is not installed; both come with the toolkit.
+            LibraryError: it refuses what the module is loaded from.
+            Unsupported: the module has no machine code: on the CPU backend, and PTX, which the
+                driver compiles.
+        """
+        resident = self._resident
+
+        def prepare(driver: Driver) -> Submission[str]:
+            if driver.home.capabilities.python_kernels:
+                raise Unsupported("on the CPU backend kernels have no machine code: ask CUDA")
+            if b".address_size" in resident.image[:4096]:
+                raise Unsupported("the module is PTX, which the driver compiles when it is loaded")
+            return Submission(Disassemble(resident.image), (), (), finish=str)
+
+        return Request(COMPILER, "nvrtc.sass", prepare)
 
     def _find(self, known: dict[str, Any], name: str, what: str) -> Any:
         found = known.get(name)

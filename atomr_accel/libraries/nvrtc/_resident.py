@@ -104,23 +104,37 @@ class Resident:
         image: what is loaded.
         symbols: the names of its kernels in that.
         variables: those that programs may ask for.
+        prints: whether its kernels may call ``printf``.
 
     Attributes:
         number: the host's number of it.
+        prints: as given.
         variables: by name.
     """
 
-    __slots__ = ("_copies", "_image", "_name", "_symbols", "number", "variables")
+    __slots__ = ("_copies", "_image", "_name", "_symbols", "number", "prints", "variables")
 
     def __init__(
-        self, name: str, image: bytes, symbols: tuple[str, ...], variables: tuple[Variable, ...]
+        self,
+        name: str,
+        image: bytes,
+        symbols: tuple[str, ...],
+        variables: tuple[Variable, ...],
+        *,
+        prints: bool = False,
     ) -> None:
+        self.prints: Final = prints
         self.number: Final = next(_numbers)
         self.variables: Final = {each.content.name: each for each in variables}
         self._name = name
         self._image = image
         self._symbols = symbols
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+
+    @property
+    def image(self) -> bytes:
+        """What is loaded; on the CPU backend no machine code, but functions."""
+        return self._image
 
     def loaded(self, driver: Driver) -> Block:
         """What stands for it where the driver's ops are executed; it is loaded first, if need be.

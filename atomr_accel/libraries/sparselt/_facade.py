@@ -236,8 +236,7 @@ class SparseLt(Facade[D]):
 
         Args:
             a: shape (m, k), as ``compress`` has made it.
-            b: shape (k, n), same dtype; by rows or by columns, as ``x.T`` is. Of 8-bit types by
-                columns.
+            b: shape (k, n), same dtype; by columns, as ``x.T`` is, or of 16-bit types by rows.
             out: where the result goes: shape (m, n), by rows or by columns, not in the memory of
                 another operand but ``c``.
             c: what to add: shape (m, n), lying as ``out``; by default ``out``. Of the dtype of the
@@ -285,7 +284,8 @@ class SparseLt(Facade[D]):
             right = _dense(b, "b")
             if right.rows != a.shape[1]:
                 raise ValueError(f"a has shape {a.shape} and b {b.shape}, which do not fit")
-            if right.by_rows and a.dtype.itemsize == 1 and min(b.shape) > 1:
+            # The library does not have 8-bit ones by rows; float32 ones it takes, and hangs.
+            if right.by_rows and a.dtype.itemsize != 2 and min(b.shape) > 1:
                 raise ValueError(
                     f"b of {a.dtype.name} must lie by columns, as x.T does: "
                     "(await device.copy(b.T)).T"

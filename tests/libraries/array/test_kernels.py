@@ -196,7 +196,7 @@ def test_one_element_and_many_axes() -> None:
 
 
 @pytest.mark.headers
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 

@@ -39,6 +39,7 @@ ONE: dict[str, Callable[..., Any]] = {
     "partition": lambda on, x, y: on.partition(x, 2),
     "cumsum": lambda on, x, y: on.cumsum(x, axis=0),
     "cumsum of all": lambda on, x, y: on.cumsum(y),
+    "cumprod of columns": lambda on, x, y: on.cumprod(x, axis=0),
     "histogram": lambda on, x, y: on.histogram(y, 7),
     "histogram of a range": lambda on, x, y: on.histogram(y, 7, (-1, 2)),
     "histogram of densities": lambda on, x, y: on.histogram(x, 4, density=True),
@@ -92,21 +93,40 @@ async def test_how_many_messages_calls_take() -> None:
 
 
 @program
-async def test_an_order_is_written_where_it_is_wanted() -> None:
+@pytest.mark.parametrize("name", ["sort", "cumsum"])
+async def test_results_are_written_where_they_are_wanted(name: str) -> None:
     """Without another copy, where nothing lies in between."""
     count = Count()
     async with opened(instruments=[count]) as device:
-        for size in (SIDE, LONG):
-            x = await device.put(np.random.default_rng(0).normal(size=size))
-            out = await device.zeros(size, "float64")
-            for _ in range(3):
+        call: Any = getattr(device.array, name)
+        numpy: Any = getattr(np, name)
+        for size in (SIDE, LONG, 20 * LONG):
+            host = np.random.default_rng(0).integers(-9, 9, size)
+            x, like = await device.put(host), await device.zeros(size + 1, "int64")
+            for out in (like[1:], like[:-1]):
+                for _ in range(2):
+                    count.names.clear()
+                    assert await call(x, out=out) is out
+                    there = [each for each in count.names if each != "cub.build"]
+                    assert there == [f"array.{name}"]
+                    np.testing.assert_array_equal(await device.get(out), numpy(host))
+            assert await call(x, out=x) is x  # where it is read from
+            np.testing.assert_array_equal(await device.get(x), numpy(host))
+
+
+@program
+async def test_what_the_program_gives_along_is_a_message_of_its_own_if_it_is_long() -> None:
+    count = Count()
+    host = np.random.default_rng(0).normal(size=50)
+    async with opened(instruments=[count]) as device:
+        x = await device.put(host)
+        for edges, most in ((128, 1), (129, 2)):
+            bins = np.linspace(-2, 2, edges)
+            for _ in range(2):
                 count.names.clear()
-                assert await device.array.sort(x, out=out) is out
-                there = [name for name in count.names if name != "cub.build"]
-                assert there == ["array.sort"]
-                np.testing.assert_array_equal(await device.get(out), np.sort(await device.get(x)))
-            assert await device.array.sort(x, out=x) is x  # where it is read from
-            np.testing.assert_array_equal(await device.get(x), await device.get(out))
+                counts, _ = await device.array.histogram(x, bins)
+            assert len(count.names) == most
+            np.testing.assert_array_equal(await device.get(counts), np.histogram(host, bins)[0])
 
 
 @pytest.mark.slow

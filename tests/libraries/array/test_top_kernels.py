@@ -14,7 +14,13 @@ from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
 from atomr_accel.libraries.array.host._indexing_source import ELEMENTS, NUMBERS
 from atomr_accel.libraries.array.host._source import THREADS
 from atomr_accel.libraries.array.host._top_source import TOPS, kernel_types
-from atomr_accel.libraries.array.wire._indexing import MOST_TOP, Histogram, Top, top_scratch
+from atomr_accel.libraries.array.wire._indexing import (
+    MOST_TOP,
+    Histogram,
+    MarkFirst,
+    Top,
+    top_scratch,
+)
 
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
@@ -43,6 +49,9 @@ def top_names() -> dict[str, str]:
         made[f"top_pass<{types}>"] = (
             f"State* states; u32* counts; const {bits}* source; u64 rows; u64 length; u64 count; "
             "u64 parts; u64 shift; u64 width; u64 stage; u64 descending"
+        )
+        made[f"marked<{types}>"] = (
+            f"unsigned char* flags; const {bits}* values; u64 count; u64 equal"
         )
         made[f"top_collect<{types}>"] = (
             f"{outputs}; State* states; u64* keys; u32* found; u64 rows; u64 length; u64 count; "
@@ -169,6 +178,26 @@ def test_of_equal_ones_the_first_come_first(cuda: CudaIndexing, dtype: str) -> N
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("equal_nan", [True, False])
+def test_what_differs_is_marked(
+    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, equal_nan: bool
+) -> None:
+    for count in (0, 1, 2, 3000):
+        values = strange(seeds.rng(), (1, count), dtype)[0]
+        wide = values.astype("f4") if dtype == "bfloat16" else values
+        values = np.ascontiguousarray(values[np.argsort(wide, kind="stable")])
+        made = []
+        for executor in (cuda, cpu):
+            flags = np.full(count, 0xA5, np.uint8)
+            places = pointer(values), count, dtype, pointer(flags)
+            executor.handlers[MarkFirst](MarkFirst(*places, equal_nan))
+            made.append(flags)
+        np.testing.assert_array_equal(made[0], made[1])
+        assert made[0].sum() == len(np.unique(np.sort(wide), equal_nan=equal_nan))
+
+
+@needs_compiler
 def test_the_order_of_elements_is_numpys(cpu: CpuIndexing) -> None:
     for dtype in REAL:
         source = strange(seeds.rng(), (3, 90), dtype)
@@ -212,7 +241,7 @@ def test_histograms(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, edge: str)
 
 
 @pytest.mark.headers
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 

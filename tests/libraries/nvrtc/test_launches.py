@@ -35,7 +35,7 @@ from atomr_accel.libraries.nvrtc.wire._messages import (
     TiledMap,
     Unload,
 )
-from atomr_accel.wire import DeviceInfo
+from atomr_accel.wire import PLACE, DeviceInfo
 
 from ...fakes.driver import FakeDriver, installed, memory
 from ...harness import on_shared
@@ -550,3 +550,27 @@ async def test_recordings_replace_the_arrays_of_tensor_maps(device: Device) -> N
     await device.free(old)
     with pytest.raises(GpuRefStale):
         await program.replay()
+
+
+def test_what_is_launched_by_template_is_told_once(driver: Launches) -> None:
+    """Also maps of other arrays; and a module that was loaded anew has other functions."""
+    context = Context(pointers=lambda addresses: [*addresses])
+    kernels = executor(context)
+    do = kernels.handlers
+    do[Load](LOAD)
+    tiled = TiledMap(PLACE, "float32", 7, (6, 8), (2, 4), (1, 1), 0, 0, 0)
+    message = launch(1, tiled, Array(PLACE | 1, (1,), "float32"), cluster=(2, 1, 1))
+    driver.sizes = [128, 8]
+    template: Any = SimpleNamespace(message=message)
+    call = kernels.preparers[Launch](template)
+    assert call is not None
+    for address in (512, 1024):
+        call((4096 + address, address))
+        assert driver.encoded[2] == 4096 + address
+        assert driver.launched[-1][1] == [bytes(range(128)), address.to_bytes(8, "little")]
+    (one, _), (other, _) = [told for told, _ in driver.launched]
+    assert one is other
+    do[Unload](Unload(1))
+    do[Load](LOAD)
+    call((0, 0))
+    assert driver.launched[-1][0][0] is not one

@@ -65,7 +65,7 @@ async def multiply(
 ) -> Any:  # fmt: skip
     a, b, *more = refs
     name = a.dtype.name
-    if columns or name in NARROW:
+    if columns or a.dtype.itemsize != 2:
         b = (await device.copy(b.T)).T
     options: dict[str, Any] = {"alpha": alpha, "order": order, "autotune": autotune}
     kind = result_of(name, result)

@@ -38,8 +38,8 @@ test_conforms = conform(OPERATIONS, take=4, of="the executor of sparselt")
 
 async def operands(device: Device, dtype: str = "float16") -> Any:
     a = await device.sparselt.prune(await device.put(np.ones((32, 32), dtype)))
-    b = await device.put(np.ones((32, 16), dtype))
-    return await device.sparselt.compress(a), b
+    b = await device.put(np.ones((16, 32), dtype))
+    return await device.sparselt.compress(a), b.T
 
 
 async def test_plans_are_kept_by_all_that_they_depend_on(

@@ -14,6 +14,7 @@ from ..wire._indexing import (
     CountNumbers,
     FindOutside,
     Histogram,
+    MarkFirst,
     ReadNumbers,
     Scan,
     Top,
@@ -52,6 +53,7 @@ class CpuIndexing:
             CountNumbers: self._count_numbers,
             FindOutside: self._find_outside,
             Histogram: self._histogram,
+            MarkFirst: self._mark_first,
             ReadNumbers: self._read_numbers,
             Scan: self._scan,
             Top: self._top,
@@ -167,6 +169,18 @@ class CpuIndexing:
         number = number - (wide < edges[number]) + more
         counts = array(message.counts, (size,), _INT64)
         counts[...] = np.bincount(number[number >= 0], minlength=size)
+
+    def _mark_first(self, message: MarkFirst) -> None:
+        self._context.check()
+        if not message.count:
+            return
+        values = self._context.array(message.values, (message.count,), DTYPES[message.dtype])
+        flags = self._context.array(message.flags, (message.count,), DTYPES["bool"])
+        keys = _ordered(values)
+        flags[0] = True
+        flags[1:] = keys[1:] != keys[:-1]
+        if not message.equal_nan:
+            flags[1:] |= values[1:] != values[1:]
 
     def _read_numbers(self, message: ReadNumbers) -> tuple[int, ...]:
         self._context.check()

@@ -18,6 +18,7 @@ from ..wire._indexing import (
     CountNumbers,
     FindOutside,
     Histogram,
+    MarkFirst,
     ReadNumbers,
     Scan,
     Top,
@@ -36,7 +37,7 @@ from ._indexing_source import (
     scanning,
 )
 from ._source import THREADS
-from ._top_source import TOPS, tops
+from ._top_source import TOPS, kernel_types, tops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,7 @@ class CudaIndexing:
             CountNumbers: self._count_numbers,
             FindOutside: self._find_outside,
             Histogram: self._histogram,
+            MarkFirst: self._mark_first,
             ReadNumbers: self._read_numbers,
             Scan: self._scan,
             Top: self._top,
@@ -161,6 +163,12 @@ class CudaIndexing:
                 self._set(self._context.pointer(message.scratch), 0, zeros)
             for launch in launches:
                 self._launch(TOPS, *launch)
+
+    def _mark_first(self, message: MarkFirst) -> None:
+        if message.count:
+            pointers = map(self._context.pointer, (message.flags, message.values))
+            packed = struct.pack("<4Q", *pointers, message.count, message.equal_nan)
+            self._launch(TOPS, f"marked<{kernel_types(message.dtype)}>", message.count, packed)
 
     def _set(self, pointer: int, value: int, nbytes: int) -> None:
         memset = driver.cuMemsetD8Async(pointer, value, nbytes, self._stream.handle)

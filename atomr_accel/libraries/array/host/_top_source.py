@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WORDS: Final = 2 * TOP_BINS
 """Counts that a block has room for: few bins have several each, so that fewer threads want one."""
 _PART: Final = 4096
-_BLOCKS: Final = 1056
+_BLOCKS: Final = 792
 """Elements of a part of a row at least, and parts of all rows at most: some for each processor."""
 
 TOPS: Final = CudaSource(

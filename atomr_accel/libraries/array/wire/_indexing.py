@@ -204,6 +204,26 @@ def top_scratch(rows: int, length: int, count: int) -> int:
     return 0 if length <= MOST_TOP else min(rows, TOP_ROWS) * each
 
 
+class MarkFirst(Message, frozen=True):
+    """Mark elements of a sorted row that differ from the one before them, and the first.
+
+    Both zeros are equal.
+
+    Attributes:
+        values: address of real numbers.
+        count: how many.
+        dtype: theirs, by name.
+        flags: address of as many bytes; written.
+        equal_nan: whether NaN are equal.
+    """
+
+    values: int
+    count: int
+    dtype: str
+    flags: int
+    equal_nan: bool
+
+
 class FindOutside(Message, frozen=True):
     """Look for an index that is out of bounds; answered by whether one is, and the first.
 

@@ -13,6 +13,7 @@ from ._indexing import (
     CountNumbers,
     FindOutside,
     Histogram,
+    MarkFirst,
     ReadNumbers,
     Scan,
     Top,
@@ -22,7 +23,9 @@ from ._messages import CopyStrided
 from ._program import Interpret, RunKernels
 
 Moves: TypeAlias = Choose | CopyAll | CopyStrided | Upload
-Computes: TypeAlias = CountNumbers | Histogram | Interpret | Run | RunKernels | Scan | Top
+Computes: TypeAlias = (
+    CountNumbers | Histogram | Interpret | MarkFirst | Run | RunKernels | Scan | Top
+)
 Step: TypeAlias = Moves | Computes
 Asked: TypeAlias = Compact | FindOutside | ReadNumbers
 

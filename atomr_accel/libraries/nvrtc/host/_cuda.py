@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
@@ -18,6 +17,7 @@ from ..wire._messages import (
     Compile,
     Compiled,
     DescribeFunction,
+    Disassemble,
     KernelAttributes,
     Launch,
     Link,
@@ -32,6 +32,7 @@ from ..wire._messages import (
     Unload,
 )
 from ._compiler import load_nvrtc
+from ._disassembler import disassemble
 from ._launch_config import launch_config
 from ._modules import Modules
 from ._program import find_module, link_image
@@ -75,7 +76,6 @@ class _Layout:
     each launch writes over those of the one before.
 
     Attributes:
-        slots: what each argument takes.
         buffer: the arguments.
         put: writes them there.
         pointers: where the driver finds a pointer to each argument, or 0.
@@ -83,7 +83,6 @@ class _Layout:
     """
 
     def __init__(self, slots: list[Slot]) -> None:
-        self.slots: Final = slots
         words, end = "=", 0
         places: list[int] = []
         for nbytes, alignment in slots:
@@ -153,17 +152,41 @@ class _Loaded(NamedTuple):
     variables: list[tuple[int, int]]
 
 
-@dataclass(slots=True)
-class _Kernel:
-    """A kernel that is launched here.
+@final
+class _Call:
+    """Launches of a kernel on one stream that differ in nothing but the values of arguments.
 
     Attributes:
-        function: that of its module.
-        layout: that of the arguments that it was launched with before.
+        function: the kernel.
     """
 
-    function: _Function
-    layout: _Layout | None = None
+    __slots__ = ("_arguments", "_call", "_layout", "_name", "function")
+
+    def __init__(self, function: _Function, message: Launch, stream: CudaStream) -> None:
+        self.function: Final = function
+        layout = _Layout(_slots(message))
+        options = message.options
+        function.allow(message.shared, None if options is None else options.cluster)
+        told: tuple[Any, ...]
+        if options is None:  # what the older call can do it does in half the time
+            name = "cuLaunchKernel"
+            sizes = *message.grid, *message.block, message.shared
+            told = function.handle, *sizes, stream.handle
+        else:
+            name = "cuLaunchKernelEx"
+            told = launch_config(message, stream.handle), function.handle
+        self._layout: Final = layout
+        self._arguments: Final = (*told, layout.pointers, layout.extra)
+        self._name: Final = name
+        self._call: Final = getattr(driver, name)
+
+    def __call__(self, values: Sequence[Any]) -> None:
+        """Launch with these arguments, pointers and bytes."""
+        layout = self._layout
+        layout.put(layout.buffer, 0, *values)
+        (status,) = self._call(*self._arguments)
+        if status:
+            raise failure(self._name, status)
 
 
 @final
@@ -174,7 +197,11 @@ class CudaCompiler:
         del stream
         self._capability: Final = context.compute_capability
         self._line_info: Final = context.line_info
-        self.handlers: Final = {Compile: self._compile, Link: self._link}
+        self.handlers: Final = {
+            Compile: self._compile,
+            Link: self._link,
+            Disassemble: self._disassemble,
+        }
 
     @staticmethod
     def preload() -> None:
@@ -192,16 +219,22 @@ class CudaCompiler:
     def _link(self, message: Link) -> bytes:
         return link_image(message.image, self._capability)
 
+    @staticmethod
+    def _disassemble(message: Disassemble) -> str:
+        return disassemble(message.image)
+
 
 @final
 class CudaKernels:
     """Executes loads and launches."""
 
+    spreads: Final = True
+
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
         self._modules: Final = Modules[_Loaded](context, self._load, _unload)
-        self._kernels: dict[tuple[int, int], _Kernel] = {}
+        self._functions: dict[tuple[int, int], _Function] = {}
         self._textures: Final = Textures(context, stream)
         self.handlers: Final = {
             Load: self._modules.load,
@@ -219,13 +252,13 @@ class CudaKernels:
         """The same kernels, on a further stream of the lane."""
         other = CudaKernels(self._context, stream)
         other._modules.share(self._modules)
-        other._kernels = self._kernels
+        other._functions = self._functions
         other._textures.share(self._textures)
         return other
 
     def close(self) -> None:
         """Unload the modules, which all streams of the lane share."""
-        self._kernels.clear()
+        self._functions.clear()
         self._modules.close()
         self._textures.close()
 
@@ -235,20 +268,20 @@ class CudaKernels:
         return _load(message)
 
     def _unload(self, message: Unload) -> None:
-        for key in [key for key in self._kernels if key[0] == message.module]:
-            del self._kernels[key]
+        for key in [key for key in self._functions if key[0] == message.module]:
+            del self._functions[key]
         self._modules.unload(message)
 
     def _map(self, message: MapVariable) -> None:
         pointer, nbytes = self._modules.get(message.module).variables[message.at]
         self._context.map_pointer(message.slab, pointer, nbytes)
 
-    def _kernel(self, module: int, function: int) -> _Kernel:
+    def _function(self, module: int, function: int) -> _Function:
         key = module, function
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            kernel = self._kernels[key] = _Kernel(self._modules.get(module).functions[function])
-        return kernel
+        known = self._functions.get(key)
+        if known is None:
+            known = self._functions[key] = self._modules.get(module).functions[function]
+        return known
 
     # --- launches ---------------------------------------------------------------------------
 
@@ -264,67 +297,51 @@ class CudaKernels:
                 values.append(self._textures.object_of(argument))
             else:
                 values.append(argument.data)
-        self._start(message, values, _slots(message))
+        _Call(self._function(message.module, message.function), message, self._stream)(values)
 
     def _prepare_launch(self, template: Template) -> Callable[[Sequence[int]], None] | None:
         """What launches on buffers that differ in addresses."""
         message: Any = template.message
-        slots = _slots(message)
         fixed: list[Any] = []
         places: list[tuple[int, int]] = []
+        maps: list[tuple[int, int, TiledMap]] = []
         for at, argument in enumerate(message.arguments):
-            if isinstance(argument, TiledMap | TextureObject | SurfaceObject):
+            if isinstance(argument, TextureObject | SurfaceObject):
                 return None
-            if isinstance(argument, Array):
-                if argument.address < PLACE:
-                    return None
-                places.append((at, argument.address ^ PLACE))
-                fixed.append(0)
-            else:
+            if not isinstance(argument, Array | TiledMap):
                 fixed.append(argument.data)
-        all_pointers = self._context.pointers
+                continue
+            if argument.address < PLACE:
+                return None
+            place = argument.address ^ PLACE
+            if isinstance(argument, Array):
+                places.append((at, place))
+            else:
+                maps.append((at, place, argument))
+            fixed.append(0)
+        all_pointers, find = self._context.pointers, self._function
+        module, number = message.module, message.function
+        call = _Call(find(module, number), message, self._stream)
 
         def launch(addresses: Sequence[int]) -> None:
+            nonlocal call
+            function = find(module, number)
+            if function is not call.function:  # the module was loaded anew
+                call = _Call(function, message, self._stream)
             pointers = all_pointers(addresses)
             values = [*fixed]
             for at, place in places:
                 values[at] = pointers[place]
-            self._start(message, values, slots)
+            for at, place, argument in maps:
+                values[at] = encoded(argument, pointers[place])
+            call(values)
 
         return launch
-
-    def _start(self, message: Launch, values: list[Any], slots: list[Slot]) -> None:
-        """Launch with these arguments, pointers and bytes."""
-        kernel = self._kernel(message.module, message.function)
-        layout = kernel.layout
-        if layout is None or layout.slots != slots:
-            layout = kernel.layout = _Layout(slots)
-        layout.put(layout.buffer, 0, *values)
-        options = message.options
-        function = kernel.function
-        function.allow(message.shared, None if options is None else options.cluster)
-        if options is None:  # what the older call can do it does in half the time
-            (status,) = driver.cuLaunchKernel(
-                function.handle,
-                *message.grid,
-                *message.block,
-                message.shared,
-                self._stream.handle,
-                layout.pointers,
-                layout.extra,
-            )
-            if status:
-                raise failure("cuLaunchKernel", status)
-            return
-        config = launch_config(message, self._stream.handle)
-        (status,) = driver.cuLaunchKernelEx(config, function.handle, layout.pointers, layout.extra)
-        if status:
-            raise failure("cuLaunchKernelEx", status)
 
     # --- what the driver tells of them ----------------------------------------------------
 
     def _describe(self, message: DescribeFunction) -> KernelAttributes:
-        function = self._kernel(message.module, message.function).function.handle
+        function = self._function(message.module, message.function).handle
         kinds = driver.CUfunction_attribute
 
         def ask(kind: Any) -> int:
@@ -343,7 +360,7 @@ class CudaKernels:
         )
 
     def _occupancy(self, message: Occupancy) -> int:
-        function = self._kernel(message.module, message.function).function
+        function = self._function(message.module, message.function)
         function.allow(message.shared, message.cluster)
         if message.cluster is not None:
             config = launch_config(message, self._stream.handle)
@@ -362,7 +379,7 @@ class CudaKernels:
         return blocks
 
     def _suggest_block(self, message: SuggestBlock) -> tuple[int, int]:
-        function = self._kernel(message.module, message.function).function
+        function = self._function(message.module, message.function)
         function.allow(message.shared, None)
         none = driver.CUoccupancyB2DSize(0)
         blocks, threads = check(

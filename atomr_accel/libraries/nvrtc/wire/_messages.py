@@ -82,6 +82,14 @@ class Link(Message, frozen=True):
     image: bytes
 
 
+class Disassemble(Message, frozen=True):
+    """Tell the machine code of an image as text."""
+
+    returns: ClassVar[Any] = str
+
+    image: bytes
+
+
 class Content(msgspec.Struct, frozen=True, array_like=True):
     """A module's variable, and what it begins with."""
 

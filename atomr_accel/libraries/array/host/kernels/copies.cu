@@ -257,7 +257,8 @@ strands(char* target, const char* source, u64 count, u64 plane, Axes<D> axes) {
           made[j / P] |= (given[i / P] >> 8 * BYTES * (i % P) & MASK) << 8 * BYTES * (j % P);
         } else {
 #pragma unroll
-          for (int q = 0; q < BYTES / 4; ++q) made[j * (BYTES / 4) + q] = given[i * (BYTES / 4) + q];
+          for (int q = 0; q < BYTES / 4; ++q)
+            made[j * (BYTES / 4) + q] = given[i * (BYTES / 4) + q];
         }
       }
 #pragma unroll

@@ -30,46 +30,63 @@ struct Multiply {
   }
 };
 
-// T is an element, A what it is computed in.
+// What a thread some before this one in its warp has.
+template <class A> __device__ A from_before(A value, int step) {
+  return (A)__shfl_up_sync(~0u, value, step);
+}
+template <class T> __device__ Pair<T> from_before(Pair<T> value, int step) {
+  return {from_before(value.real, step), from_before(value.imag, step)};
+}
+
+// T is an element, A what it is computed in. A thread loads what comes next while the others add.
 template <class T, class A, class OP>
 __global__ void __launch_bounds__(THREADS) scan(T* target, const T* source, u64 rows, u64 length) {
-  __shared__ A sums[2][THREADS];
-  __shared__ A last;
+  constexpr int WARPS = THREADS / 32;
+  __shared__ A totals[2][WARPS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int now = 0;
   for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
-    const u64 start = row * length;
-    for (u64 at = 0; at < length; at += THREADS * ITEMS) {
-      const u64 first = at + threadIdx.x * ITEMS;
-      const u64 left = first < length ? length - first : 0;
-      const int mine = left < ITEMS ? (int)left : ITEMS;
+    const T* from = source + row * length;
+    T* to = target + row * length;
+    A next[ITEMS], last = A();
+#pragma unroll
+    for (int k = 0; k < ITEMS; ++k) {
+      const u64 at = threadIdx.x * ITEMS + k;
+      next[k] = at < length ? load(from[at]) : A();
+    }
+    for (u64 start = 0; start < length; start += THREADS * ITEMS) {
+      const u64 first = start + threadIdx.x * ITEMS;
       A value[ITEMS];
-      for (int k = 0; k < mine; ++k) {
-        const A now = load(source[start + first + k]);
-        value[k] = k ? OP::of(value[k - 1], now) : now;
+#pragma unroll
+      for (int k = 0; k < ITEMS; ++k) {
+        value[k] = k ? OP::of(value[k - 1], next[k]) : next[k];
+        const u64 at = first + THREADS * ITEMS + k;
+        next[k] = at < length ? load(from[at]) : A();
       }
-      // Where threads have nothing, those before them have the end.
-      int now = 0;
-      if (mine) sums[0][threadIdx.x] = value[mine - 1];
-      const u64 there = (length - at + ITEMS - 1) / ITEMS;
-      const int busy = there < THREADS ? (int)there : THREADS;
-      __syncthreads();
-      for (int step = 1; step < busy; step *= 2) {
-        if (threadIdx.x < busy) {
-          const A other = sums[now][threadIdx.x];
-          sums[1 - now][threadIdx.x] =
-              threadIdx.x >= step ? OP::of(sums[now][threadIdx.x - step], other) : other;
-        }
-        now = 1 - now;
-        __syncthreads();
+      // Behind the end there is nothing that counts, since nothing comes after it.
+      A sum = value[ITEMS - 1];
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const A other = from_before(sum, step);
+        if (lane >= step) sum = OP::of(other, sum);
       }
-      for (int k = 0; k < mine; ++k) {
-        A made = value[k];
-        if (threadIdx.x) made = OP::of(sums[now][threadIdx.x - 1], made);
-        if (at) made = OP::of(last, made);
-        store(target[start + first + k], made);
+      const A in_warp = from_before(sum, 1);
+      if (lane == 31) totals[now][warp] = sum;
+      __syncthreads();
+      bool any = start > 0, some = any;
+      A all = last, before = last;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        if (w == warp) before = all, some = any;
+        all = any ? OP::of(all, totals[now][w]) : totals[now][w];
+        any = true;
       }
-      __syncthreads();
-      if (!threadIdx.x) last = at ? OP::of(last, sums[now][busy - 1]) : sums[now][busy - 1];
-      __syncthreads();
+      if (lane) before = some ? OP::of(before, in_warp) : in_warp, some = true;
+#pragma unroll
+      for (int k = 0; k < ITEMS; ++k)
+        if (first + k < length) store(to[first + k], some ? OP::of(before, value[k]) : value[k]);
+      last = all;
+      now = 1 - now;
     }
   }
 }

@@ -8,6 +8,8 @@
 // their places are taken apart in the same way. "top_collect" takes what is up to there; the last
 // block of a row sorts it.
 //
+// "marked" looks for what differs in what is sorted.
+//
 // All are launched with as many blocks as there is work for or fewer, which take more in turn.
 
 #include "types.cuh"
@@ -78,6 +80,18 @@ sorted_rows(W* values, i64* places, const W* source, u64 rows, u64 length, u64 c
       if (places) places[to] = (i64)found[at];
     }
     __syncthreads();
+  }
+}
+
+// Where elements of a sorted row differ from the one before them. No numbers are equal on request.
+template <class W, class K, int KIND>
+__global__ void __launch_bounds__(THREADS)
+marked(unsigned char* flags, const W* values, u64 count, u64 equal) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const K key = key_of<W, K, KIND>(values[at], 0);
+    const bool none = KIND >= 2 && !equal && key == (K)(W)~(W)0;
+    flags[at] = none || !at || key != key_of<W, K, KIND>(values[at - 1], 0);
   }
 }
 
