@@ -55,8 +55,9 @@ from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
 from ..wire._failures import pack_exception
 from ..wire._threads import start
-from ._lane import Lane, StreamSlot
+from ._lane import Lane
 from ._launcher import Launcher
+from ._slots import StreamSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
