@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import DTYPES
+from ..._errors import Unsupported
 from .._arguments import require_no_alias, require_readable, require_writable
 from .._library import LaneSpec
 from .._request import Submission
@@ -43,6 +44,8 @@ LANE: Final = LaneSpec(
 _FLOAT32: Final = DTYPES["float32"]
 _ALIGNMENT: Final = 16
 """Of rows, which kernels read 16 bytes at a time."""
+
+_CAPABILITY: Final = (8, 0)
 
 _TILE: Final = 64
 """Keys that a block of the kernel for few queries takes at a time."""
@@ -120,6 +123,7 @@ class KernelCall:
             kept: the lane's workspaces.
             outs: where results go, by name; None for those to be made.
         """
+        _require_tensor_cores(driver.home)
         form = self._form(driver.home)
         appending = self._call.appending
         blocks = self._readable(driver.memory)
@@ -271,6 +275,21 @@ class KernelCall:
             read += [("k", appending.k), ("v", appending.v)]
             written += [(f"{name}_cache", ref) for name, ref in caches.items()]
         require_no_alias("flash_attention", written, read)
+
+
+def _require_tensor_cores(home: Home) -> None:
+    """A device whose tensor cores and copies are what the kernels are written for.
+
+    Raises:
+        Unsupported: an older one.
+    """
+    capability = (0, 0) if home.info is None else home.info.compute_capability
+    if (0, 0) < capability < _CAPABILITY:
+        raise Unsupported(
+            "kernels of this package for attention need compute capability "
+            f"{'.'.join(map(str, _CAPABILITY))}, and this device has "
+            f"{'.'.join(map(str, capability))}"
+        )
 
 
 def _steps(ref: GpuRef, *, ragged: bool) -> tuple[int, int, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from atomr_accel import Unsupported
 from atomr_accel.libraries.dnn.attention._graph import AttentionSpec
+from atomr_accel.libraries.flash_attention._call import _require_tensor_cores
 from atomr_accel.libraries.flash_attention._choice import REASONS, Case, by_kernel
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "attention.md"
@@ -88,6 +90,15 @@ def test_sizes_in_fp8() -> None:
 def test_backends() -> None:
     with pytest.raises(ValueError, match="backend must be one of auto, cudnn, kernel, not 'flash'"):
         by_kernel("op", "flash", case({}))
+
+
+def test_devices_that_are_too_old() -> None:
+    for capability in ((0, 0), (8, 0), (9, 0)):
+        home: Any = SimpleNamespace(info=SimpleNamespace(compute_capability=capability))
+        _require_tensor_cores(home)
+    home.info.compute_capability = (7, 5)
+    with pytest.raises(Unsupported, match=r"need compute capability 8\.0, and .* 7\.5"):
+        _require_tensor_cores(home)
 
 
 @pytest.mark.parametrize("reason", REASONS, ids=lambda reason: reason.what)
