@@ -513,6 +513,10 @@ class Player:
         if doubtful is not None:
             for ref in made.values():
                 self._unknown.setdefault(ref.id, doubtful)
+            # Without results, and of calls that others overtook, what was written is not noted.
+            if call.method not in _READ_ONLY and not recall.outputs:
+                for ref in given.values():
+                    self._unknown.setdefault(ref.id, doubtful)
         places = {**given, **made}
         for where, array in recall.outputs.items():
             if call.method == "get":

@@ -24,6 +24,7 @@ from atomr_accel.libraries.cub import _call as cub
 from atomr_accel.libraries.cutlass import _builds as cutlass
 from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
+from atomr_accel.libraries.flash_attention import _call as flash_attention
 from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.nvrtc import _lanes as nvrtc
@@ -159,6 +160,7 @@ def test_every_lane_can_have_a_priority() -> None:
         dnn.LANE,
         dnn.PLANNER,
         fft.LANE,
+        flash_attention.LANE,
         linalg.LANE,
         nvrtc.COMPILER,
         nvrtc.KERNELS,

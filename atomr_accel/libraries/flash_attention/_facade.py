@@ -248,7 +248,7 @@ class FlashAttention(AttentionCalls[D]):
             return call, Case(call.spec, lengths=True, ragged=True)
 
         if not by_kernel(name, backend, make()[1]):
-            found: Any = self._dnn.flash_attention_varlen(
+            found: Request[Any] = self._dnn.flash_attention_varlen(
                 *(q, k, v, *lists, *longest),
                 block_table=block_table,
                 out=out,
@@ -341,9 +341,11 @@ class FlashAttention(AttentionCalls[D]):
             require(cache_batch_idx, self._device.memory, "cache_batch_idx", (_INT32,), q.shape[:1])
             # Sequences of a cache are pages that are as long.
             block_table = cache_batch_idx.reshape(-1, 1)
-        lengths = cache_seqlens if not isinstance(cache_seqlens, int) else None
+        lengths, count = cache_seqlens, None
+        if isinstance(lengths, int):
+            lengths, count = None, lengths
         if lengths is None:
-            k_cache, v_cache = _until(cache_seqlens, k_cache, v_cache, k, block_table)
+            k_cache, v_cache = _until(count, k_cache, v_cache, k, block_table)
         scales = {"q": q_descale, "k": k_descale, "v": v_descale}
 
         def make() -> tuple[AttentionCall, Case]:
@@ -361,7 +363,7 @@ class FlashAttention(AttentionCalls[D]):
         wanted = "kernel" if splits and backend == "auto" else backend
         if not by_kernel(name, wanted, make()[1]):
             more = {"out": out, "return_lse": return_softmax_lse, **_for_cudnn(given, {})}
-            found: Any
+            found: Request[Any]
             if lengths is None:
                 found = self._dnn.flash_attention(q, k_cache, v_cache, **more)
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,22 +109,28 @@ def test_tiles_fit_into_the_shared_memory_of_every_device() -> None:
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     every = every_launch(HOPPER if capability == (9, 0) else LEAST_SHARED)
     assert len(every) > 100
-    names = [*every] if capability == (9, 0) else [*every][:: sized(16, 4)]
+    names = [*every][:: sized(4, 1) if capability == (9, 0) else sized(16, 4)]
     for name in names:
         image, lowered, log = compile_cubin(every[name].source.text, name, (), capability)
         assert lowered.encode() in image
         assert "warning" not in log, (name, log)
 
 
-@pytest.mark.headers
-def test_arguments_are_packed_as_the_kernels_have_them() -> None:
+def test_arguments_have_the_order_of_the_kernels() -> None:
     (launch,) = launches(form("forward"), [])
-    size = f"static_assert(sizeof(Problem) == {ctypes.sizeof(Problem)});"
-    offsets = "\n".join(
-        f"static_assert(__builtin_offsetof(Problem, {name}) == {getattr(Problem, name).offset});"
-        for name, *_ in Problem._fields_
-    )
-    source = f"{launch.source.text}\n{size}\n{offsets}\n"
+    text = re.sub(r"//.*", "", launch.source.text)
+    found = re.search(r"struct Problem \{(.*?)\};", text, re.DOTALL)
+    assert found is not None
+    declared = [
+        re.sub(r"\W", "", each.split()[-1]) for each in re.split("[,;]", found[1].strip(" \n;"))
+    ]
+    assert declared == [name for name, *_ in Problem._fields_]
+
+
+@pytest.mark.headers
+def test_arguments_are_as_large_as_the_kernels_have_them() -> None:
+    (launch,) = launches(form("forward"), [])
+    source = f"{launch.source.text}\nstatic_assert(sizeof(Problem) == {ctypes.sizeof(Problem)});\n"
     compile_cubin(source, "forward<h16, 32, 32, 1, 1, 16, 0>", (), (8, 0))
 
 

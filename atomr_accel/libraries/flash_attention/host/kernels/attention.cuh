@@ -17,7 +17,9 @@
 
 // Elements from one to the next. Of keys and values in pages "batch" is the step of pages, of
 // sequences one after the other it is 0.
-struct Steps { i64 batch, head, row; };
+struct Steps {
+  i64 batch, head, row;
+};
 
 // All arguments of all kernels: `Problem` in _problem.py has the same fields in the same order.
 struct Problem {
@@ -39,8 +41,8 @@ struct Problem {
   u64 seed, offset;
   int batch, heads, kv_heads, queries, keys, size, value_size;
   int page, columns, pages;
-  int added;              // keys of each sequence beyond `count_k`
-  int before, after;      // how many keys beside its own a query sees; -1 for all
+  int added;          // keys of each sequence beyond `count_k`
+  int before, after;  // how many keys beside its own a query sees; -1 for all
   int bottom_right;
   int tiles, splits;
   int bias_batch, bias_heads, bias_rows;
@@ -51,9 +53,9 @@ struct Problem {
 
 // A sequence of a batch: lengths, and what is in front of it.
 struct Sequence {
-  int queries, keys;    // of it
-  i64 first_q, first_k; // rows in front of it
-  int shift;            // query i belongs to key i + shift
+  int queries, keys;     // of it
+  i64 first_q, first_k;  // rows in front of it
+  int shift;             // query i belongs to key i + shift
 };
 
 __device__ __forceinline__ int between(int low, int value, int high) {
@@ -65,21 +67,28 @@ __device__ __forceinline__ Sequence sequence_of(const Problem& p, int b) {
   s.first_q = p.begin_q ? p.begin_q[b] : 0;
   s.first_k = p.begin_k && !p.table ? p.begin_k[b] : 0;
   s.queries = p.count_q ? p.count_q[b] : p.begin_q ? p.begin_q[b + 1] - p.begin_q[b] : p.queries;
-  s.keys = p.count_k ? p.count_k[b] + p.added : p.begin_k ? p.begin_k[b + 1] - p.begin_k[b] : p.keys;
+  s.keys = p.count_k   ? p.count_k[b] + p.added
+           : p.begin_k ? p.begin_k[b + 1] - p.begin_k[b]
+                       : p.keys;
   s.queries = between(0, s.queries, p.queries);
   s.keys = between(0, s.keys, p.keys);
   s.shift = p.bottom_right ? s.keys - s.queries : 0;
   return s;
 }
 
-// The keys that queries `first` to `last` see, from `low` to below `high`; none where those are equal.
-__device__ __forceinline__ void keys_of(const Problem& p, const Sequence& s, int first, int last, int& low, int& high) {
+// The keys that queries `first` to `last` see, from `low` to below `high`; none where those are
+// equal.
+__device__ __forceinline__ void keys_of(const Problem& p, const Sequence& s, int first, int last,
+                                        int& low, int& high) {
   low = p.before < 0 ? 0 : between(0, first + s.shift - p.before, s.keys);
-  high = p.after < 0 ? s.keys : between(low, (int)min((i64)s.keys, (i64)last + s.shift + p.after + 1), s.keys);
+  high = p.after < 0
+             ? s.keys
+             : between(low, (int)min((i64)s.keys, (i64)last + s.shift + p.after + 1), s.keys);
 }
 
 // Rows of a head.
-template <class T, bool PAGED> struct Rows {
+template <class T, bool PAGED>
+struct Rows {
   const T* base;
   i64 step, page_step;
   const int* table;
@@ -93,25 +102,39 @@ template <class T, bool PAGED> struct Rows {
   }
 };
 template <class T>
-__device__ __forceinline__ Rows<T, false> rows_of(const void* base, const Steps& steps, int b, int head, i64 first) {
+__device__ __forceinline__ Rows<T, false> rows_of(const void* base, const Steps& steps, int b,
+                                                  int head, i64 first) {
   return {(const T*)base + b * steps.batch + head * steps.head + first * steps.row, steps.row};
 }
 template <class T, bool PAGED>
-__device__ __forceinline__ Rows<T, PAGED> keys_at(const Problem& p, const void* base, const Steps& steps, int b, int head, i64 first) {
+__device__ __forceinline__ Rows<T, PAGED> keys_at(const Problem& p, const void* base,
+                                                  const Steps& steps, int b, int head, i64 first) {
   if constexpr (PAGED)
-    return {(const T*)base + head * steps.head, steps.row, steps.batch, p.table + (i64)b * p.columns, p.page, p.columns, p.pages};
-  else
-    return {(const T*)base + b * steps.batch + head * steps.head + first * steps.row, steps.row};
+    return {(const T*)base + head * steps.head,
+            steps.row,
+            steps.batch,
+            p.table + (i64)b * p.columns,
+            p.page,
+            p.columns,
+            p.pages};
+  else return {(const T*)base + b * steps.batch + head * steps.head + first * steps.row, steps.row};
 }
 
 // A tile in shared memory: rows of D numbers, 16 bytes apart, so that ldmatrix meets no bank twice.
-template <int D> __device__ constexpr int width() { return D + 8; }
-template <int D> __device__ constexpr int bytes(int rows) { return rows * width<D>() * 2; }
+template <int D>
+__device__ constexpr int width() {
+  return D + 8;
+}
+template <int D>
+__device__ constexpr int bytes(int rows) {
+  return rows * width<D>() * 2;
+}
 
 // Rows from `first` on; zeros from `end` on, and in columns from `size` on. THREADS threads share
 // the work, of which this is number `thread`.
 template <int ROWS, int D, int THREADS, class T, bool PAGED>
-__device__ __forceinline__ void load_tile(Place to, const Rows<T, PAGED>& from, int first, int end, int size, int thread) {
+__device__ __forceinline__ void load_tile(Place to, const Rows<T, PAGED>& from, int first, int end,
+                                          int size, int thread) {
   constexpr int PIECES = D / 8;
   if constexpr (THREADS % PIECES == 0) {  // a thread has the same columns of all of its rows
     constexpr int STEP = THREADS / PIECES;
@@ -138,22 +161,28 @@ __device__ __forceinline__ void load_tile(Place to, const Rows<T, PAGED>& from, 
 }
 
 // Where a lane begins to read tiles: as A or transposed, and as B.
-template <int D> __device__ __forceinline__ Place along_rows(Place tile) {
+template <int D>
+__device__ __forceinline__ Place along_rows(Place tile) {
   const int lane = threadIdx.x % 32;
   return tile + bytes<D>(lane % 16) + lane / 16 * 16;
 }
-template <int D> __device__ __forceinline__ Place along_columns(Place tile) {
+template <int D>
+__device__ __forceinline__ Place along_columns(Place tile) {
   const int lane = threadIdx.x % 32;
   return tile + bytes<D>(lane % 8 + lane / 16 * 8) + lane / 8 % 2 * 16;
 }
 // Fragments of A: 16 rows, columns from 16 * k on.
-__device__ __forceinline__ void load_a(u32 (&a)[4], Place along, int k) { load_matrices(a, along + k * 32); }
+__device__ __forceinline__ void load_a(u32 (&a)[4], Place along, int k) {
+  load_matrices(a, along + k * 32);
+}
 // Fragments of B for rows n and n + 8 of its transpose: b[0], b[1] and b[2], b[3].
-template <int D> __device__ __forceinline__ void load_b(u32 (&b)[4], Place along, int n, int k) {
+template <int D>
+__device__ __forceinline__ void load_b(u32 (&b)[4], Place along, int n, int k) {
   load_matrices(b, along + bytes<D>(n * 16) + k * 32);
 }
 // The same of B itself: its rows are those of the tile.
-template <int D> __device__ __forceinline__ void load_bt(u32 (&b)[4], Place along, int n, int k) {
+template <int D>
+__device__ __forceinline__ void load_bt(u32 (&b)[4], Place along, int n, int k) {
   load_transposed(b, along + bytes<D>(k * 16) + n * 32);
 }
 
@@ -175,11 +204,13 @@ __device__ __forceinline__ void multiply_rows(float (&d)[N][4], Place a, Place b
 }
 // d += p @ b: p is 16 x (8 * K) in registers as a result of `multiply`, b a tile of 8 * K rows.
 template <int K, int D, class T>
-__device__ __forceinline__ void multiply_into(float (&d)[D / 8][4], const float (&p)[K][4], Place b, T type) {
+__device__ __forceinline__ void multiply_into(float (&d)[D / 8][4], const float (&p)[K][4], Place b,
+                                              T type) {
 #pragma unroll
   for (int k = 0; k < K / 2; ++k) {
     const u32 left[4] = {pack(p[2 * k][0], p[2 * k][1], type), pack(p[2 * k][2], p[2 * k][3], type),
-                         pack(p[2 * k + 1][0], p[2 * k + 1][1], type), pack(p[2 * k + 1][2], p[2 * k + 1][3], type)};
+                         pack(p[2 * k + 1][0], p[2 * k + 1][1], type),
+                         pack(p[2 * k + 1][2], p[2 * k + 1][3], type)};
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
       u32 right[4];
@@ -195,11 +226,13 @@ __device__ __forceinline__ float slope_of(const Problem& p, int b, int head) {
   if (p.slopes) return p.slopes[b * p.slopes_batch + head];
   int power = 1;
   while (power * 2 <= p.heads) power *= 2;
-  return power_of_2(head < power ? -8.0f * (head + 1) / power : -4.0f * (2 * (head - power) + 1) / power);
+  return power_of_2(head < power ? -8.0f * (head + 1) / power
+                                 : -4.0f * (2 * (head - power) + 1) / power);
 }
 
 // What becomes of a product of a query and a key of one head: a score, in powers of 2.
-template <int FLAGS, class T> struct Scores {
+template <int FLAGS, class T>
+struct Scores {
   const T* bias;
   u64 first_word;
   float scale, cap, slope;  // for products, for tanh, and by distance
@@ -212,12 +245,14 @@ template <int FLAGS, class T> struct Scores {
     }
     if (FLAGS & SLOPES) slope = slope_of(p, b, head) * LOG2_E;
     if (FLAGS & BIAS) bias = (const T*)p.bias + b * p.bias_steps.batch + head * p.bias_steps.head;
-    if (FLAGS & DROPOUT) first_word = p.offset + (u64)((i64)b * p.heads + head) * p.queries * p.keys;
+    if (FLAGS & DROPOUT)
+      first_word = p.offset + (u64)((i64)b * p.heads + head) * p.queries * p.keys;
   }
 
   // `distance` is from the query's own key; `bend` becomes the derivative of the score by the
   // product, but for the scale.
-  __device__ __forceinline__ float operator()(const Problem& p, const Sequence& s, float product, int row, int column, float distance,
+  __device__ __forceinline__ float operator()(const Problem& p, const Sequence& s, float product,
+                                              int row, int column, float distance,
                                               float& bend) const {
     float score = product * scale;
     bend = 1.0f;
@@ -228,12 +263,14 @@ template <int FLAGS, class T> struct Scores {
     }
     if (FLAGS & SLOPES) score -= slope * fabsf(distance);
     if (FLAGS & BIAS)
-      if (row < s.queries && column < s.keys) score += widen(bias[row * p.bias_steps.row + column]) * LOG2_E;
+      if (row < s.queries && column < s.keys)
+        score += widen(bias[row * p.bias_steps.row + column]) * LOG2_E;
     return score;
   }
 
   // Whether probabilities of a query and of keys `column` and the next one stay.
-  __device__ __forceinline__ void keep(const Problem& p, int row, int column, bool& one, bool& next) const {
+  __device__ __forceinline__ void keep(const Problem& p, int row, int column, bool& one,
+                                       bool& next) const {
     const u64 word = first_word + (u64)row * p.keys + column;
     uint4 four = random_words(word >> 2, p.seed);
     one = pick(four, word) >= p.threshold;
@@ -256,7 +293,8 @@ __device__ __forceinline__ bool sees(const Problem& p, const Sequence& s, int ro
          (p.before < 0 || -distance <= p.before);
 }
 // Whether all queries of a tile see all of its keys.
-__device__ __forceinline__ bool see_all(const Problem& p, const Sequence& s, int row, int rows, int column, int columns) {
+__device__ __forceinline__ bool see_all(const Problem& p, const Sequence& s, int row, int rows,
+                                        int column, int columns) {
   return row + rows <= s.queries && column + columns <= s.keys &&
          (p.after < 0 || column + columns - 1 - row - s.shift <= p.after) &&
          (p.before < 0 || row + rows - 1 + s.shift - column <= p.before);
@@ -273,7 +311,8 @@ __device__ __forceinline__ float sum_of_four(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 // Two neighbours in a row of a result, whose columns are multiples of 2.
-template <class T> __device__ __forceinline__ void put_two(T* place, float one, float other) {
+template <class T>
+__device__ __forceinline__ void put_two(T* place, float one, float other) {
   *(u32*)place = pack(one, other, T{});
 }
 __device__ __forceinline__ void put_two(float* place, float one, float other) {

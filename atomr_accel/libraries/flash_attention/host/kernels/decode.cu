@@ -1,5 +1,5 @@
-// A few queries of each sequence, and a cache: its keys are split among blocks, and in a block among
-// warps, each of which has a softmax of its own until the end.
+// A few queries of each sequence, and a cache: its keys are split among blocks, and in a block
+// among warps, each of which has a softmax of its own until the end.
 //
 // The 16 rows of a block's scores are queries of all heads that share a head of keys. Caches in 8
 // bits are widened as they come.
@@ -9,7 +9,8 @@ __device__ constexpr bool is_half(h16) { return true; }
 __device__ constexpr bool is_half(b16) { return false; }
 
 // Sixteen numbers of 8 bits, from where they have come to, as numbers of 16.
-template <class T, class K> __device__ __forceinline__ void widen_16(T* to, const void* from) {
+template <class T, class K>
+__device__ __forceinline__ void widen_16(T* to, const void* from) {
   const uint4 narrow = *(const uint4*)from;
   const u32 words[4] = {narrow.x, narrow.y, narrow.z, narrow.w};
   u32 wide[8];
@@ -17,7 +18,8 @@ template <class T, class K> __device__ __forceinline__ void widen_16(T* to, cons
   for (int i = 0; i < 8; ++i) {
     wide[i] = widen_two(words[i / 2] >> i % 2 * 16 & 0xffffu, K{});
     if (!is_half(T{}))
-      wide[i] = pack(widen(h16{(unsigned short)wide[i]}), widen(h16{(unsigned short)(wide[i] >> 16)}), T{});
+      wide[i] = pack(widen(h16{(unsigned short)wide[i]}),
+                     widen(h16{(unsigned short)(wide[i] >> 16)}), T{});
   }
   ((uint4*)to)[0] = uint4{wide[0], wide[1], wide[2], wide[3]};
   ((uint4*)to)[1] = uint4{wide[4], wide[5], wide[6], wide[7]};
@@ -25,7 +27,8 @@ template <class T, class K> __device__ __forceinline__ void widen_16(T* to, cons
 
 // 16 rows of bytes for one warp, and those of a tile.
 template <int D, class K, bool PAGED>
-__device__ __forceinline__ void load_bytes(Place to, const Rows<K, PAGED>& from, int first, int end, int size) {
+__device__ __forceinline__ void load_bytes(Place to, const Rows<K, PAGED>& from, int first, int end,
+                                           int size) {
   constexpr int PIECES = D / 16;
   for (int i = threadIdx.x % 32; i < 16 * PIECES; i += 32) {
     const int r = i / PIECES, x = i % PIECES * 16;
@@ -34,7 +37,8 @@ __device__ __forceinline__ void load_bytes(Place to, const Rows<K, PAGED>& from,
     copy16(to + i * 16, row + x, there);
   }
 }
-template <int D, class K, class T> __device__ __forceinline__ void widen_tile(T* to, const unsigned char* from) {
+template <int D, class K, class T>
+__device__ __forceinline__ void widen_tile(T* to, const unsigned char* from) {
   constexpr int PIECES = D / 16;
   for (int i = threadIdx.x % 32; i < 16 * PIECES; i += 32)
     widen_16<T, K>(to + i / PIECES * width<D>() + i % PIECES * 16, from + i * 16);
@@ -50,7 +54,8 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
   constexpr int WARPS = 4, TILE = WARPS * 16;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits % p.tiles;
-  const int kv_head = blockIdx.x / p.splits / p.tiles % p.kv_heads, b = blockIdx.x / p.splits / p.tiles / p.kv_heads;
+  const int kv_head = blockIdx.x / p.splits / p.tiles % p.kv_heads,
+            b = blockIdx.x / p.splits / p.tiles / p.kv_heads;
   const Sequence s = sequence_of(p, b);
   const int sharing = p.heads / p.kv_heads, rows = s.queries * sharing, first = tile * 16;
   if (first >= rows) return;
@@ -60,7 +65,8 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
   constexpr int WIDE = D > DV ? width<D>() : width<DV>();
   constexpr int STAGE = 16 * (NARROW ? D + DV : 2 * (width<D>() + width<DV>()));
   T* const q = (T*)shared_memory;
-  unsigned char* const mine = (unsigned char*)(q + 16 * width<D>()) + warp * (STAGES * STAGE + NARROW * 32 * WIDE);
+  unsigned char* const mine =
+      (unsigned char*)(q + 16 * width<D>()) + warp * (STAGES * STAGE + NARROW * 32 * WIDE);
   T* const wide = (T*)(mine + STAGES * STAGE);
   const Place come = place_of(mine);
   constexpr bool PAGED = (FLAGS & PAGES) != 0;
@@ -79,7 +85,8 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
     const bool there = row < rows && x < p.size;
     const Q* place = (const Q*)p.q;
     if (there)
-      place += b * p.q_steps.batch + (kv_head * sharing + row % sharing) * p.q_steps.head + (s.first_q + row / sharing) * p.q_steps.row + x;
+      place += b * p.q_steps.batch + (kv_head * sharing + row % sharing) * p.q_steps.head +
+               (s.first_q + row / sharing) * p.q_steps.row + x;
     T* const target = q + r * width<D>() + x;
     if constexpr (sizeof(Q) == 1) {
       uint4 zeros = {0u, 0u, 0u, 0u};
@@ -92,7 +99,8 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
 
   const bool edges = p.before >= 0 || p.after >= 0;  // of masks; else those of the sequence alone
   const int at_scale = b * p.kv_heads + kv_head;
-  const float factor = scale_of(p.scale_q, p.q_scales, at_scale) * scale_of(p.scale_k, p.k_scales, at_scale);
+  const float factor =
+      scale_of(p.scale_q, p.q_scales, at_scale) * scale_of(p.scale_k, p.k_scales, at_scale);
   int row_query[2], row_head[2];
   float slope[2], top[2], sum[2], result[DV / 8][4] = {};
 #pragma unroll
@@ -114,7 +122,8 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
       load_bytes<DV>(to_k + 16 * D, values, column + warp * 16, to, p.value_size);
     } else {
       load_tile<16, D, 32>(to_k, keys, column + warp * 16, to, p.size, lane);
-      load_tile<16, DV, 32>(to_k + bytes<D>(16), values, column + warp * 16, to, p.value_size, lane);
+      load_tile<16, DV, 32>(to_k + bytes<D>(16), values, column + warp * 16, to, p.value_size,
+                            lane);
     }
   };
   if (STAGES > 1 && from < to) fetch(from, 0);
@@ -237,29 +246,35 @@ __global__ void __launch_bounds__(128) decode(const Problem p) {
       if (x == 0) p.part_lse[part] = lse;
     } else {
       const i64 there = s.first_q + query;
-      put(((O*)p.o)[b * p.o_steps.batch + head * p.o_steps.head + there * p.o_steps.row + x], found);
-      if (p.lse && x == 0) p.lse[b * p.lse_steps.batch + head * p.lse_steps.head + there * p.lse_steps.row] = lse;
+      put(((O*)p.o)[b * p.o_steps.batch + head * p.o_steps.head + there * p.o_steps.row + x],
+          found);
+      if (p.lse && x == 0)
+        p.lse[b * p.lse_steps.batch + head * p.lse_steps.head + there * p.lse_steps.row] = lse;
     }
   }
 }
 
 // The results of all splits become one: a warp has a query of a head.
-template <class O> __global__ void __launch_bounds__(128) combine(const Problem p) {
+template <class O>
+__global__ void __launch_bounds__(128) combine(const Problem p) {
   const i64 row = (i64)blockIdx.x * 4 + threadIdx.x / 32, all = (i64)p.batch * p.heads * p.queries;
   if (row >= all) return;
-  const int query = row % p.queries, head = row / p.queries % p.heads, b = row / p.queries / p.heads;
+  const int query = row % p.queries, head = row / p.queries % p.heads,
+            b = row / p.queries / p.heads;
   const Sequence s = sequence_of(p, b);
   if (query >= s.queries) return;
   float best = -INFINITE, total = 0.0f;
   for (int i = 0; i < p.splits; ++i) best = fmaxf(best, p.part_lse[i * all + row]);
   const float base = best == -INFINITE ? 0.0f : best;
-  for (int i = 0; i < p.splits; ++i) total += power_of_2((p.part_lse[i * all + row] - base) * LOG2_E);
+  for (int i = 0; i < p.splits; ++i)
+    total += power_of_2((p.part_lse[i * all + row] - base) * LOG2_E);
   const i64 there = s.first_q + query;
   O* o = (O*)p.o + b * p.o_steps.batch + head * p.o_steps.head + there * p.o_steps.row;
   for (int x = threadIdx.x % 32; x < p.value_size; x += 32) {
     float found = 0.0f;
     for (int i = 0; i < p.splits; ++i)
-      found += p.part_o[(i * all + row) * p.value_size + x] * power_of_2((p.part_lse[i * all + row] - base) * LOG2_E);
+      found += p.part_o[(i * all + row) * p.value_size + x] *
+               power_of_2((p.part_lse[i * all + row] - base) * LOG2_E);
     put(o[x], total > 0.0f ? found / total : 0.0f);
   }
   if (p.lse && threadIdx.x % 32 == 0)

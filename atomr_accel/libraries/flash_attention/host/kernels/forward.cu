@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
   const auto fetch = [&](int column, int stage) {
     const Place to = buffers + stage * STAGE;
     load_tile<TILE, D, THREADS>(to, keys, column, s.keys, p.size, threadIdx.x);
-    load_tile<TILE, DV, THREADS>(to + bytes<D>(TILE), values, column, s.keys, p.value_size, threadIdx.x);
+    load_tile<TILE, DV, THREADS>(to + bytes<D>(TILE), values, column, s.keys, p.value_size,
+                                 threadIdx.x);
   };
   const Scores<FLAGS, T> scores(p, b, head);
   int low = 0, high = 0;
@@ -39,12 +40,14 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
       top[m][i] = p.sink ? p.sink[head] * LOG2_E : -INFINITE;
       sum[m][i] = p.sink && member == 0 ? 1.0f : 0.0f;
     }
-  load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries, p.size, threadIdx.x);
+  load_tile<ROWS, D, THREADS>(q, rows_of<T>(p.q, p.q_steps, b, head, s.first_q), first, s.queries,
+                              p.size, threadIdx.x);
   if (low < high) fetch(low, 0);
   end_group();
 
   const Place rows = along_rows<D>(q + bytes<D>(warp * BLOCKS * 16));
-  const Place k_along = along_columns<D>(buffers), v_along = along_rows<DV>(buffers + bytes<D>(TILE));
+  const Place k_along = along_columns<D>(buffers),
+              v_along = along_rows<DV>(buffers + bytes<D>(TILE));
   for (int column = low, stage = 0; column < high; column += TILE, stage ^= 1) {
     wait_copies<0>();
     __syncthreads();  // this tile is there, and nobody reads the one before
@@ -77,15 +80,17 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float bend;
-          score[m][n][i] = scores(p, s, score[m][n][i], row + i / 2 * 8, column + n * 8 + member * 2 + i % 2,
-                                  distance + (float)(n * 8 + i % 2 - i / 2 * 8), bend);
+          score[m][n][i] =
+              scores(p, s, score[m][n][i], row + i / 2 * 8, column + n * 8 + member * 2 + i % 2,
+                     distance + (float)(n * 8 + i % 2 - i / 2 * 8), bend);
         }
       if (!whole)
 #pragma unroll
         for (int n = 0; n < TILE / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            if (!sees(p, s, row + i / 2 * 8, column + n * 8 + member * 2 + i % 2)) score[m][n][i] = -INFINITE;
+            if (!sees(p, s, row + i / 2 * 8, column + n * 8 + member * 2 + i % 2))
+              score[m][n][i] = -INFINITE;
       float best[2] = {top[m][0], top[m][1]};
 #pragma unroll
       for (int n = 0; n < TILE / 8; ++n)
@@ -131,7 +136,8 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
       for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          left[m][i] = pack(score[m][2 * at + i / 2][i % 2 * 2], score[m][2 * at + i / 2][i % 2 * 2 + 1], T{});
+          left[m][i] = pack(score[m][2 * at + i / 2][i % 2 * 2],
+                            score[m][2 * at + i / 2][i % 2 * 2 + 1], T{});
 #pragma unroll
       for (int n = 0; n < DV / 16; ++n) {
         u32 right[4];
@@ -155,14 +161,17 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
       if (row >= end) continue;
       const bool seen = row < s.queries && total > 0.0f;
       const float factor = seen ? (FLAGS & DROPOUT ? p.kept : 1.0f) / total : 0.0f;
-      T* o = (T*)p.o + b * p.o_steps.batch + head * p.o_steps.head + (s.first_q + row) * p.o_steps.row;
+      T* o =
+          (T*)p.o + b * p.o_steps.batch + head * p.o_steps.head + (s.first_q + row) * p.o_steps.row;
 #pragma unroll
       for (int n = 0; n < DV / 8; ++n) {
         const int x = n * 8 + member * 2;
-        if (x < p.value_size) put_two(o + x, result[m][n][2 * i] * factor, result[m][n][2 * i + 1] * factor);
+        if (x < p.value_size)
+          put_two(o + x, result[m][n][2 * i] * factor, result[m][n][2 * i + 1] * factor);
       }
       if (p.lse && member == 0)
-        p.lse[b * p.lse_steps.batch + head * p.lse_steps.head + (s.first_q + row) * p.lse_steps.row] =
+        p.lse[b * p.lse_steps.batch + head * p.lse_steps.head +
+              (s.first_q + row) * p.lse_steps.row] =
             seen ? (top[m][i] + logarithm_2(total)) * LN_2 : -INFINITE;
     }
 }

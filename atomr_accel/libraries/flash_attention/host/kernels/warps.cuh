@@ -19,15 +19,21 @@ extern __shared__ uint4 shared_memory[];
 
 // A place in shared memory, in bytes: one number, to which instructions add what is known of where.
 typedef u32 Place;
-__device__ __forceinline__ Place place_of(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+__device__ __forceinline__ Place place_of(const void* pointer) {
+  return (u32)__cvta_generic_to_shared(pointer);
+}
 
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
 }
 __device__ __forceinline__ void load_transposed(u32 (&to)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
 }
 __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, h16) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -42,15 +48,17 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes from global to shared memory, or as many zeros, for which nothing is read; `wait_copies<n>`
-// waits for all but the last n groups of them.
+// 16 bytes from global to shared memory, or as many zeros, for which nothing is read;
+// `wait_copies<n>` waits for all but the last n groups of them.
 __device__ __forceinline__ void copy16(Place to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
 }
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int n> __device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory");
+template <int n>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 
 // Two numbers in a register, the first one in its lower half.
@@ -83,13 +91,21 @@ __device__ __forceinline__ bool any_of_warp(bool mine) { return __any_sync(0xfff
 
 // Two numbers of 8 bits as float16, the first one in the lower half. e5m2 is the upper half of
 // that; e4m3 has exponents 8 lower, and NaN where e5m2 would have more numbers.
-struct e4m3 { unsigned char bits; };
-struct e5m2 { unsigned char bits; };
-__device__ __forceinline__ u32 widen_two(u32 two, e5m2) { return (two & 0xffu) << 8 | (two & 0xff00u) << 16; }
+struct e4m3 {
+  unsigned char bits;
+};
+struct e5m2 {
+  unsigned char bits;
+};
+__device__ __forceinline__ u32 widen_two(u32 two, e5m2) {
+  return (two & 0xffu) << 8 | (two & 0xff00u) << 16;
+}
 __device__ __forceinline__ u32 widen_two(u32 two, e4m3) {
   u32 both;
 #if __CUDA_ARCH__ >= 890
-  asm("{ .reg .b16 pair; cvt.u16.u32 pair, %1; cvt.rn.f16x2.e4m3x2 %0, pair; }" : "=r"(both) : "r"(two));
+  asm("{ .reg .b16 pair; cvt.u16.u32 pair, %1; cvt.rn.f16x2.e4m3x2 %0, pair; }"
+      : "=r"(both)
+      : "r"(two));
 #else
   const u32 apart = (two & 0xffu) | (two & 0xff00u) << 8;
   both = (apart & 0x00800080u) << 8 | (apart & 0x007f007fu) << 7;
