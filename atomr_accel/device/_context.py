@@ -156,9 +156,6 @@ class Context:
     async def _end(self) -> None:
         """Leave nothing of the host."""
         if self.host.sanitizer is not None:
-            for port in self.prepared.ports.values():
-                port.end()
-                port.close()
             await self.host.finish()
         # Tearing down a GPU's context takes the kernel a while; the next host need not
         # wait for that, and touches nothing that this one can still write to.

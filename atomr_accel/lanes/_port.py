@@ -397,7 +397,8 @@ class Port:
         self._sends_soon = False
         self._due = 0
         try:
-            self._send_what_fits()
+            self._encode_what_fits()
+            self.push()
         except BaseException as error:  # noqa: BLE001 (no task runs now; the port's raises it)
             self._failure = error
             return False
@@ -418,17 +419,22 @@ class Port:
 
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
+        self.encode()
+        self.push()
+
+    def encode(self) -> None:
+        """Encode what is queued, as far as the host may have it, for ``push``."""
         if self._outbox and self._room() <= 0:
             # A batch queues ops without awaiting, so nobody else has taken the answers that
             # have come meanwhile. They make room, or the device would run dry.
             self._receive()
-        self._send_what_fits()
+        self._encode_what_fits()
 
     def _room(self) -> int:
         """How many more ops the host may have."""
         return _WINDOW - (self._count - len(self._outbox))
 
-    def _send_what_fits(self) -> None:
+    def _encode_what_fits(self) -> None:
         buffer, outbox = self._buffer, self._outbox
         room = self._room()
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
@@ -450,6 +456,10 @@ class Port:
                     frame.append((op.seq, op.dependencies, WITHDRAWN))
             frame.close()
             room -= frame.count
+
+    def push(self) -> None:
+        """Send what is encoded, as far as the socket takes it."""
+        buffer = self._buffer
         if not buffer:
             return
         try:

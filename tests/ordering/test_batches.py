@@ -581,6 +581,17 @@ async def test_a_batch_that_had_no_room_leaves_some_to_the_next(device: Device, 
     await device.trim()
 
 
+@program
+async def test_room_is_made_ahead_within_a_share_of_the_limit() -> None:
+    async with opened(memory_limit=256 << 20) as device:
+        for wanted in (1 << 30, 1 << 20):
+            await device._core.growth.grow_ahead(wanted)
+            assert device.statistics().memory.capacity == 16 << 20
+        async with device.batch() as batch:
+            refs = [batch.zeros(1 << 20, np.uint8) for _ in range(20)]
+        assert (await device.get(refs[-1])).sum() == 0
+
+
 def _submitted(device: Device, lane: str) -> int:
     return next(each.submitted for each in device.statistics().lanes if each.name == lane)
 

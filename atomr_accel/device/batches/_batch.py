@@ -437,7 +437,9 @@ class Batch(Collector):
         usual = max(_USUAL_FRAME, len(self._ops) // _FRAMES)
         self._frame = min(2 * self._frame, usual, _LARGEST_FRAME)
         for port in self._ports_unsent:
-            port.send()
+            port.encode()
+        for port in self._ports_unsent:  # together: ops of one come after those of another
+            port.push()
         self._ports_unsent.clear()
 
     def _check(self) -> None:

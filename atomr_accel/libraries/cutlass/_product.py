@@ -54,7 +54,7 @@ _DEFAULTS: Final = {
 """The dtype of the result, by that of a."""
 
 _SWIZZLE: Final = 4
-"""Mostly the fastest; CUTLASS takes less where there are few tiles."""
+"""Mostly the fastest for tiles as wide as high; CUTLASS takes less where there are few tiles."""
 
 ROW_BYTES: Final = 16
 """Rows begin at multiples of this: TMA takes no others."""
@@ -415,12 +415,13 @@ def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
     wrong = refusal(found)
     if wrong is not None:
         raise ValueError(wrong)
-    return found, choice.swizzle or _SWIZZLE
+    return found, choice.swizzle or (1 if tile[1] > tile[0] else _SWIZZLE)
 
 
 def _large(spec: Spec, m: int, n: int) -> bool:
-    """Whether there are enough of the largest tiles for all multiprocessors, and room for them."""
-    return -(-m // 128) * -(-n // 256) >= 132 and DTYPES[spec.out].itemsize <= 2
+    """Whether wide tiles do best: of 16-bit types, enough for all multiprocessors."""
+    sizes = {DTYPES[spec.a].itemsize, DTYPES[spec.out].itemsize}
+    return sizes == {2} and -(-m // 128) * -(-n // 256) >= 132
 
 
 def space(

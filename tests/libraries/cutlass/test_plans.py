@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atomr_accel.libraries.cutlass._product import Choice, chosen
 from atomr_accel.libraries.cutlass.host import _plans, _tuned
 from atomr_accel.libraries.cutlass.host._images import Facts, Map, _map
 from atomr_accel.libraries.cutlass.host._plans import Kernel, Plan, extents_of, filled, marks
@@ -145,3 +146,25 @@ def test_what_was_found_fastest_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert _tuned.recall_tuned(wanted, sizes, 132) == [found]
     assert _tuned.recall_tuned(wanted, (2, 2, 3, 1), 132) == []
     assert _tuned.recall_tuned(wanted, sizes, 114) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "m", "expected"),
+    [
+        ({}, 8192, ((128, 256, 64), (2, 1, 1), 1)),
+        ({}, 1024, ((128, 128, 64), (2, 1, 1), 4)),
+        ({}, 100, ((128, 128, 64), (1, 1, 1), 4)),
+        ({"out": "float32"}, 8192, ((128, 128, 64), (2, 1, 1), 4)),
+        (dict.fromkeys("ab", "float8_e5m2"), 8192, ((128, 128, 128), (2, 1, 1), 4)),
+        (dict.fromkeys(("a", "b", "out"), "float32"), 8192, ((128, 128, 32), (2, 1, 1), 4)),
+    ],
+)
+def test_what_is_taken_where_nothing_is_said(
+    changed: dict[str, Any], m: int, expected: tuple[Any, ...]
+) -> None:
+    nothing = Choice(None, None, None, 0, None)
+    found, swizzle = chosen(spec(**changed), nothing, (m, m, 64, 1))
+    assert (found.tile, found.cluster, swizzle) == expected
+    assert found.schedule == "cooperative"
+    tile = Choice((64, 256, found.tile[2]), None, None, 3, 8)
+    assert chosen(spec(**changed), tile, (m, m, 64, 1))[0].schedule == "pingpong"

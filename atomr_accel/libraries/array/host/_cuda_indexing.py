@@ -11,7 +11,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host._driver import check, driver
-from ....host._lane import Later
+from ....host._slots import Later
 from ...host._cuda_kernels import ArgumentBlocks, Kernels
 from ..wire._indexing import (
     Choose,

@@ -87,7 +87,7 @@ def headers() -> Sequence[str]:
     folders = vendor_headers()
     for file, package in (
         ("cutlass/gemm/collective/collective_builder.hpp", "nvidia-cutlass"),
-        ("cuda/std/type_traits", "nvidia-cuda-cccl of the compiler's release"),
+        ("cuda/std/type_traits", "nvidia-cuda-cccl-cu12, for CUDA 13 nvidia-cuda-cccl 13.0"),
         ("crt/mma.h", "nvidia-cuda-nvcc-cu12, for CUDA 13 nvidia-cuda-crt"),
     ):
         if not any(Path(folder, file).is_file() for folder in folders):
