@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
     @property
     def uneven(self) -> bool:
-        """Whether a query's own key is counted from the end, which is not that of the queries."""
+        """Whether there is a mask at the bottom right, and other than as many keys as queries."""
         return not self.spec.top_left
 
     @property
@@ -68,15 +68,15 @@ REASONS: Final = (
         lambda case: bool(case.spec.slopes) and case.lengths,
     ),
     Reason(
-        "a bias with a mask at the bottom right, and as many keys as queries no more",
+        "a bias with a mask at the bottom right, and more or fewer queries than keys",
         lambda case: bool(case.spec.bias) and case.uneven,
     ),
     Reason(
-        "dropout with a mask at the bottom right, and as many keys as queries no more",
+        "dropout with a mask at the bottom right, and more or fewer queries than keys",
         lambda case: bool(case.spec.dropout) and case.uneven,
     ),
     Reason(
-        "the paper's slopes with a mask at the bottom right, and as many keys as queries no more",
+        "the paper's slopes with a mask at the bottom right, and more or fewer queries than keys",
         lambda case: case.spec.paper and case.uneven,
     ),
     Reason(

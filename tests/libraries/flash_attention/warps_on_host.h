@@ -1,7 +1,6 @@
 // What warps.cuh has, for kernels that run on the host: each thread is a fiber, and those of a warp
 // hand each other what they bring. Layouts are the PTX ISA's, written down once more.
 static uint4 shared_memory[1 << 14];
-static void __syncwarp() { __syncthreads(); }
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
 

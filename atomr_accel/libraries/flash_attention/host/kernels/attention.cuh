@@ -268,14 +268,28 @@ struct Scores {
     return score;
   }
 
-  // Whether probabilities of a query and of keys `column` and the next one stay.
-  __device__ __forceinline__ void keep(const Problem& p, int row, int column, bool& one,
-                                       bool& next) const {
-    const u64 word = first_word + (u64)row * p.keys + column;
-    uint4 four = random_words(word >> 2, p.seed);
-    one = pick(four, word) >= p.threshold;
-    if ((word & 3) == 3) four = random_words((word >> 2) + 1, p.seed);
-    next = pick(four, word + 1) >= p.threshold;
+  // Makes those probabilities 0 of a query that are dropped: of keys `column` and the next one in
+  // one tile of 8 keys, and in the tile beside it.
+  __device__ __forceinline__ void drop(const Problem& p, int row, int column, float& one,
+                                       float& next, float& beside, float& beside_next) const {
+    if (((first_word | p.keys) & 3) == 0) {
+      // Four words are those of this lane and of its neighbour: one makes them of this tile, the
+      // other of the one beside it, and each hands over what the other needs.
+      const bool odd = threadIdx.x % 2;
+      const u64 word = first_word + (u64)row * p.keys + (column & ~3) + (odd ? 8 : 0);
+      const uint4 four = random_words(word >> 2, p.seed);
+      const u32 x = __shfl_xor_sync(0xffffffffu, odd ? four.x : four.z, 1);
+      const u32 y = __shfl_xor_sync(0xffffffffu, odd ? four.y : four.w, 1);
+      if ((odd ? x : four.x) < p.threshold) one = 0.0f;
+      if ((odd ? y : four.y) < p.threshold) next = 0.0f;
+      if ((odd ? four.z : x) < p.threshold) beside = 0.0f;
+      if ((odd ? four.w : y) < p.threshold) beside_next = 0.0f;
+      return;
+    }
+    if (!keep(p, row, column)) one = 0.0f;
+    if (!keep(p, row, column + 1)) next = 0.0f;
+    if (!keep(p, row, column + 8)) beside = 0.0f;
+    if (!keep(p, row, column + 9)) beside_next = 0.0f;
   }
   __device__ __forceinline__ bool keep(const Problem& p, int row, int column) const {
     const u64 word = first_word + (u64)row * p.keys + column;

@@ -120,14 +120,12 @@ __global__ void __launch_bounds__(WARPS * 32) forward(const Problem p) {
         }
       if (FLAGS & DROPOUT)
 #pragma unroll
-        for (int n = 0; n < TILE / 8; ++n)
+        for (int n = 0; n < TILE / 8; n += 2)
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            bool one, next;
-            scores.keep(p, row + i * 8, column + n * 8 + member * 2, one, next);
-            if (!one) score[m][n][2 * i] = 0.0f;
-            if (!next) score[m][n][2 * i + 1] = 0.0f;
-          }
+          for (int i = 0; i < 2; ++i)
+            scores.drop(p, row + i * 8, column + n * 8 + member * 2, score[m][n][2 * i],
+                        score[m][n][2 * i + 1], score[m][n + 1][2 * i],
+                        score[m][n + 1][2 * i + 1]);
     }
 #pragma unroll
     for (int at = 0; at < TILE / 16; ++at) {
