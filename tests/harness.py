@@ -53,11 +53,11 @@ BACKEND: Final = _backend()
 
 ON_CUDA: Final = BACKEND == "cuda"
 
-SECONDS: Final = 120 if ON_CUDA else 30
-"""Nothing here takes nearly as long: what does hangs."""
-
 FULL: Final = "ATOMR_TEST_FULL" in os.environ
 """Whether what is long by nature is done in full, as in the session ``full``."""
+
+SECONDS: Final = 300 if FULL else 120 if ON_CUDA else 30
+"""Nothing here takes nearly as long: what does hangs."""
 
 AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 

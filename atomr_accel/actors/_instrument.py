@@ -90,7 +90,7 @@ class Instruments:
         methods: what is called, by name. Where names are many it pays to look here first.
     """
 
-    __slots__ = ("_followers", "_instruments", "active", "each_op", "methods")
+    __slots__ = ("_followers", "_instruments", "_late", "active", "each_op", "methods")
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
         self.active: bool = False
@@ -98,6 +98,7 @@ class Instruments:
         self._instruments: list[Instrument] = []
         self.methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
         self._followers: list[Callable[[], None]] = []
+        self._late: list[Callable[[], None]] = []
         for instrument in instruments:
             self.add(instrument)
 
@@ -108,12 +109,14 @@ class Instruments:
         """Tell one more, from now on."""
         if not isinstance(instrument, Instrument):
             raise TypeError(f"an instrument must be an instance of Instrument, got {instrument!r}")
+        self.tell()
         self._instruments.append(instrument)
         self._sort()
         self._tell_followers()
 
     def remove(self, instrument: Instrument) -> None:
         """Tell one no more, if it is still told."""
+        self.tell()
         if self._drop(instrument):
             self._tell_followers()
 
@@ -125,6 +128,20 @@ class Instruments:
         """End what ``follow`` began, if it has not ended."""
         if changed in self._followers:
             self._followers.remove(changed)
+
+    def tell(self) -> None:
+        """Have all told that has happened so far, by those who tell of some things later."""
+        for told in tuple(self._late):
+            told()
+
+    def tell_late(self, told: Callable[[], None]) -> None:
+        """Have a function called by ``tell``, which tells what was not told yet."""
+        self._late.append(told)
+
+    def tell_no_more(self, told: Callable[[], None]) -> None:
+        """End what ``tell_late`` began, if it has not ended."""
+        if told in self._late:
+            self._late.remove(told)
 
     def wants(self, *names: str) -> bool:
         """Whether anybody overrides one of these methods."""

@@ -244,6 +244,10 @@ class ActorSystem(metaclass=NoPublicConstructor):
         finally:
             self._instruments.remove(instrument)
 
+    def tell_instruments(self) -> None:
+        """Tell instruments now what they would be told later, some dozens of things at a time."""
+        self._instruments.tell()
+
     def _watch_messages(self) -> None:
         """Have senders take the way on which instruments are told, or no more."""
         watched = self._instruments.wants("message_sent", "ask_ended")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 KINDS: Final = {
     "cub": "CUB's algorithms, compiled for dtypes and operators",
     "cubins": "kernels, compiled by NVRTC",
+    "cutlass": "CUTLASS's products, compiled for dtypes, tiles and epilogues",
+    "cutlass-tuned": "the fastest of them for sizes",
     "cutensor-algorithms": "the fastest of cuTENSOR's algorithms for a plan",
     "cutensor-kernels": "kernels that cuTENSOR has compiled for plans",
     "dnn-plans": "cuDNN's plans",

@@ -57,6 +57,7 @@ REQUIRED: Final = tuple(
 """What this package does not work without."""
 
 OPTIONAL: Final = (
+    Useful("nvidia-cutlass", "device.cutlass", "cutlass12"),
     Useful("rich", "colours and bars of this command", "cli"),
     Useful("matplotlib", "atomr-accel bench --plot", "cli"),
     Useful("starlette", "the page of a dashboard", "dashboard"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import sub
 from typing import TYPE_CHECKING, Final, final
 
 from ..lanes import DeviceInstrument
@@ -134,6 +135,9 @@ class History(DeviceInstrument):
 
     def beat(self, devices: Iterable[Device]) -> None:
         """Add a point to the curves of these devices; all others are gone."""
+        devices = list(devices)
+        for device in devices:
+            device._core.tell_done()
         now = time.monotonic()
         seconds, self._beat_at = max(now - self._beat_at, 1e-3), now
         pulses = {}
@@ -181,7 +185,7 @@ class History(DeviceInstrument):
         pulse.ops += len(ops.seqs)
         if ops.outcome == "done":
             some = ops.submitted[: _MOST_LATENCIES - len(pulse.latencies)]
-            pulse.latencies += [ops.answered - submitted for submitted in some]
+            pulse.latencies += map(sub, ops.answered, some)
         elif ops.outcome != "withdrawn":
             pulse.failed += len(ops.seqs)
 

@@ -156,9 +156,6 @@ class Context:
     async def _end(self) -> None:
         """Leave nothing of the host."""
         if self.host.sanitizer is not None:
-            for port in self.prepared.ports.values():
-                port.end()
-                port.close()
             await self.host.finish()
         # Tearing down a GPU's context takes the kernel a while; the next host need not
         # wait for that, and touches nothing that this one can still write to.
@@ -328,7 +325,7 @@ class Context:
             # Lanes share streams, so others may only be waiting behind the oldest of them.
             _, op_name = min(overdue)
             generation = core.memory.generation
-            core.tell_output()
+            self._last_words()
             self._fault = KernelHung(
                 f"generation {generation} of {core.name} is gone: {op_name} had not finished "
                 f"after {deadline} s, the device's op_deadline",

@@ -191,6 +191,7 @@ class DeviceCore:
         self.memory.owner = self
         self.memory.slab_changed = self._slab_changed
         self.instruments.follow(self.ask_for_times)
+        self.instruments.tell_late(self.tell_done)
         self.transfers: Final[set[Transfer]] = set()
         self.serving: Context | None = None
         self.ports: Mapping[str, Port] = {}
@@ -269,10 +270,10 @@ class DeviceCore:
         return self.serving.host.pid if self.serving is not None else None
 
     def tell_output(self) -> None:
-        """Tell now what the host has written to its descriptors 1 and 2, such as by kernels."""
+        """Tell what the host has written to its descriptors 1 and 2, such as by kernels."""
         output = None if self.serving is None else self.serving.host.output
         if output is not None:
-            output.drain()
+            output.glance()
 
     def _elsewhere(self) -> RuntimeError:
         # An answer would wake a task of another loop, or find none: refused before anything
@@ -448,6 +449,11 @@ class DeviceCore:
             if port.reports != wanted:
                 port.reports = wanted
                 self.submit(port, ASKING_FOR_TIMES, ReportTimes(*wanted))
+
+    def tell_done(self) -> None:
+        """Tell instruments of all ops that are done."""
+        for port in self.ports.values():
+            port.tell_done()
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """What stands for something that the host keeps for a handle of the program.

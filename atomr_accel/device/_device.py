@@ -89,8 +89,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
         blas: linear algebra (cuBLAS).
         blaslt: products with epilogues, scales and narrow types (cuBLASLt).
         cub: reductions, scans, sorts and selections (CUB).
+        cutlass: products with tiles, schedules and epilogues of choice (CUTLASS).
         dnn: neural networks' operations and graphs of them (cuDNN).
         fft: Fourier transforms (cuFFT).
+        flash_attention: attention by flash-attn's names (cuDNN, or kernels of this package).
         linalg: factorizations, systems and eigenvalues (cuSOLVER).
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _AHEAD_SHARE: Final = 16
-"""What is made ahead leaves a device with no more than 1/16 of its memory in slabs."""
+"""What is made ahead leaves no more than 1/16 of a device's memory in slabs that are not sealed."""
 
 
 @final
@@ -55,9 +55,10 @@ class Growth:
             if context is None or info is None:
                 return
             most = info.total_memory if memory.limit is None else memory.limit
-            size = least_slab(min(nbytes, most // _AHEAD_SHARE - memory.capacity))
-            if size <= 0:
+            room = most // _AHEAD_SHARE - memory.plain_capacity
+            if room <= 0:
                 return
+            size = least_slab(min(nbytes, room))
             try:
                 slab = await self._create_now(context, memory.affordable([size]), sealed=False)
             except OutOfMemory:

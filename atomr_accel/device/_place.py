@@ -21,6 +21,7 @@ _LANES: Final = {
     **{name: (name,) for name in NAMES},
     "array": ("array", "array-builds", "array-waits"),
     "cub": ("cub", "cub-builds", "cub-waits"),
+    "cutlass": ("cutlass", "cutlass-builds"),
     "dnn": ("dnn", "dnn-plans"),
     "linalg": ("solver",),
     "nvrtc": ("nvrtc", "kernels"),

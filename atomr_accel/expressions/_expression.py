@@ -692,8 +692,10 @@ def _is_value(value: object) -> bool:
 
 
 def _operator(name: str, x: Any, y: Any) -> Expression:
-    if _is_value(x) and _is_value(y):
+    if isinstance(x, _VALUES) and isinstance(y, _VALUES):
         return ufunc(name, x, y)
+    if _is_value(x) and _is_value(y):
+        return ufunc(name, *values_of((x, y)))
     for value in (x, y):
         if isinstance(value, np.ndarray | list):
             raise _not_there(value)
@@ -714,12 +716,18 @@ def values_of(values: Sequence[Any]) -> tuple[Value, ...]:
     Raises:
         TypeError: something is neither a ref, nor an expression, nor a number.
     """
+    plain = True
     for value in values:
+        if isinstance(value, _VALUES):
+            continue
+        plain = False
         if not _is_value(value):
             if isinstance(value, np.ndarray | list | tuple):
                 raise _not_there(value)
             raise TypeError(
                 f"expressions are made of refs, expressions and numbers, not {said_of(value)}"
             )
+    if plain:
+        return tuple(values)
     given: Any = [value[()] if isinstance(value, np.ndarray) else value for value in values]
     return tuple(given)

@@ -25,16 +25,21 @@ def number_of(value: Number, dtype: np.dtype[Any] | None = None) -> Known:
         OverflowError: integers that do not hold it, in NumPy's words.
         TypeError: what it is does not live in device memory.
     """
-    if type(value) is int:
-        return _python_number(value, int, 0, dtype)
+    if type(value) is int or (type(value) is float and value):
+        return _known_number(value, dtype)
     if type(value) is float:
-        return _python_number(value, float, math.copysign(1, value), dtype)  # zeros have a sign
+        return _zero(math.copysign(1, value), dtype)
     return _number(value, dtype)
 
 
-@lru_cache(MANY)
-def _python_number(value: float, _kind: type, _sign: float, dtype: np.dtype[Any] | None) -> Known:
+@lru_cache(MANY, typed=True)
+def _known_number(value: float, dtype: np.dtype[Any] | None) -> Known:
     return _number(value, dtype)
+
+
+@lru_cache
+def _zero(sign: float, dtype: np.dtype[Any] | None) -> Known:
+    return _number(math.copysign(0.0, sign), dtype)
 
 
 def _number(value: Number, dtype: np.dtype[Any] | None) -> Known:

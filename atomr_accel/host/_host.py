@@ -55,8 +55,9 @@ from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
 from ..wire._failures import pack_exception
 from ..wire._threads import start
-from ._lane import Lane, StreamSlot
+from ._lane import Lane
 from ._launcher import Launcher
+from ._slots import StreamSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,10 +121,14 @@ class Host:
                 self._context.close()
 
     def wind_up(self) -> None:
-        """End in good order, if that can be had soon: a sanitizer reports what it has seen then."""
-        if any(launcher.failed for launcher in self._launchers.values()):
-            return
-        thread = threading.Thread(target=self.join, name="end", daemon=True)
+        """Wait for the device, if it does not take long: a sanitizer has seen all that ran then."""
+
+        def wait() -> None:
+            with contextlib.suppress(Exception):  # it may be broken, or not there
+                self._context.make_current()
+                self._context.synchronize()
+
+        thread = threading.Thread(target=wait, name="end", daemon=True)
         thread.start()
         thread.join(_ORDERLY_SECONDS)
 

@@ -65,13 +65,11 @@ class Launcher:
     Attributes:
         process: the process that it was made in.
         polls: whether it asks the device, rather than sleep until that tells.
-        failed: whether the context has, as it found.
     """
 
     def __init__(self, *, completion: str, idle_spin: bool) -> None:
         self.process: Final = os.getpid()
         self.polls: Final = completion != "blocking"
-        self.failed = False
         self._completion = completion
         self._idle_spin = idle_spin
         self._lanes: dict[int, Lane] = {}  # by descriptor
@@ -153,20 +151,10 @@ class Launcher:
     def _serve(self, ready: list[int]) -> None:
         """Take what has come, launch it in the program's order, and answer what is done."""
         requests: list[tuple[int, Lane, Request]] = []
-        sources = 0
-        for fd in ready:
-            lane = self._lanes.get(fd)
-            if lane is None:
-                if fd == self._wake_reader:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_reader, 4096)
-                continue
-            received = lane.receive()
-            if received is None:
-                self._end(fd)
-            elif received:
-                sources += 1
-                requests += [(request[0], lane, request) for request in received]
+        sources = self._receive(ready, requests)
+        if len(requests) > 1 and len(self._lanes) > 1:
+            # What a batch has for another lane is right behind: else it would be waited for.
+            sources += self._receive([fd for fd, _ in self._poll(0)], requests)
         if sources > 1:
             requests.sort(key=_by_sequence)
         before: Lane | None = None
@@ -184,6 +172,24 @@ class Launcher:
             before.end_pass()
         self._retry()
         self._answer()
+
+    def _receive(self, ready: list[int], requests: list[tuple[int, Lane, Request]]) -> int:
+        """Take what has come; of how many lanes there is something."""
+        sources = 0
+        for fd in ready:
+            lane = self._lanes.get(fd)
+            if lane is None:
+                if fd == self._wake_reader:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_reader, 4096)
+                continue
+            received = lane.receive()
+            if received is None:
+                self._end(fd)
+            elif received:
+                sources += 1
+                requests += [(request[0], lane, request) for request in received]
+        return sources
 
     def _answer(self) -> None:
         """Answer what is done."""
@@ -269,7 +275,6 @@ class Launcher:
 
     def _report(self, fault: StickyFault) -> None:
         """The context is gone: all lanes say so, and which op it was."""
-        self.failed = True
         for lane in [*self._lanes.values()][:1]:
             lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]

@@ -143,7 +143,7 @@ class Executor(Protocol):
     """Turns a lane's messages into device work: a library's handle, or memory's copies.
 
     A handler queues its work on the lane's stream and returns None or a plain value
-    that is sent once the work is done, or a ``_lane.Later`` that is asked for one then. It is
+    that is sent once the work is done, or a ``_slots.Later`` that is asked for one then. It is
     called with its message only. For messages that come as templates ``preparers`` may have
     functions by type: given a ``Template``, they return what executes it given its addresses, or
     None to have it filled in. An executor that can do several messages at once has ``fusions``, by

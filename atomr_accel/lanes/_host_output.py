@@ -95,10 +95,17 @@ class HostOutput:
 
     def drain(self) -> None:
         """Tell what the host has written by now."""
+        self._drain(_ROOM)  # it may be writing all the time
+
+    def glance(self) -> None:
+        """Tell that as far as it takes no time to speak of; the rest comes as it would have."""
+        self._drain(_PIECE)
+
+    def _drain(self, most: int) -> None:
         for pipe in self._pipes:
-            most = _ROOM  # it may be writing all the time
-            while most > 0 and (count := self._read(pipe)):
-                most -= count
+            left = most
+            while left > 0 and (count := self._read(pipe)):
+                left -= count
 
     def close(self) -> None:
         """Tell the rest. Nobody reads what comes later."""

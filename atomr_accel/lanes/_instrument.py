@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Final, Literal, Protocol, final
 
 import msgspec
@@ -11,8 +10,6 @@ from ..actors import Instrument
 from ..actors._instrument import Instruments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
 
 Outcome = Literal["done", "failed", "withdrawn", "lost"]
@@ -119,7 +116,7 @@ class WatchedOp(Protocol):
 
 
 @final
-class FinishedOps(msgspec.Struct, frozen=True, eq=False):
+class FinishedOps(msgspec.Struct, eq=False):
     """Ops that are over, as instruments are told of them together. It may be kept.
 
     What is told of each is in lists of equal length, in the order in which they ended. Times are
@@ -133,8 +130,8 @@ class FinishedOps(msgspec.Struct, frozen=True, eq=False):
         seqs: their places in the device's program order.
         submitted: when each was put in that order.
         sent: when each was handed to the socket of its lane; 0 where nobody watched just then.
-        answered: when the program has learnt of the end of all of them.
-        measured: what hosts tell of each, which ``times`` reads; empty where nobody has asked.
+        answered: when the program has learnt of the end of each.
+        measured: what hosts tell of each, which ``times`` reads; None where nobody has asked.
         nbytes: how many bytes they have copied or filled in all, if they are of the memory lane;
             otherwise 0.
     """
@@ -143,21 +140,17 @@ class FinishedOps(msgspec.Struct, frozen=True, eq=False):
     lane: str
     name: str
     outcome: Outcome
-    seqs: list[int]
-    submitted: list[int]
-    sent: list[int]
-    answered: int
-    measured: Sequence[Measured | None] = ()
+    seqs: list[int] = []
+    submitted: list[int] = []
+    sent: list[int] = []
+    answered: list[int] = []
+    measured: list[Measured | None] = []
     nbytes: int = 0
 
     @property
     def times(self) -> list[OpTimes]:
         """When what happened to each."""
-        measured = self.measured or itertools.repeat(None)
-        return [
-            op_times(submitted, sent, self.answered, each)
-            for submitted, sent, each in zip(self.submitted, self.sent, measured, strict=False)
-        ]
+        return [*map(op_times, self.submitted, self.sent, self.answered, self.measured)]
 
 
 class WatchedTransfer(Protocol):
@@ -230,9 +223,10 @@ class DeviceInstrument(Instrument, hooks=True):
         """An op is over. It may not have been sent, if its context failed."""
 
     def ops_finished(self, ops: FinishedOps) -> None:
-        """Ops of one name are over: told once of all whose answers have come together.
+        """Ops of one name are over: told of some dozens at a time, if so many are in flight.
 
-        Where many are in flight, that takes a fraction of ``op_finished``.
+        That takes a fraction of ``op_finished``. What is done is told of as soon as its lane has
+        nothing in flight, or somebody calls ``System.tell_instruments``; of others at once.
         """
 
     # --- data and memory ---------------------------------------------------------------------

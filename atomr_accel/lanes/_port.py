@@ -36,7 +36,8 @@ from ..wire import (
     too_large,
     unpack_exception,
 )
-from ._instrument import NOBODY, FinishedOps, Told
+from ._finished import DoneOps
+from ._instrument import NOBODY, Told
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
 from ._op import Op, Template
@@ -44,8 +45,6 @@ from ._switch_interval import restore_switch_interval, shorten_switch_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ._instrument import Outcome
 
 
 _RECEIVE: Final = 1 << 18
@@ -68,9 +67,6 @@ _MOST_FAILED: Final = 256
 
 _WINDOW: Final = 1024
 """Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
-
-_MEMORY_LANE: Final = "memory"
-"""Its ops are told of one by one, since what they have moved is known until they are settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class Port:
         self.device: Told = device
         self.reports: tuple[bool, bool] = (False, False)
         self._instruments = device.instruments
-        self._done: dict[str, list[Op]] = {}
+        self._done = DoneOps(device, name)
         self._received = 0
         self.name = name
         self.index = index
@@ -224,6 +220,7 @@ class Port:
         self._ended = True
         self._outbox.clear()
         self._buffer.clear()
+        self.tell_done()
 
     def fail(self, op: Op, make_error: Callable[[Op], Exception]) -> None:
         """Answer an op that is in flight here with an error; the port was told to end."""
@@ -326,6 +323,7 @@ class Port:
             restore_switch_interval()
         self._in_flight = in_flight
         self.device, self._instruments = device, device.instruments
+        self._done = DoneOps(device, self.name)
         if self._instruments.each_op:
             for op in ours:
                 op.submitted_at, op.sent_at, op.measured = monotonic_ns(), 0, None
@@ -399,7 +397,8 @@ class Port:
         self._sends_soon = False
         self._due = 0
         try:
-            self._send_what_fits()
+            self._encode_what_fits()
+            self.push()
         except BaseException as error:  # noqa: BLE001 (no task runs now; the port's raises it)
             self._failure = error
             return False
@@ -420,17 +419,22 @@ class Port:
 
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
+        self.encode()
+        self.push()
+
+    def encode(self) -> None:
+        """Encode what is queued, as far as the host may have it, for ``push``."""
         if self._outbox and self._room() <= 0:
             # A batch queues ops without awaiting, so nobody else has taken the answers that
             # have come meanwhile. They make room, or the device would run dry.
             self._receive()
-        self._send_what_fits()
+        self._encode_what_fits()
 
     def _room(self) -> int:
         """How many more ops the host may have."""
         return _WINDOW - (self._count - len(self._outbox))
 
-    def _send_what_fits(self) -> None:
+    def _encode_what_fits(self) -> None:
         buffer, outbox = self._buffer, self._outbox
         room = self._room()
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
@@ -452,6 +456,10 @@ class Port:
                     frame.append((op.seq, op.dependencies, WITHDRAWN))
             frame.close()
             room -= frame.count
+
+    def push(self) -> None:
+        """Send what is encoded, as far as the socket takes it."""
+        buffer = self._buffer
         if not buffer:
             return
         try:
@@ -507,7 +515,7 @@ class Port:
             self._ended = True
             return
         outermost = not self._received  # who is told of an answer may submit, which may receive
-        if self._instruments.each_op and outermost:
+        if outermost and self._instruments.each_op:
             self._received = monotonic_ns()
         try:
             self._take(data)
@@ -519,8 +527,8 @@ class Port:
         finally:
             if outermost:
                 received, self._received = self._received, 0
-                if self._done:
-                    self._tell_done(received)
+                if self._done.waiting:
+                    self._done.answer(received, idle=not self._count)
 
     def _violated(self, why: str) -> None:
         """The host does not speak our language: end its context."""
@@ -546,8 +554,9 @@ class Port:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolViolation(f"a reply cannot be read: {error}") from error
             if type(reply) is list:
-                watched, together = self._instruments.each_op, self._tells_together()
-                last, alike = "", []
+                watched = self._instruments.each_op
+                together = watched and self._received and self._done.wanted()
+                name = ""
                 for seq in reply:
                     op = in_flight.get(seq)
                     if op is None or op.port is not self or not op.sent:
@@ -563,10 +572,15 @@ class Port:
                     self._completed += 1
                     if watched and op.submitted_at:
                         if together and op.message is not WITHDRAWN:
-                            if op.name != last:
-                                last = op.name
-                                alike = self._done.setdefault(last, [])
-                            alike.append(op)
+                            if op.name != name:
+                                name = op.name
+                                alike = self._done.of(name)
+                                seqs, submitted = alike.seqs, alike.submitted
+                                sent, measured = alike.sent, alike.measured
+                            seqs.append(seq)
+                            submitted.append(op.submitted_at)
+                            sent.append(op.sent_at)
+                            measured.append(op.measured)
                         else:
                             self._tell_finished(op)
                     self._settle(op)
@@ -627,34 +641,12 @@ class Port:
         if "op_finished" in methods:
             self._instruments("op_finished", op, outcome)
         if "ops_finished" in methods:
-            self._tell_alike(outcome, [op], op.answered_at)
+            self._done.tell_of(op, outcome)
 
-    def _tells_together(self) -> bool:
-        """Whether what is done now is told of once it is settled, with all that is like it."""
-        methods = self._instruments.methods
-        wanted = "ops_finished" in methods and "op_finished" not in methods
-        return wanted and self._received > 0 and self.name != _MEMORY_LANE
-
-    def _tell_done(self, received: int) -> None:
-        """Of all that was answered by what was received."""
-        done, self._done = self._done, {}
-        for ops in done.values():
-            self._tell_alike("done", ops, received)
-
-    def _tell_alike(self, outcome: Outcome, ops: list[Op], answered: int) -> None:
-        told = FinishedOps(
-            self.device,
-            self.name,
-            ops[0].name,
-            outcome,
-            [op.seq for op in ops],
-            [op.submitted_at for op in ops],
-            [op.sent_at for op in ops],
-            answered,
-            [op.measured for op in ops] if self.reports[0] else (),
-            ops[0].nbytes if self.name == _MEMORY_LANE else 0,  # of which one is told at a time
-        )
-        self._instruments("ops_finished", told)
+    def tell_done(self) -> None:
+        """Tell of all that is done and not told of yet, unless answers are just being taken."""
+        if self._done.waiting and not self._received:
+            self._done.tell()
 
     def _is_over(self) -> bool:
         return self._ended

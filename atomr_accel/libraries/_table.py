@@ -9,11 +9,13 @@ from .array._facade import ArrayFunctions
 from .blas._facade import Blas
 from .blaslt._facade import BlasLt
 from .cub._facade import Cub
+from .cutlass._facade import Cutlass
 from .dnn._facade import Dnn
 from .dnn.attention._paged import PagedKVCache
 from .dnn.graph._user_graph import Plan as DnnPlan
 from .dnn.rnn._facade import Rnn
 from .fft._facade import Fft
+from .flash_attention._facade import FlashAttention
 from .linalg._facade import Linalg
 from .nvrtc._facade import Nvrtc
 from .nvrtc._kernel import Kernel
@@ -30,19 +32,21 @@ if TYPE_CHECKING:
 
 
 CALLED: Final = (
-    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse, SparseLt, Tensor),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Cutlass, Dnn, Fft, FlashAttention, Linalg, Nvrtc, Rng),
+    *(Sparse, SparseLt, Tensor),
     *(DnnPlan, Generator, Kernel, Module, PagedKVCache, Rnn, SparseLU),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
-    *("dnn", "dnn-plans", "fft", "kernels", "nccl", "nccl-aborts", "nvrtc", "rng", "solver"),
-    *("sparse", "sparse-direct", "sparse-waits", "sparselt", "tensor"),
+    *("cutlass", "cutlass-builds", "dnn", "dnn-plans", "fft", "flash_attention", "kernels"),
+    *("nccl", "nccl-aborts", "nvrtc", "rng", "solver", "sparse", "sparse-direct"),
+    *("sparse-waits", "sparselt", "tensor"),
 )
 """The names of their lanes."""
 NAMES: Final = (
-    *("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng", "sparse"),
-    *("sparselt", "tensor"),
+    *("array", "blas", "blaslt", "cub", "cutlass", "dnn", "fft", "flash_attention", "linalg"),
+    *("nvrtc", "rng", "sparse", "sparselt", "tensor"),
 )
 """The names of the facades."""
 
@@ -54,8 +58,10 @@ class Libraries(Generic[D]):
     blas: Blas[D]
     blaslt: BlasLt[D]
     cub: Cub[D]
+    cutlass: Cutlass[D]
     dnn: Dnn[D]
     fft: Fft[D]
+    flash_attention: FlashAttention[D]
     linalg: Linalg[D]
     nvrtc: Nvrtc[D]
     rng: Rng[D]
@@ -67,9 +73,11 @@ class Libraries(Generic[D]):
         self.blas = Blas(device)
         self.blaslt = BlasLt(device)
         self.cub = Cub(device)
+        self.cutlass = Cutlass(device)
         self.array = ArrayFunctions(device, self.cub)
         self.dnn = Dnn(device)
         self.fft = Fft(device, self.cub)
+        self.flash_attention = FlashAttention(device, self.dnn)
         self.linalg = Linalg(device, self.cub, self.blas)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device, self.array, self.cub, self.blas)

@@ -20,8 +20,8 @@ from ..wire import SLAB_SHIFT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ALIGNMENT: Final = 256
-"""What ``cudaMalloc`` promises, and what vendor libraries assume."""
+ALIGNMENT: Final = 512
+"""Where textures may begin; vendor libraries assume less."""
 
 _BINNED_SHARE: Final = 64
 _BINNED_BYTES: Final = 256 << 20
@@ -39,7 +39,7 @@ _NO_HOLE: Final = (0, -1)
 
 @lru_cache(maxsize=4096)  # programs ask for the same sizes again and again
 def round_size(nbytes: int) -> int:
-    """``nbytes`` as the size of a block: a multiple of 256, at most 1/16 larger.
+    """``nbytes`` as the size of a block: a multiple of 512, at most 1/16 larger.
 
     Coarser steps for larger sizes make exact matches in the bins likely. Zero-size
     buffers take a block too, so that each has an address of its own.
@@ -70,7 +70,7 @@ class Allocator:
         self.in_use: int = 0
 
     def add_slab(self, slab: int, nbytes: int) -> None:
-        """Take a slab of ``nbytes`` (a multiple of 256) into use."""
+        """Take a slab of ``nbytes`` (a multiple of 512) into use."""
         self._slabs[slab] = nbytes
         self._set_capacity(self.capacity + nbytes)
         self._add_hole(slab << SLAB_SHIFT, nbytes)

@@ -286,6 +286,11 @@ class MemoryMap:
         return sum(slab.nbytes for slab in self._slabs.values())
 
     @property
+    def plain_capacity(self) -> int:
+        """Bytes of the slabs that plain buffers share."""
+        return self._plain.capacity
+
+    @property
     def over_limit(self) -> int:
         """Bytes that slabs and what is reserved have beyond the limit; 0 if they have not."""
         if self.limit is None:

@@ -355,8 +355,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 _VIEWS[known] = start, view.shape, view.nbytes, view._strides
             return view
         start, shape, nbytes, strides = made
-        block = part_of(self._block, start) if start else self._place
-        return _ref(block, shape, self.dtype, nbytes, strides)
+        return _ref(self._block, shape, self.dtype, nbytes, strides, start)
 
     @property
     def T(self) -> GpuRef:  # noqa: N802 - NumPy's name
@@ -524,10 +523,10 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
         """A view with another shape, that begins so many bytes behind it."""
         itemsize = self.dtype.itemsize
-        block = part_of(self._block, start) if start else self._place
         contiguous = is_contiguous(shape, strides, itemsize)
         nbytes = math.prod(shape) * itemsize
-        return _ref(block, shape, self.dtype, nbytes, None if contiguous else strides)
+        kept = None if contiguous else strides
+        return _ref(self._block, shape, self.dtype, nbytes, kept, start)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -594,10 +593,16 @@ def _ref(
     dtype: np.dtype[Any],
     nbytes: int,
     strides: tuple[int, ...] | None,
+    start: int = 0,
 ) -> GpuRef:
-    """A ref of any layout."""
+    """A ref of any layout, which begins so many bytes behind ``block``."""
     if strides is not None:
-        block = Gapped(block.memory, 0, 0, None, 0, 0, whole=block.base, start=block.offset)
+        whole, start = block.base, block.offset + start
+        block = Gapped(whole.memory, 0, 0, None, 0, 0, whole=whole, start=start)
+    elif start:
+        block = part_of(block, start)
+    elif type(block) is Gapped:
+        block = block.plain
     return GpuRef(block, shape, dtype, nbytes, strides)
 
 

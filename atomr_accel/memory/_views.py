@@ -329,7 +329,7 @@ def reshaped(old: tuple[int, ...], shape: tuple[int | tuple[int, ...], ...]) -> 
     if new.count(-1) == 1:
         known = -math.prod(new)
         new[new.index(-1)] = size // known if known else -1
-    if math.prod(new) != size or any(extent < 0 for extent in new):
+    if math.prod(new) != size or min(new, default=0) < 0:
         raise ValueError(f"cannot reshape a buffer of shape {old} into shape {tuple(new)}")
     return tuple(new)
 

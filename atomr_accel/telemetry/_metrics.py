@@ -181,6 +181,7 @@ class Metrics:
         stack.enter_context(device.system.instrumented(tally))
 
         def take(snapshot: Snapshot) -> None:
+            device.system.tell_instruments()
             tally.of(device._core).take(snapshot, *labels)
             take_device(snapshot, device, *labels)
 
@@ -201,6 +202,7 @@ class Metrics:
         stack.enter_context(system.instrumented(tally))
 
         def take(snapshot: Snapshot) -> None:
+            system.tell_instruments()
             devices = system.devices if isinstance(system, System) else ()
             cores: set[WatchedDevice] = {device._core for device in devices}
             tally.forget(lambda device: device not in cores)

@@ -36,29 +36,38 @@ if TYPE_CHECKING:
 
 _OpsNote = tuple["FinishedOps", "Sequence[int]"]
 _Later = tuple["Callable[..., None]", tuple[Any, ...]]
-Notes = tuple[list[_OpsNote], list[_Later]]
+Notes = tuple[list[_OpsNote], list[_Later], list[Any], list[Any]]
 
 
 @final
 class _Rows:
     """Tracks of one name, as many as slices overlap."""
 
-    __slots__ = ("_ends", "_make", "_tracks")
+    __slots__ = ("_ends", "_make", "_next", "_tracks")
 
     def __init__(self, make: Callable[[], int]) -> None:
         self._make = make
         self._tracks: list[int] = []
         self._ends: list[int] = []
+        self._next = 0
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """A track on which nothing overlaps a slice, and where that begins there."""
-        for row, before in enumerate(self._ends):
-            if before <= start:
-                self._ends[row] = max(start, end)
-                return self._tracks[row], start + (before == start)  # or it would lie in that one
-        self._tracks.append(self._make())
-        self._ends.append(max(start, end))
-        return self._tracks[-1], start
+        ends = self._ends
+        # What comes one after the other is all in the first row; what comes by dozens at once, each
+        # in the row behind the last one's.
+        row = 0
+        if not ends or ends[0] > start:
+            row = self._next
+            if row >= len(ends) or ends[row] > start:
+                row = next((row for row, end in enumerate(ends) if end <= start), len(ends))
+        self._next = row + 1
+        if row == len(ends):
+            self._tracks.append(self._make())
+            ends.append(max(start, end))
+            return self._tracks[row], start
+        before, ends[row] = ends[row], max(start, end)
+        return self._tracks[row], start + (before == start)  # or it would lie in that one
 
 
 @final
@@ -93,12 +102,14 @@ class _DeviceTracks:
             rows = self.lanes[name] = self.rows(f"lane {name}")
         return rows
 
-    def stream(self, lane: str, times: OpTimes) -> _Rows | None:
+    def stream(self, lane: str, stream: int, started: int, ended: int) -> _Rows | None:
         """Those of what executes an op; None for ops that were launched with one that is there."""
-        name = f"executing {lane}"
-        if times.stream:
-            name = self._numbers.setdefault(times.stream, f"stream {len(self._numbers)}")
-        together = times.started, times.ended
+        if stream:
+            name = self._numbers.get(stream) or f"stream {len(self._numbers)}"
+            self._numbers[stream] = name
+        else:
+            name = f"executing {lane}"
+        together = started, ended
         if self._together.get(name) == together:
             return None
         self._together[name] = together
@@ -121,6 +132,10 @@ class Recorder(DeviceInstrument):
         self._encoder: Encoder | None = None
         self._ops: list[_OpsNote] = []
         self._later: list[_Later] = []
+        # These come by the ten thousand: one flat list each, since the garbage collector would look
+        # at tuples again and again.
+        self._asks: list[Any] = []
+        self._messages: list[Any] = []
         self._flows: dict[tuple[WatchedDevice, int], int] = {}
         self._sent: dict[tuple[int, int], list[int]] = {}
         self._started: dict[tuple[int, int], tuple[int, int]] = {}
@@ -161,8 +176,7 @@ class Recorder(DeviceInstrument):
         task = trio.lowlevel.current_task()
         begun = self._asked.pop(id(task), 0)
         if begun:
-            name = f"{type(message).__name__} → {ref.path}"
-            self._note(self._add_ask, task.name, name, begun, time.monotonic_ns())
+            self._asks += task.name, type(message), ref, begun, time.monotonic_ns()
         key = id(ref), id(message)
         if key in self._sent and key not in self._started:  # taken back
             self._taken(ref, message)
@@ -179,10 +193,8 @@ class Recorder(DeviceInstrument):
         """A slice of the actor's mailbox, and one of the actor."""
         found = self._started.pop((id(ref), id(message)), None)
         if found is not None:
-            name = type(message).__name__
-            if failure is not None:
-                name += f" ({type(failure).__name__})"
-            self._note(self._add_message, ref.path, name, *found, time.monotonic_ns())
+            failed = None if failure is None else type(failure)
+            self._messages += ref, type(message), failed, *found, time.monotonic_ns()
 
     def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
         """It is not handled."""
@@ -269,8 +281,8 @@ class Recorder(DeviceInstrument):
 
     def take(self) -> Notes:
         """What was noted since the last time, for ``encode``."""
-        notes = self._ops, self._later
-        self._ops, self._later = [], []
+        notes = self._ops, self._later, self._asks, self._messages
+        self._ops, self._later, self._asks, self._messages = [], [], [], []
         return notes
 
     # --- encoding, in a worker thread ----------------------------------------------------------
@@ -279,13 +291,16 @@ class Recorder(DeviceInstrument):
         """The packets for what was noted."""
         if self._encoder is None:
             self._begin()
-        finished, later = notes
+        finished, later, asks, messages = notes
         self._slices: list[Slice] = []
         for add, args in later:
             add(*args)
+        for ask in zip(*[iter(asks)] * 5, strict=True):
+            self._add_ask(*ask)
+        for message in zip(*[iter(messages)] * 6, strict=True):
+            self._add_message(*message)
         for ops, flows in finished:
-            for times, flow in zip(ops.times, flows or itertools.repeat(0), strict=False):
-                self._add_op(ops, times, flow)
+            self._add_ops(ops, flows)
         encoder = self._encoder
         assert encoder is not None
         encoder.slices(self._slices)
@@ -321,29 +336,58 @@ class Recorder(DeviceInstrument):
         self._slices.append((start, end, track, self._encoder.name(name), flow))
         return track
 
-    def _add_op(self, ops: FinishedOps, times: OpTimes, flow: int) -> None:
+    def _add_ops(self, ops: FinishedOps, flows: Sequence[int]) -> None:
+        assert self._encoder is not None
         tracks = self._tracks(ops.device)
         title = ops.name if ops.outcome == "done" else f"{ops.name} ({ops.outcome})"
-        rows = tracks.lane(ops.lane)
-        track = self._add(rows, title, times.submitted, times.answered, flow)
-        begun = times.launched or times.sent
-        if begun:
-            start = self._slices[-1][0]  # its own may have been moved
-            self._slices.append((start, max(start, begun), track, self._queued, 0))
-        if times.ended:
-            executing = tracks.stream(ops.lane, times)
-            if executing is not None:
-                self._add(executing, ops.name, times.started, times.ended, flow)
+        number, own = self._encoder.name(title), self._encoder.name(ops.name)
+        place, add, queued = tracks.lane(ops.lane).place, self._slices.append, self._queued
+        each = zip(
+            ops.submitted,
+            ops.sent,
+            ops.answered,
+            ops.measured,
+            flows or itertools.repeat(0),
+            strict=False,
+        )
+        for submitted, sent, answered, measured, flow in each:
+            track, start = place(submitted, answered)
+            add((start, answered, track, number, flow))
+            launched = started = ended = stream = 0
+            if measured is not None:
+                _, (_, launched, started, ended, stream) = measured
+            begun = launched or sent
+            if begun:
+                add((start, max(start, begun), track, queued, 0))
+            if ended:
+                executing = tracks.stream(ops.lane, stream, started, ended)
+                if executing is not None:
+                    track, started = executing.place(started, ended)
+                    add((started, ended, track, own, flow))
 
     def _add_unfinished(self, device: WatchedDevice, lane: str, name: str, times: OpTimes) -> None:
         assert self._encoder is not None
         track, start = self._tracks(device).lane(lane).place(times.submitted, sys.maxsize)
         self._encoder.begin(start, track, name, {"outcome": "not finished"})
 
-    def _add_ask(self, task: str, name: str, start: int, end: int) -> None:
+    def _add_ask(
+        self, task: str, message: type[Message[Any]], ref: ActorRef, start: int, end: int
+    ) -> None:
+        name = f"{message.__name__} → {ref.path}"
         self._add(self._rows(self._tasks_group, task), name, start, end)
 
-    def _add_message(self, path: str, name: str, sent: int, started: int, ended: int) -> None:
+    def _add_message(
+        self,
+        ref: ActorRef,
+        message: type[Message[Any]],
+        failure: type[BaseException] | None,
+        sent: int,
+        started: int,
+        ended: int,
+    ) -> None:
+        path, name = ref.path, message.__name__
+        if failure is not None:
+            name += f" ({failure.__name__})"
         if started > sent:
             self._add(self._rows(self._actors_group, f"{path} (mailbox)"), name, sent, started)
         self._add(self._rows(self._actors_group, path), name, started, ended)

@@ -36,7 +36,7 @@ _PLANS: Final = {
 }
 """The metric, and the labels beside the library's, of a field of a library's statistics."""
 
-_LIBRARIES: Final = ("blas", "blaslt", "cub", "dnn", "fft", "nvrtc")
+_LIBRARIES: Final = ("blas", "blaslt", "cub", "cutlass", "dnn", "fft", "nvrtc")
 
 
 def take_device(snapshot: Snapshot, device: Device, *labels: str) -> None:

@@ -90,10 +90,7 @@ class LibraryTally:
         if self._unsorted:
             submitted = _joined(ops.submitted for ops in self._unsorted)
             sent = _joined(ops.sent for ops in self._unsorted)
-            answered = np.repeat(
-                [ops.answered for ops in self._unsorted],
-                [len(ops.seqs) for ops in self._unsorted],
-            )
+            answered = _joined(ops.answered for ops in self._unsorted)
             self.answered.add_all(answered - submitted)
             self.queued.add_all((sent - submitted)[sent > 0])  # or nobody was told just then
             rows = [each[1] for ops in self._unsorted for each in ops.measured if each is not None]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator
 
+    from ..actors import ActorSystem
     from ..device import System
     from ._recorder import Notes
 
@@ -27,9 +28,10 @@ _EVERY_SECONDS: Final = 0.25
 class _File:
     """Writes what a recorder notes, in worker threads, one call at a time."""
 
-    def __init__(self, file: BinaryIO, recorder: Recorder) -> None:
+    def __init__(self, file: BinaryIO, recorder: Recorder, system: ActorSystem) -> None:
         self._file = file
         self._recorder = recorder
+        self._system = system
         self.failure: OSError | None = None
 
     async def run(self) -> None:
@@ -42,6 +44,7 @@ class _File:
         """Write what is noted. What cannot be written is kept as the reason why nothing more is."""
         if self.failure is not None:
             return
+        self._system.tell_instruments()
         with trio.CancelScope(shield=True):
             try:
                 await trio.to_thread.run_sync(self._write, self._recorder.take())
@@ -92,7 +95,7 @@ async def trace(
     system = watched.system if isinstance(watched, Device) else watched
     recorder = Recorder(timed=timed)
     opened = await trio.to_thread.run_sync(Path(path).open, "wb")
-    file = _File(opened, recorder)
+    file = _File(opened, recorder, system)
     try:
         for device in system.devices:
             seen = device.statistics()

@@ -89,7 +89,7 @@ def in_host() -> None:
     """Have a process note what it does, if it is a host."""
     from atomr_accel.backends.cuda.host._driver import Driver
     from atomr_accel.host import _host
-    from atomr_accel.host._lane import StreamSlot
+    from atomr_accel.host._slots import StreamSlot
     from atomr_accel.libraries.host import _vendor
 
     host: Any = _host.Host

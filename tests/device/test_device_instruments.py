@@ -273,7 +273,7 @@ class Together(DeviceInstrument):
 
     def ops_finished(self, ops: FinishedOps) -> None:
         assert len(ops.seqs) == len(ops.submitted) == len(ops.sent) == len(ops.times) > 0
-        assert len(ops.measured) in (0, len(ops.seqs))
+        assert len(ops.measured) == len(ops.answered) == len(ops.seqs)
         assert not self.ends.keys() & set(ops.seqs)
         self.told.append(ops)
         self.ends.update(dict.fromkeys(ops.seqs, ops.outcome))

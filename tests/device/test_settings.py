@@ -21,8 +21,10 @@ from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
 from atomr_accel.libraries.cub import _call as cub
+from atomr_accel.libraries.cutlass import _builds as cutlass
 from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
+from atomr_accel.libraries.flash_attention import _call as flash_attention
 from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.nvrtc import _lanes as nvrtc
@@ -153,9 +155,12 @@ def test_every_lane_can_have_a_priority() -> None:
         cub.BUILDER,
         cub.LANE,
         cub.WAITING,
+        cutlass.BUILDER,
+        cutlass.LANE,
         dnn.LANE,
         dnn.PLANNER,
         fft.LANE,
+        flash_attention.LANE,
         linalg.LANE,
         nvrtc.COMPILER,
         nvrtc.KERNELS,

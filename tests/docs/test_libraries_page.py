@@ -10,6 +10,7 @@ import pytest
 from atomr_accel.libraries.blas._facade import Blas
 from atomr_accel.libraries.blaslt._facade import BlasLt
 from atomr_accel.libraries.cub._facade import Cub
+from atomr_accel.libraries.cutlass._facade import Cutlass
 from atomr_accel.libraries.fft._facade import Fft
 from atomr_accel.libraries.linalg._facade import Linalg
 from atomr_accel.libraries.nvrtc._facade import Nvrtc
@@ -25,7 +26,8 @@ PAGE = ROOT / "docs" / "reference" / "libraries.md"
 
 
 @pytest.mark.parametrize(
-    "facade", [Blas, BlasLt, Cub, Fft, Linalg, Rng, Generator, Nvrtc, Sparse, SparseLt, Tensor]
+    "facade",
+    [Blas, BlasLt, Cub, Cutlass, Fft, Linalg, Rng, Generator, Nvrtc, Sparse, SparseLt, Tensor],
 )
 def test_it_names_every_method(facade: type) -> None:
     named = set(re.findall(r"`[\w.]*?(\w+)[`(]|\.(\w+)\(", PAGE.read_text(encoding="utf-8")))

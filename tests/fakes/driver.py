@@ -247,6 +247,7 @@ ENUMS: Final[Mapping[str, Mapping[str, int]]] = {
         "CU_TENSOR_MAP_DATA_TYPE_FLOAT32": 7,
         "CU_TENSOR_MAP_DATA_TYPE_FLOAT64": 8,
         "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": 9,
+        "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32": 11,
     },
     "CUtensorMapFloatOOBfill": {
         "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE": 0,

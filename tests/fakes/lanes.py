@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from atomr_accel.host._lane import Lane, Later, StreamSlot
+from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.host._protocol import Fusion
+from atomr_accel.host._slots import Later, StreamSlot
 from atomr_accel.wire import Failure, Fault, Frames, Message, MultiFrame, Reply, StickyFault, Value
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from atomr_accel import RemoteError
-from atomr_accel.host._lane import Lane, StreamSlot
+from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
+from atomr_accel.host._slots import StreamSlot
 from atomr_accel.lanes import Op, Port, fail_some
 from atomr_accel.wire import (
     Failure,

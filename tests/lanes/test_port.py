@@ -640,7 +640,7 @@ async def test_what_fails_between_turns_is_raised(
             await trio.testing.wait_all_tasks_blocked()
             op = host.submit(0)
             await host.received(0)
-            name = "_receive" if when == "receiving" else "_send_what_fits"
+            name = "_receive" if when == "receiving" else "_encode_what_fits"
             monkeypatch.setattr(Port, name, broken)
             if when == "receiving":
                 await host.reply(0, [op.seq])

@@ -131,6 +131,11 @@ static unsigned __byte_perm(unsigned a, unsigned b, unsigned places) {
     made |= (unsigned)(both >> 8 * (places >> 4 * at & 7) & 255) << 8 * at;
   return made;
 }
+static float __double2float_ru(double value) {
+  const float made = (float)value;
+  return (double)made < value ? std::nextafterf(made, INFINITY) : made;
+}
+static float __double2float_rd(double value) { return -__double2float_ru(-value); }
 static double __dmul_rn(double a, double b) { return a * b; }
 static double __dadd_rn(double a, double b) { return a + b; }
 static float fast_log2(float x) { return std::log2(x); }
@@ -152,6 +157,7 @@ static std::vector<Fiber> fibers;
 static ucontext_t in_turn;
 static std::function<void()> body;
 static void __syncthreads() { swapcontext(&fibers[threadIdx.x].context, &in_turn); }
+static void __syncwarp() { __syncthreads(); }  // no thread goes on before all have come
 template <class T> static T __shfl_down_sync(unsigned, T value, int step) {
   static T values[1024];
   values[threadIdx.x] = value;

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from atomr_accel.memory import Allocator, round_size
+from atomr_accel.memory._allocator import ALIGNMENT
 from atomr_accel.wire import SLAB_SHIFT
 
 MIB = 1 << 20
@@ -24,9 +25,9 @@ MIB = 1 << 20
 @given(nbytes=st.integers(0, 1 << 45))
 def test_sizes_are_rounded_up_a_little(nbytes: int) -> None:
     size = round_size(nbytes)
-    assert size >= max(nbytes, 256)
-    assert size % 256 == 0
-    assert size <= max(256, nbytes + nbytes // 16 + 256)
+    assert size >= max(nbytes, ALIGNMENT)
+    assert size % ALIGNMENT == 0
+    assert size <= max(ALIGNMENT, nbytes + nbytes // 16 + ALIGNMENT)
     assert round_size(size) == size
 
 
@@ -64,7 +65,7 @@ class Allocations(RuleBasedStateMachine):
         if address is None:
             assert self.largest_hole() < size, "there was room"
             return -1
-        assert address % 256 == 0
+        assert address % ALIGNMENT == 0
         slab, offset = address >> SLAB_SHIFT, address & ((1 << SLAB_SHIFT) - 1)
         assert offset + size <= self.slabs[slab]
         for other, other_size in self.live.items():
@@ -140,7 +141,7 @@ def test_freed_neighbours_become_one(order: list[int]) -> None:
     allocator.add_slab(1, 16 * MIB)
     size = MIB // 4
     pieces = [allocator.allocate(size) for _ in range(64)]
-    assert allocator.allocate(256) is None
+    assert allocator.allocate(ALIGNMENT) is None
     for at in order:
         address = pieces[at]
         assert address is not None

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale
 from atomr_accel.libraries._arguments import require_readable, require_writable
 from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_size
+from atomr_accel.memory._allocator import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,9 +246,9 @@ def test_refs_may_be_dropped_by_any_thread_at_any_time(memory: MemoryMap) -> Non
 def test_stale_slabs_go_with_their_last_ref(memory: MemoryMap) -> None:
     one, other = allocate(memory, 1), allocate(memory, 1)
     memory.bump()
-    assert (memory.statistics().slabs, memory.statistics().stale) == (1, 512)
+    assert (memory.statistics().slabs, memory.statistics().stale) == (1, 2 * ALIGNMENT)
     del one
-    assert (memory.statistics().slabs, memory.statistics().stale) == (1, 256)
+    assert (memory.statistics().slabs, memory.statistics().stale) == (1, ALIGNMENT)
     del other
     assert memory.statistics().slabs == 0
 
@@ -288,18 +289,18 @@ def test_dropped_blocks_are_released_a_few_at_a_time(memory: MemoryMap) -> None:
         refs.append(allocate(memory, 100))
         assert waiting - len(memory.dropped) <= SLICE
         waiting = len(memory.dropped)
-    assert memory.statistics().used == len(refs) * 256
+    assert memory.statistics().used == len(refs) * ALIGNMENT
 
 
 def test_merging_what_is_free_is_bounded() -> None:
     allocator = Allocator()
     allocator.add_slab(1, 1 << 30)
-    addresses = [allocator.allocate(256) for _ in range(5000)]
+    addresses = [allocator.allocate(ALIGNMENT) for _ in range(5000)]
     random.Random(1).shuffle(addresses)
     most = 0
     for address in addresses:
         assert address is not None
-        allocator.free(address, 256)
+        allocator.free(address, ALIGNMENT)
         most = max(most, sum(map(len, allocator._bins.values())))
     assert most <= SLICE
     assert allocator.in_use == 0

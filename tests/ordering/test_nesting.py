@@ -21,9 +21,7 @@ from ..harness import ON_CUDA, cpu_only, on_shared, opened, program, settled, us
 from .programs import adder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import Device
     from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._kernel import Kernel
 

@@ -36,7 +36,8 @@ from atomr_accel.testing import kill_host
 
 from ..harness import cpu_only, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
-from .programs import Random, dies, dies_when_told, drawn, shifted
+from .programs import SOURCE as PLAIN
+from .programs import Random, dies, dies_when_told, drawn, scaled, shifted
 
 
 async def again(path: Path, **options: Any) -> Report:
@@ -96,7 +97,8 @@ async def test_what_the_host_keeps_of_sparse_matrices_is_made_again(tmp_path: Pa
         await device.sparse.matmul(await device.sparse.put_sliced_ell(matrix), b)
         pruned = await device.sparselt.prune(await device.put(np.ones((8, 8), np.float32)))
         compressed = await device.sparselt.compress(pruned)
-        await device.sparselt.matmul(compressed, (await device.put(np.ones((4, 8), np.float32))).T)
+        columns = (await device.put(np.ones((4, 8), np.float32))).T
+        await device.sparselt.matmul(compressed, columns)
     report = await again(path)
     assert report.same, str(report)
 
@@ -323,6 +325,25 @@ async def test_what_a_fault_took_is_gone_in_the_replay_as_well(tmp_path: Path) -
     report = await again(path)
     assert report.same, report
     assert "raised GpuRefStale" in (await read_journal(path))[2]
+
+
+@pytest.mark.slow
+@cpu_only
+@program
+async def test_what_is_made_of_what_is_not_known_is_not_known_either(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True):
+            kernel = await device.nvrtc.compile(PLAIN, "scaled", cpu=scaled)
+            x = await device.put(np.ones(4, np.float32))
+            y = await device.zeros(4, np.float32)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await device.fill(x, 5)  # it is sent at once, and happens
+            await kernel.launch(1, 4, x, np.float32(2), y)
+            assert (await device.get(y) == 10).all()
+        report = await replay(path, device)
+    assert report.differences == [], report
 
 
 @program

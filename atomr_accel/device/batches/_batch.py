@@ -64,6 +64,12 @@ _LARGEST_FRAME: Final = 32
 The first frames are smaller, each twice the last: the device begins with the block.
 """
 
+_USUAL_FRAME: Final = 8
+"""What frames grow to first. When the block is left, the host has all of the last one before it."""
+
+_FRAMES: Final = 16
+"""In longer batches a frame is so small a part of what there is, as far as the largest allows."""
+
 
 _SLICE: Final = 512
 """Ops and buffers that are looked at in a turn of the loop, when the block is left."""
@@ -442,9 +448,12 @@ class Batch(Collector):
     def _send(self) -> None:
         """Send what there is; the next frame is larger."""
         self._unsent = 0
-        self._frame = min(2 * self._frame, _LARGEST_FRAME)
+        usual = max(_USUAL_FRAME, len(self._ops) // _FRAMES)
+        self._frame = min(2 * self._frame, usual, _LARGEST_FRAME)
         for port in self._ports_unsent:
-            port.send()
+            port.encode()
+        for port in self._ports_unsent:  # together: ops of one come after those of another
+            port.push()
         self._ports_unsent.clear()
 
     def _check(self) -> None:

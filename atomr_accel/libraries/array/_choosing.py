@@ -12,7 +12,7 @@ from ..._errors import Unsupported
 from ...expressions import cast
 from ...memory import span
 from .._request import Request, Submission
-from ._copy import WAITS
+from ._copy import LANE, WAITS
 from ._layout import LARGEST_ITEM
 from ._steps import Steps
 from .wire._indexing import PARTS, Choose, Compact, Element, FindOutside, Index, ReadNumbers
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ...expressions import Operand
     from ...memory import GpuRef
+    from .._library import LaneSpec
     from .._op import Described
     from .._request import Driver
     from ..cub._facade import Cub
@@ -166,7 +167,10 @@ def _joined(axes: Sequence[Along]) -> list[Along]:
 
 
 def asking(
-    cub: Cub[Described], name: str, build: Callable[[Steps], Submission[Any]]
+    cub: Cub[Described],
+    name: str,
+    build: Callable[[Steps], Submission[Any]],
+    lane: LaneSpec = LANE,
 ) -> Request[Any]:
     """A question that the device answers, with what comes before it.
 
@@ -174,13 +178,14 @@ def asking(
         cub: algorithms that steps may be.
         name: what to call it.
         build: makes the steps, and gives the question.
+        lane: where: one that blocks, if it waits for the device in the middle of it.
     """
 
     def prepare(driver: Driver) -> Submission[Any]:
-        steps = Steps(driver, cub, WAITS)
+        steps = Steps(driver, cub, lane)
         return steps.result(None, build(steps))
 
-    return Request(WAITS, f"array.{name}", prepare)
+    return Request(lane, f"array.{name}", prepare)
 
 
 def compacting(steps: Steps, flags: GpuRef, finish: Callable[[int, GpuRef], T]) -> Submission[T]:
@@ -225,7 +230,7 @@ def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[
         )
         return Submission(message, (flat._place,), (scratch._place,), finish=tuple)
 
-    return asking(cub, "check", build)
+    return asking(cub, "check", build, WAITS)
 
 
 def read_numbers(

@@ -84,7 +84,10 @@ def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> l
 def _obtain(
     kernel: BuiltKernel, together: tuple[BuiltKernel, ...], builds: LaneSpec, driver: Driver
 ) -> Block:
-    """What stands for one of them; the first that is asked for has all built."""
+    """What stands for one of them; the first that is missing has all built that are."""
+    own = kernel.copy(driver, builds)
+    if own.built:
+        return own.kept
     copies = [(each, each.copy(driver, builds)) for each in together]
     home = driver.home
     missing = {

@@ -14,6 +14,7 @@ from ..._dtypes import NAMES, as_dtype
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, common, reduced
+from ...memory import GpuRef
 from .._op import D, op
 from .._request import Request, Submission
 from ._choosing import INT64, asking, choose, compacting
@@ -26,7 +27,6 @@ from .wire._indexing import MarkFirst, Scan
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
     from .._library import LaneSpec
 
 _BOOL: Final = as_dtype(np.bool_)
@@ -246,13 +246,14 @@ class Sorting(ArrayPart[D]):
             seen = cast(seen, FLOAT32)
         if seen.dtype.kind in "fV":  # of which one with a sign would come first
             seen = where(ufunc("isnan", seen), constant(math.nan, seen.dtype), seen)
-        keys = steps.evaluate(seen)
-        n = keys.shape[-1]
-        rows = keys.size // n if n else 0
+        n = seen.shape[-1]
+        rows = ref.size // n if n else 0
         cub, down = steps.cub, bool(descending)
         positions: GpuRef | None = None
-        if keys.size == 0:
-            return keys, steps.output(keys.shape, INT64) if order else None
+        if not rows:
+            made = steps.output(seen.shape, seen.dtype)
+            return made, steps.output(seen.shape, INT64) if order else None
+        keys = steps.contiguous(seen) if isinstance(seen, GpuRef) else steps.evaluate(seen)
         if rows == 1:
             if keys.dtype.kind == "c" and not down:
                 flat = keys.reshape(n)

@@ -18,7 +18,7 @@ from ..cub.wire._messages import Run
 from ._copy import LANE, WAITS, copying
 from ._evaluate import evaluating
 from .wire._indexing import CopyAll, Upload
-from .wire._several import STEPS, Question, Several
+from .wire._several import ASKED, STEPS, Question, Several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -191,7 +191,7 @@ class Steps:
             own = steps[-1][0].lane is self._lane
             last = steps.pop()[1] if own else Submission(CopyAll(()), (), ())
             last = msgspec.structs.replace(last, result=result)
-        elif steps and self._lane is WAITS and steps[-1][0].lane is WAITS:
+        elif steps and type(last.message) in ASKED and steps[-1][0].lane is self._lane:
             last = _asking(steps.pop()[1], last)
         return msgspec.structs.replace(
             last,

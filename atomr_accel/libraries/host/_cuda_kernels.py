@@ -13,7 +13,7 @@ from ..nvrtc.host._compiler import find_cubin, load_nvrtc
 from ._vendor import undone_on_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ...backends.cuda.host._context import CudaContext, CudaStream
     from ._device_code import CudaSource
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
 _THREADS: Final = 256
+_PLAIN_SHARED: Final = 48 << 10
+"""Bytes of shared memory that a block may have without being asked for."""
+
 _WAVES: Final = 4
 """Blocks beyond what is resident at once even out how fast processors are. They are whole
 waves, because a last one that is half empty takes as long as the others."""
@@ -56,6 +59,11 @@ class Arguments:
             None,
         )
         self.address: Final = ctypes.addressof(self._extra)
+
+    def put_pointers(self, pointers: Sequence[int]) -> None:
+        """Replace the first pointers."""
+        for at, pointer in enumerate(pointers):
+            self.pointers[at] = pointer
 
     def put(self, data: bytes) -> None:
         """Others in the place of all of them, of the same size."""
@@ -107,8 +115,13 @@ class Kernels:
             "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(parallel, device)
         )
 
-    def function(self, name: str) -> _Function:
-        """A kernel by its name expression, such as ``"move<float, double>"``."""
+    def function(self, name: str, shared: int = 0) -> _Function:
+        """A kernel by its name expression, such as ``"move<float, double>"``.
+
+        Args:
+            name: the expression.
+            shared: bytes of dynamic shared memory that a block of it has.
+        """
         function = self._functions.get(name)
         if function is None:
             image, lowered, *_ = _compiled(self._source.text, name, (), self._capability)
@@ -118,6 +131,11 @@ class Kernels:
                 handle = check(
                     "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
                 )
+                if shared > _PLAIN_SHARED:
+                    most = (
+                        driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    )
+                    check("cuFuncSetAttribute", driver.cuFuncSetAttribute(handle, most, shared))
                 resident = check(
                     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
                     driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(handle, _THREADS, 0),
@@ -137,11 +155,17 @@ class Kernels:
         The driver has copied them when that returns, into a graph that is captured, too.
         """
         blocks = min(-(-items // _THREADS), function.most_blocks)
+        return self.prepare_blocks(function, blocks, _THREADS, 0, arguments)
+
+    def prepare_blocks(
+        self, function: _Function, blocks: int, threads: int, shared: int, arguments: Arguments
+    ) -> Callable[[], None]:
+        """What makes a launch of so many blocks of so many threads, with bytes of shared memory."""
         handle, stream, address = function.handle, self._stream.handle, arguments.address
 
         def launch() -> None:
             (status,) = driver.cuLaunchKernel(
-                handle, blocks, 1, 1, _THREADS, 1, 1, 0, stream, 0, address
+                handle, blocks, 1, 1, threads, 1, 1, shared, stream, 0, address
             )
             if status:
                 raise failure("cuLaunchKernel", status)

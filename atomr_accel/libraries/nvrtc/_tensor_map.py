@@ -169,7 +169,7 @@ class TensorMap:
         ref = driver.stand_in(self.ref)
         block = (require_writable if self.written else require_readable)(ref, driver.memory, name)
         (writes if self.written else reads).append(block)
-        if block.offset % _UNIT:  # whole buffers begin at multiples of 256
+        if block.offset % _UNIT:  # whole buffers begin at multiples of 512
             raise ValueError(f"{name} begins at byte {block.offset}; TMA wants a multiple of 16")
         assert self.steps is not None
         return TiledMap(

@@ -44,7 +44,7 @@ _MOST_ROWS: Final = 65_000
 _PITCH: Final = 32
 """Rows of a texture over memory begin at multiples of this many bytes."""
 
-_BEGIN: Final = 256
+_BEGIN: Final = 512
 """So does the texture itself, as whole buffers do."""
 
 

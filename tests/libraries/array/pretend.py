@@ -53,6 +53,10 @@ class Driver:
         Context().bytes_at(pointer, count)[:] = value
         return (0,)
 
+    def cuMemAllocHost(self, nbytes: int) -> int:  # noqa: N802
+        self.kept = [*getattr(self, "kept", []), np.empty(nbytes, np.uint8)]
+        return pointer(self.kept[-1])
+
     def cuMemcpyDtoHAsync(self, to: int, pointer: int, count: int, _stream: Any) -> tuple[int]:  # noqa: N802
         Context().bytes_at(to, count)[:] = Context().bytes_at(pointer, count)
         return (0,)

@@ -55,8 +55,9 @@ def differing(name: str, given: Array, got: Array, wanted: Array) -> list[tuple[
         bad = np.isnan(one) != np.isnan(other)
         bad |= np.isfinite(one) != np.isfinite(other)
         bad |= np.isfinite(one) & (abs(one - other) > 20 * np.finfo(one.dtype).eps * abs(wanted))
-        # What sign there is beside NaN is nowhere said.
+        # What sign there is beside NaN, or zeros have that are made of it, is nowhere said.
         told = ~np.isnan(other) & ~np.isnan(getattr(wanted, beside))
+        told &= (other != 0) | ~np.isnan(given)
         bad |= told & (np.signbit(one) != np.signbit(other))
         wrong += [(name, given[at], got[at], wanted[at]) for at in np.flatnonzero(bad)]
     return wrong

@@ -28,6 +28,7 @@ from atomr_accel.libraries.array.wire._indexing import (
     Compact,
     CountNumbers,
     FindOutside,
+    ReadNumbers,
     Scan,
     Upload,
 )
@@ -315,8 +316,24 @@ def test_where_flags_are_set(cuda: CudaIndexing, count: int, share: float) -> No
     scratch = np.empty(PARTS, np.int64)
     message = Compact(pointer(flags), count, pointer(positions), pointer(scratch))
     expected = np.flatnonzero(flags)
-    assert cuda.handlers[Compact](message) == len(expected)
+    made = cuda.handlers[Compact](message)
+    assert (made.read() if count else made) == len(expected)
     np.testing.assert_array_equal(positions[: len(expected)], expected)
+
+
+@needs_compiler
+def test_numbers_are_read_when_all_before_is_done(cuda: CudaIndexing, cpu: CpuIndexing) -> None:
+    given = seeds.rng().integers(-(2**63), 2**63 - 1, 20)
+    asked = [(0,), (3, 1), tuple(range(20)), (7, 7)]
+    messages = [ReadNumbers(tuple(pointer(given) + 8 * at for at in each)) for each in asked]
+    laters = [cuda.handlers[ReadNumbers](message) for message in messages]  # side by side
+    for _ in range(2):
+        for each, message, later in zip(asked, messages, laters, strict=True):
+            expected = tuple(given[[*each]].tolist())
+            assert later.read() == cpu.handlers[ReadNumbers](message) == expected
+        laters = [cuda.handlers[ReadNumbers](message) for message in messages]
+    for later in laters:
+        later.read()
 
 
 @needs_compiler

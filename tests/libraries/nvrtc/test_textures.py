@@ -154,7 +154,7 @@ async def test_textures_of_buffers(device: Device) -> None:
         await sampled.launch(1, 1, texture, texture, 0.0, 0.0)
     with pytest.raises(TypeError, match=r"argument 2 is a Texture, but .* for 'cudaTex"):
         await sampled.launch(1, 1, out, texture, texture, 0.0)
-    with pytest.raises(ValueError, match="begins at byte 32; textures want a multiple of 256"):
+    with pytest.raises(ValueError, match="begins at byte 32; textures want a multiple of 512"):
         await sampled.launch(1, 1, out, Texture(image[1:]), 0.0, 0.0)
     with pytest.raises(ValueError, match="contiguous"):
         await sampled.launch(1, 1, out, Texture(image.T), 0.0, 0.0)

@@ -16,6 +16,7 @@ from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....wire._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS
 from ...host._device_code import CudaSource
+from ._elements import CHEAP, EXACT, LONG, OF_COMPLEX, OVER, SMALL, STORED, register
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,81 +26,12 @@ if TYPE_CHECKING:
 PRELUDE: Final = CudaSource("atomr_accel.libraries.array.host", "expressions.cuh")
 NAME: Final = "expression"
 
-STORED: Final = {
-    "bool": "flag",
-    "int8": "i8",
-    "int16": "short",
-    "int32": "int",
-    "int64": "i64",
-    "uint8": "u8",
-    "uint16": "unsigned short",
-    "uint32": "unsigned",
-    "uint64": "u64",
-    "float16": "h16",
-    "bfloat16": "b16",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "float4_e2m1fn": "e2m1",
-    "float32": "float",
-    "float64": "double",
-    "complex64": "c64",
-    "complex128": "c128",
-}
-"""What an element of a dtype is in memory."""
-
-_SMALL: Final = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"})
-"""What is a float in registers, and is rounded after each function."""
-
-_EXACT: Final = frozenset(
-    {
-        *("negative", "positive", "absolute", "fabs", "sign", "copysign", "conjugate"),
-        *("maximum", "minimum", "fmax", "fmin", "floor", "ceil", "trunc", "rint", "frexp:1"),
-    }
-)
-"""Functions whose results need no rounding."""
-
-_OF_COMPLEX: Final = frozenset(
-    {
-        *("add", "subtract", "multiply", "divide", "negative", "positive", "conjugate", "absolute"),
-        *("square", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt"),
-        *("sin", "cos", "tan", "sinh", "cosh", "tanh", "power", "float_power", "sign"),
-        *("arcsin", "arccos", "arctan", "arcsinh", "arccosh", "arctanh"),
-        *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
-        *("logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite"),
-        *("maximum", "minimum", "fmax", "fmin", "real", "imag"),
-    }
-)
-
-_CHEAP: Final = frozenset(
-    {
-        *("add", "subtract", "multiply", "square", "negative", "positive", "absolute", "fabs"),
-        *("maximum", "minimum", "fmax", "fmin", "conjugate", "real", "imag", "sign"),
-        *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isnan"),
-        *("logical_and", "logical_or", "logical_xor", "logical_not", "invert"),
-        *("bitwise_and", "bitwise_or", "bitwise_xor"),
-    }
-)
-"""Functions of few instructions."""
-
-_LONG: Final = 8
-"""Cheap functions that take as long as another one, from where on results are kept."""
-
 _MOST_WORDS: Final = 80
 _MOST_WORDS_OF_MANY: Final = 48
 """Words of a row that each thread may keep; in large blocks there are fewer registers for each."""
 
-_OVER: Final = frozenset({"float16", "bfloat16", "float32"})
-"""Dtypes of quotients that may be had from the reciprocal of a common divisor."""
-
 FIXED: Final = 3
 """Numbers before the sizes: rows, length of a row, length of a part."""
-
-
-def register(dtype: str) -> str:
-    """What an element of a dtype is in registers."""
-    if dtype in _SMALL:
-        return "float"
-    return "bool" if dtype == "bool" else STORED[dtype]
 
 
 def source_of(form: KernelForm) -> str:
@@ -135,7 +67,8 @@ class _Writer:
         for at, node in enumerate(form.nodes):
             self._check(at, node)
             if node.kind in ("load", "index"):
-                self._varies.append(each or form.operands[node.args[0]].varies)
+                access = form.operands[node.args[0]]
+                self._varies.append(not access.fixed if each else access.varies)
                 self._stage.append(0)
             elif node.kind == "scalar":
                 self._varies.append(False)
@@ -143,11 +76,10 @@ class _Writer:
             else:
                 reduces = node.kind in ("reduce", "arg")
                 args = node.args
-                self._varies.append(
-                    not reduces and (each or any(self._varies[arg] for arg in args))
-                )
+                self._varies.append(not reduces and any(self._varies[arg] for arg in args))
                 self._stage.append(max(self._stage[arg] for arg in args) + reduces)
         self._kept: Final[set[int]] = set()
+        self._quick = False
         self._width: Final = form.vector if form.layout == "columns" else 1
         words = [
             node.args[0] + -(-DTYPES[node.dtype].itemsize // 8)
@@ -245,22 +177,28 @@ class _Writer:
         if node.kind == "where":
             return f"f_where({', '.join(args)})"
         takes = nodes[node.args[0]].dtype
-        if takes.startswith("complex") and node.name not in _OF_COMPLEX:
+        if takes.startswith("complex") and node.name not in OF_COMPLEX:
             raise Unsupported(f"{node.name} of complex numbers is not computed on CUDA devices")
-        if node.name in ("nextafter", "spacing") and takes in _SMALL:
+        if node.name in ("nextafter", "spacing") and takes in SMALL:
             raise Unsupported(f"{node.name} of {takes} is not computed on CUDA devices")
         name = node.name.replace(":", "_")
-        common = self._varies[at] and not self._varies[node.args[-1]]
-        if name == "divide" and common and node.dtype in _OVER:
-            name = f"over<{STORED[node.dtype]}>"
+        if self._quick and self._is_over(at):
+            name, args = f"over<{STORED[node.dtype]}>", [*args, "sure"]
         text = f"f_{name}({', '.join(args)})"
-        if node.name in _EXACT:
+        if node.name in EXACT:
             return text
         return self._rounded(node.dtype, text)
 
+    def _is_over(self, at: int) -> bool:
+        """Whether it is a quotient of an element and what all of a row have in common."""
+        node = self._form.nodes[at]
+        if node.name != "divide" or node.dtype not in OVER or at in self._kept:
+            return False
+        return self._varies[at] and not self._varies[node.args[1]]
+
     @staticmethod
     def _rounded(dtype: str, text: str) -> str:
-        return f"round_to<{STORED[dtype]}>({text})" if dtype in _SMALL else text
+        return f"round_to<{STORED[dtype]}>({text})" if dtype in SMALL else text
 
     def _needed(self, wanted: Iterable[int]) -> list[int]:
         """The values of each element that some others are made of, in order."""
@@ -272,6 +210,23 @@ class _Writer:
                 found.add(at)
                 if at not in self._kept and self._form.nodes[at].kind not in ("load", "index"):
                     waiting += [arg for arg in self._form.nodes[at].args if self._varies[arg]]
+        return sorted(found)
+
+    def _common(self, wanted: Iterable[int]) -> list[int]:
+        """The values, but numbers, that are the same for all elements and that some are made of."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        waiting = [*wanted]
+        while waiting:
+            at = waiting.pop()
+            node = self._form.nodes[at]
+            if at in seen or node.kind == "scalar":
+                continue
+            seen.add(at)
+            if not self._varies[at]:
+                found.add(at)
+            if node.kind not in ("load", "index"):
+                waiting += node.args
         return sorted(found)
 
     def _loads(self, values: Iterable[int]) -> list[int]:
@@ -340,14 +295,28 @@ class _Writer:
         for output in outputs:
             stored = STORED[form.outputs[output].dtype]
             yield f"pack<{stored}, {form.vector}> o{output};"
-        yield "#pragma unroll"
-        yield f"for (int j = 0; j < {form.vector}; ++j) {{"
-        for at in self._needed([form.results[output] for output in outputs]):
-            yield self._element(at, packs, base, "j")
-        for output in outputs:
-            stored = STORED[form.outputs[output].dtype]
-            yield f"o{output}.v[j] = put<{stored}>({self._ref(form.results[output], 'j')});"
-        yield "}"
+        values = self._needed([form.results[output] for output in outputs])
+
+        def computed() -> Iterator[str]:
+            yield "#pragma unroll"
+            yield f"for (int j = 0; j < {form.vector}; ++j) {{"
+            for at in values:
+                yield self._element(at, packs, base, "j")
+            for output in outputs:
+                stored = STORED[form.outputs[output].dtype]
+                yield f"o{output}.v[j] = put<{stored}>({self._ref(form.results[output], 'j')});"
+            yield "}"
+
+        self._quick = any(map(self._is_over, values))
+        if self._quick:
+            yield "bool sure = true;"
+            yield from computed()
+            self._quick = False
+            yield "if (!sure) {"
+            yield from computed()
+            yield "}"
+        else:
+            yield from computed()
         for output in outputs:
             yield from self._store(output, offset.format(output))
 
@@ -382,7 +351,8 @@ class _Writer:
         form = self._form
         axes = [*range(form.kept)]
         values = self._needed(form.results)
-        loads = self._loads(values)
+        common = self._common(form.results)
+        loads = self._loads([*values, *common])
         outputs = [*range(len(form.outputs))]
         first = f"(I)blockIdx.x * {form.threads * form.items} + (I)threadIdx.x"
         self._add(f"const I count = {self._number(0)};", f"const I first = {first};")
@@ -409,11 +379,23 @@ class _Writer:
             bases = {
                 operand: self._offset(operand, axes)
                 for operand in (
-                    form.nodes[at].args[0] for at in values if form.nodes[at].kind == "index"
+                    form.nodes[at].args[0]
+                    for at in (*values, *common)
+                    if form.nodes[at].kind == "index"
                 )
             }
             for operand, base in bases.items():
                 yield f"const I b{operand} = {base};"
+            for at in common:  # once for all that a thread takes along the innermost axis
+                node = form.nodes[at]
+                if node.kind == "load":
+                    value = f"get(x{at}[i].v[0])"
+                elif node.kind == "index":
+                    value = f"(i64)b{node.args[0]}"
+                else:
+                    value = self._computed(at, "0")
+                yield f"{register(node.dtype)} v{at}[1];"
+                yield f"v{at}[0] = {value};"
             for output in outputs:
                 yield f"const I w{output} = {self._offset(len(form.operands) + output, axes)};"
             yield from self._outputs(outputs, "x{}[i]", "b{}", "w{}")
@@ -583,7 +565,7 @@ class _Writer:
         used = {arg for at in beyond for arg in form.nodes[at].args} | {
             at for each in wanted[1:] for at in each
         }
-        kept = [at for at in sorted(made & used) if self._cost(at) >= _LONG]
+        kept = [at for at in sorted(made & used) if self._cost(at) >= LONG]
         before = {*self._kept}
         self._kept.update(kept)
         held = {at for each in wanted[1:] for at in self._needed(each)}
@@ -598,7 +580,7 @@ class _Writer:
         """How long a value of an element takes, made of what is in registers."""
         nodes = self._form.nodes
         return sum(
-            1 if nodes[each].kind != "ufunc" or nodes[each].name in _CHEAP else _LONG
+            1 if nodes[each].kind != "ufunc" or nodes[each].name in CHEAP else LONG
             for each in self._needed([at])
             if nodes[each].kind not in ("load", "index") and each not in self._kept
         )

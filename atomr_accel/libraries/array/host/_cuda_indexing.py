@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host._driver import check, driver
+from ....host._slots import Later
 from ...host._cuda_kernels import ArgumentBlocks, Kernels
 from ..wire._indexing import (
     Choose,
@@ -42,7 +44,7 @@ from ._source import THREADS
 from ._top_source import TOPS, kernel_types, tops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ...host._device_code import CudaSource
@@ -69,6 +71,7 @@ class CudaIndexing:
         self._copy: Final = copy
         self._kernels: dict[CudaSource, Kernels] = {}
         self._arguments: Final = ArgumentBlocks()
+        self._cells: Final = _Cells(stream)
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             CopyAll: self._copy_all,
             Upload: self._upload,
@@ -89,6 +92,7 @@ class CudaIndexing:
         for kernels in self._kernels.values():
             kernels.close()
         self._kernels.clear()
+        self._cells.close()
 
     def _launch(self, source: CudaSource, name: str, items: int, packed: bytes) -> None:
         """Launch a kernel of one of the sources, of which most programs need few."""
@@ -112,7 +116,7 @@ class CudaIndexing:
     def _choose(self, message: Choose) -> None:
         self._launch(INDEXING, *choosing(message, self._context.pointer))
 
-    def _compact(self, message: Compact) -> int:
+    def _compact(self, message: Compact) -> Later | int:
         if not message.count:
             return 0
         pointer = self._context.pointer
@@ -124,7 +128,7 @@ class CudaIndexing:
         positions = pointer(message.positions)
         packed = struct.pack("<6Q", positions, counts, flags, message.count, each, parts)
         self._launch(COMPACTION, "compact", parts * THREADS, packed)
-        return int.from_bytes(self._read((counts + 8 * parts, 8)), "little")
+        return self._cells.fetch([counts + 8 * parts], lambda found: found[0])
 
     def _count_numbers(self, message: CountNumbers) -> None:
         if message.count and message.size:
@@ -141,11 +145,11 @@ class CudaIndexing:
         self._set(found, 0xFF, 8)
         packed = struct.pack("<3Qq", found, given, message.count, message.extent)
         self._launch(INDEXING, f"outside<{ELEMENTS[message.dtype]}>", message.count, packed)
-        at = int.from_bytes(self._read((found, 8)), "little")
+        at = int.from_bytes(self._read(found, 8), "little")
         if at == _NOWHERE:
             return False, 0
         dtype = DTYPES[message.dtype]
-        data = self._read((given + at * dtype.itemsize, dtype.itemsize))
+        data = self._read(given + at * dtype.itemsize, dtype.itemsize)
         return True, int(np.frombuffer(data, dtype)[0])
 
     def _histogram(self, message: Histogram) -> None:
@@ -184,23 +188,16 @@ class CudaIndexing:
         memset = driver.cuMemsetD8Async(pointer, value, nbytes, self._stream.handle)
         check("cuMemsetD8Async", memset)
 
-    def _read_numbers(self, message: ReadNumbers) -> tuple[int, ...]:
-        data = self._read(*[(self._context.pointer(at), 8) for at in message.addresses])
-        return struct.unpack(f"<{len(message.addresses)}q", data)
+    def _read_numbers(self, message: ReadNumbers) -> Later:
+        return self._cells.fetch([self._context.pointer(at) for at in message.addresses], tuple)
 
-    def _read(self, *parts: tuple[int, int]) -> bytes:
-        """Bytes of the device, once all before it on the stream is done.
-
-        Args:
-            parts: where they are, and how many.
-        """
-        there = ctypes.create_string_buffer(sum(nbytes for _, nbytes in parts))
+    def _read(self, pointer: int, nbytes: int) -> bytes:
+        """Bytes of the device, once all before it on the stream is done."""
+        there = ctypes.create_string_buffer(nbytes)
         stream = self._stream
         address = ctypes.addressof(there)
-        for pointer, nbytes in parts:
-            copied = driver.cuMemcpyDtoHAsync(address, pointer, nbytes, stream.handle)
-            check("cuMemcpyDtoHAsync", copied)
-            address += nbytes
+        copied = driver.cuMemcpyDtoHAsync(address, pointer, nbytes, stream.handle)
+        check("cuMemcpyDtoHAsync", copied)
         stream.synchronize()
         return there.raw
 
@@ -210,3 +207,43 @@ class CudaIndexing:
         pointers = struct.pack("<2Q", pointer(message.target), pointer(message.source))
         packed = pointers + launch.arguments[len(pointers) :]
         self._launch(SCANS, launch.name, launch.items, packed)
+
+
+@final
+class _Cells:
+    """Page-locked memory for numbers that answers are made of; each question has some of it.
+
+    Args:
+        stream: what numbers are copied on.
+    """
+
+    def __init__(self, stream: CudaStream) -> None:
+        self._stream: Final = stream
+        self._free: list[tuple[int, int]] = []
+        self._all: list[int] = []
+
+    def fetch(self, pointers: Sequence[int], answer: Callable[[list[int]], Any]) -> Later:
+        """Have numbers, int64, copied behind all that is queued, to be read when that is done."""
+        cell = next((each for each in self._free if each[1] >= len(pointers)), None)
+        if cell is None:
+            room = max(8, len(pointers))
+            cell = int(check("cuMemAllocHost", driver.cuMemAllocHost(8 * room))), room
+            self._all.append(cell[0])
+        else:
+            self._free.remove(cell)
+        for at, pointer in enumerate(pointers):
+            copied = driver.cuMemcpyDtoHAsync(cell[0] + 8 * at, pointer, 8, self._stream.handle)
+            check("cuMemcpyDtoHAsync", copied)
+        return Later(partial(self._read, cell, len(pointers), answer))
+
+    def _read(self, cell: tuple[int, int], count: int, answer: Callable[[list[int]], Any]) -> Any:
+        found = [*(ctypes.c_int64 * count).from_address(cell[0])]
+        self._free.append(cell)
+        return answer(found)
+
+    def close(self) -> None:
+        """Release all of it."""
+        for pointer in self._all:
+            check("cuMemFreeHost", driver.cuMemFreeHost(pointer))
+        self._all.clear()
+        self._free.clear()

@@ -30,7 +30,9 @@ COMPACTION: Final = CudaSource(
 )
 SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
 
-NUMBERS: Final = CudaSource(__package__, "counts.cu", THREADS=THREADS, SHARED=8192, COPIES=16)
+NUMBERS: Final = CudaSource(
+    __package__, "counts.cu", THREADS=THREADS, SHARED=8192, COPIES=16, FEW_EDGES=1025
+)
 
 COUNTS: Final = (1, 2, 4, 8)
 """For how many arrays of indices kernels are compiled."""

@@ -78,7 +78,7 @@ def _times(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis)
     places += (rows[2] * itemsize, columns[2] * itemsize)
     if any(place % _VECTOR for place in places) or max(rows[2], columns[2]) >= 2**31:
         return 0
-    times = itemsize
+    times = max(2, itemsize)  # so that a tile has 256 bytes of a row of the target at least
     while times > 1 and columns[2] <= _elements(times, itemsize) // 2:
         times //= 2
     return times

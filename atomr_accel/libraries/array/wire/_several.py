@@ -40,6 +40,8 @@ Asked: TypeAlias = Compact | FindOutside | ReadNumbers
 
 STEPS: Final = frozenset(get_args(Step))
 """What ``Several`` may have."""
+ASKED: Final = frozenset(get_args(Asked))
+"""What ``Question`` may end with."""
 
 
 class Several(Message, frozen=True):

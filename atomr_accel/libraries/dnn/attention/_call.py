@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 HALF: Final = tuple(DTYPES[name] for name in ("float16", "bfloat16"))
 FP8: Final = tuple(DTYPES[name] for name in ("float8_e4m3fn", "float8_e5m2"))
+NARROW: Final = (*HALF, *FP8)
+"""Where caches may be in fp8."""
+
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _ALIGNMENT: Final = 256
@@ -456,9 +459,9 @@ def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool)
     """
     left, right = options.left, options.right
     top_left = options.align == "top_left"
-    if spec.queries == 1 and not top_left and right is not None:
+    if spec.queries == 1 and not top_left and not spec.paper:
         right = None  # the only query is the last one, which sees everything before it
-    aligned = left is None and right is None and not spec.slopes
+    aligned = left is None and right is None and not spec.slopes and not spec.paper
     if aligned or same:
         top_left = True
     # The vendor aligns more queries than keys only where they have lengths.

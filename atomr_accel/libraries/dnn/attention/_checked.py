@@ -8,7 +8,9 @@ from ...._dtypes import DTYPES
 from ..._op import D
 from ...wire._options import flag, whole
 from ._call import (
+    FP8,
     HALF,
+    NARROW,
     ROWS,
     Appending,
     AttentionCall,
@@ -16,7 +18,6 @@ from ._call import (
     DerivedInput,
     alike,
     columns_of,
-    gathered,
     grown,
     mask_of,
     require,
@@ -29,6 +30,8 @@ from ._graph import AttentionSpec, rounded_up
 from ._options import Options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ....memory import GpuRef
 
 _INT32: Final = DTYPES["int32"]
@@ -54,14 +57,15 @@ class AttentionCalls(AttentionPart[D]):
         backward: bool,
         dtypes: Any = HALF,
     ) -> AttentionCall:
+        """Of sequences of one length, or padded; of ``dtypes`` as ``_cached``."""
         memory = self._device.memory
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
         # What is cleaned behind the ends of sequences, and gradients, lie without gaps.
-        strided = not backward and dtypes is HALF and seqlens_q is None and seqlens_k is None
+        strided = not backward and dtypes is not FP8 and seqlens_q is None and seqlens_k is None
         for name, ref in (("q", q), ("k", k), ("v", v)):
             require_sequences(ref, memory, name, 4, _LAYOUTS[layout], dtypes, strided=strided)
-            require_like(ref, q, name, "q")
+        _alike(q, k, v, "kv", dtypes)
         if layout == "bshd":
             (batch, queries, heads, size), (batch_k, keys, kv_heads, _) = q.shape, k.shape
         else:
@@ -165,7 +169,7 @@ class AttentionCalls(AttentionPart[D]):
         for name, source, width in rows:
             most = len(q if source == begin_q else k)
             call.derived[name] = DerivedInput(source, batch + 1, multiplier=width, most=most)
-        return gathered(call)
+        return call
 
     def _cached(
         self,
@@ -178,13 +182,16 @@ class AttentionCalls(AttentionPart[D]):
         block_table: GpuRef | None,
         max_seqlen_k: int | None,
         options: Options,
+        *,
+        dtypes: Any = HALF,
     ) -> AttentionCall:
+        """Of a cache; it may be in fp8 where queries are not if ``dtypes`` is NARROW."""
         memory = self._device.memory
-        require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"])
+        require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"], dtypes)
         shape = _LAYOUTS["bshd"] if block_table is None else _PAGES
         for name, ref in (("k_cache", k_cache), ("v_cache", v_cache)):
-            require_sequences(ref, memory, name, 4, shape)
-            require_like(ref, q, name, "q")
+            require_sequences(ref, memory, name, 4, shape, dtypes)
+        _alike(q, k_cache, v_cache, ("k_cache", "v_cache"), dtypes)
         batch, queries, heads, size = q.shape
         require(cache_seqlens, memory, "cache_seqlens", (_INT32,), (batch,))
         kv_heads, value_size = v_cache.shape[2:]
@@ -209,7 +216,7 @@ class AttentionCalls(AttentionPart[D]):
             columns = 1 if block_table is None else columns_of(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
         call.padded = block_table is None and queries > 1
-        return gathered(call)
+        return call
 
     def _new(
         self,
@@ -321,6 +328,14 @@ def forward(
         call.derived.pop("offsets_stats", None)
     call.spec = spec._replace(stats=return_lse)
     return call
+
+
+def _alike(q: GpuRef, k: GpuRef, v: GpuRef, names: Sequence[str], dtypes: Any) -> None:
+    """Dtypes are the same; keys and values in fp8 may be those of queries in another one."""
+    if dtypes is not NARROW or k.dtype not in FP8:
+        require_like(k, q, names[0], "q")
+        require_like(v, q, names[1], "q")
+    require_like(v, k, names[1], names[0])
 
 
 def _same_sizes(q: GpuRef, k: GpuRef, v: GpuRef, batch: int, batch_k: int) -> None:

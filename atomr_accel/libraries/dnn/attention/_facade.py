@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from ..._op import D, op
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
-from ._call import FP8, AttentionCall
+from ._call import FP8, AttentionCall, gathered
 from ._checked import AttentionCalls, forward
 from ._options import BUFFERS, AttentionOptions, checked, split
 from ._signatures import (
@@ -195,15 +195,17 @@ class FlashAttention(AttentionCalls[D]):
 
         def make() -> AttentionCall:
             chosen = checked("flash_attention_varlen", options, without=("bias",))
-            call = self._ragged(
-                q,
-                k,
-                v,
-                (cu_seqlens_q, cu_seqlens_k),
-                (max_seqlen_q, max_seqlen_k),
-                block_table,
-                chosen,
-                backward=False,
+            call = gathered(
+                self._ragged(
+                    q,
+                    k,
+                    v,
+                    (cu_seqlens_q, cu_seqlens_k),
+                    (max_seqlen_q, max_seqlen_k),
+                    block_table,
+                    chosen,
+                    backward=False,
+                )
             )
             shape = (*q.shape[:2], call.spec.value_size)
             return forward(call, shape, return_lse=return_lse, lse=q.shape[:2])
@@ -336,6 +338,7 @@ class FlashAttention(AttentionCalls[D]):
             call = self._cached(
                 q, k_cache, v_cache, k, v, cache_seqlens, block_table, max_seqlen_k, chosen
             )
+            call = gathered(call)
             return forward(call, self._shape(call.spec), return_lse=return_lse)
 
         key, buffers = split(options, return_lse, max_seqlen_k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, final
 
 from ....memory import GpuRef
@@ -11,7 +12,7 @@ from ...wire._options import flag, real, whole
 from ..graph._layout import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _WINDOWS: Final = 2
 _INT64: Final = 2**63
@@ -93,6 +94,7 @@ class Options:
 BUFFERS: Final = ("alibi_slopes", "bias", "sink")
 """The options that may be buffers."""
 
+_AS_THEY_ARE: Final[Mapping[str, str]] = MappingProxyType({})
 _SEEDS: Final = frozenset(("seed", "offset"))
 _APART: Final = _SEEDS.union(BUFFERS)
 
@@ -165,13 +167,16 @@ _CHECKS: Final[dict[str, Callable[[Any, str], Any]]] = {
 NAMES: Final = frozenset(field.name for field in fields(Options))
 
 
-def checked(op: str, given: Any, *, without: tuple[str, ...] = ()) -> Options:
+def checked(
+    op: str, given: Any, *, without: tuple[str, ...] = (), called: Mapping[str, str] = _AS_THEY_ARE
+) -> Options:
     """Options with their defaults.
 
     Args:
         op: what to call the op in errors.
         given: what the caller has given.
         without: what this op has not.
+        called: what the op calls those to which it gives other names.
 
     Raises:
         TypeError: there is no such option, or it is of another type.
@@ -180,7 +185,9 @@ def checked(op: str, given: Any, *, without: tuple[str, ...] = ()) -> Options:
     known = NAMES - set(without)
     if unknown := sorted(given.keys() - known):
         raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
-    options = Options(**{name: _CHECKS[name](value, name) for name, value in given.items()})
+    options = Options(
+        **{name: _CHECKS[name](value, called.get(name, name)) for name, value in given.items()}
+    )
     if options.alibi_slopes is True and (not options.causal or options.softcap):
         raise ValueError(
             "alibi_slopes=True takes causal=True and no softcap; give the slopes as a buffer"

@@ -58,7 +58,7 @@ class CpuSequences:
             data = np.frombuffer(upload.data, np.uint8)
             self._context.bytes_at(upload.target, len(data))[...] = data
         if message.append is not None:
-            self._append(message.append)
+            self.append(message.append)
         places = iter(message.places)
         for derived in decode_derived(message.derived):
             self._derive(derived, next(places), next(places))
@@ -83,7 +83,8 @@ class CpuSequences:
         values = values * derived.multiplier + derived.addend
         made[...] = np.minimum(values, derived.ceiling)
 
-    def _append(self, message: Append) -> None:
+    def append(self, message: Append) -> None:
+        """Write new rows to a cache."""
         context = self._context
         page, pages = message.page, message.pages
         for source, target in message.copies:

@@ -103,7 +103,7 @@ class CudaSequences:
         for upload in message.uploads:
             self._upload(upload)
         if message.append is not None:
-            self._append(message.append)
+            self.append(message.append)
         if message.places:
             self._derive(message.derived, message.places)
         for clean in message.clean:
@@ -125,7 +125,8 @@ class CudaSequences:
             pointers[at // 2 * words + at % 2] = pointer(place) if place else 0
         self._kernels.launch(self._kernels.function("derive"), threads, arguments)
 
-    def _append(self, message: Append) -> None:
+    def append(self, message: Append) -> None:
+        """Write new rows to a cache."""
         pointer, page = self._pointer, message.page
         for base, size in (
             (message.k_layers, message.k_bytes),

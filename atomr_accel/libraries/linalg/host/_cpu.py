@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._lane import Later
+from ....host._slots import Later
 from ..wire._forms import forms, square_u
 from ..wire._messages import Compute, Plan, Problem, Require
 from ._failures import NOT_FINITE, require_success

@@ -11,7 +11,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
-from ....host._lane import Later
+from ....host._slots import Later
 from ...blas.host._cuda_handle import Handle, load_cublas
 from ...host._numbers import Scalars
 from ...host._vendor import VendorLibrary, undone_on_error

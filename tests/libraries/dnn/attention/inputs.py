@@ -13,3 +13,13 @@ HALF: Final = dtype_of("float16")
 
 def normal(rng: np.random.Generator, *shape: int, dtype: Any = HALF) -> Array:
     return np.clip(rng.standard_normal(shape), -3, 3).astype(dtype)
+
+
+def integers(values: Any) -> Array:
+    """Lengths, ends, or tables."""
+    return np.array(values, np.int32)
+
+
+def floats(values: Any) -> Array:
+    """Slopes, sinks, or scales."""
+    return np.array(values, np.float32)

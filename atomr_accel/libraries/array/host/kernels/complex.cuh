@@ -36,7 +36,12 @@ template <class T> FN C f_sign(C a) {
   const T size = f_absolute(a);
   return size == 0 ? C{0, 0} : C{a.re / size, a.im / size};
 }
-template <class T> FN C f_log(C a) { return C{f_log(f_absolute(a)), f_arctan2(a.im, a.re)}; }
+template <class T> FN C f_log(C a) {
+  const T angle = f_arctan2(a.im, a.re), size = f_absolute(a);
+  if (!(size > (T)0.5 && size < 2)) return C{f_log(size), angle};
+  const T x = f_absolute(a.re), y = f_absolute(a.im), more = x > y ? x : y, less = x > y ? y : x;
+  return C{f_log1p((more - 1) * (more + 1) + less * less) / 2, angle};  // what is small stays exact
+}
 template <class T> FN C times(C a, T b) { return C{a.re * b, a.im * b}; }
 template <class T> FN C f_exp2(C a) { return f_exp(times(a, (T)0.693147180559945309417)); }
 template <class T> FN C f_log2(C a) { return times(f_log(a), (T)1.44269504088896340736); }
@@ -52,7 +57,9 @@ template <class T> FN C f_expm1(C a) {
 
 template <class T> FN T infinity() { return (T)__uint_as_float(0x7f800000u); }
 template <class T> FN T not_a_number() { return (T)__uint_as_float(0x7fc00000u); }
-template <class T> FN T quarters(int count) { return (T)(0.78539816339744830962 * count); }  // of pi
+template <class T> FN T quarters(int count) {  // of pi
+  return (T)(0.78539816339744830962 * count);
+}
 template <class T> FN C by_i(C a) { return C{-a.im, a.re}; }
 template <class T> FN C by_minus_i(C a) { return C{a.im, -a.re}; }
 

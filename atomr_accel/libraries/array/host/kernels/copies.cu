@@ -261,6 +261,27 @@ strands(char* target, const char* source, u64 count, u64 plane, Axes<D> axes) {
             made[j * (BYTES / 4) + q] = given[i * (BYTES / 4) + q];
         }
       }
+    if (!APART && WIDE == 16) {
+      // What a warp has is written one after the other, where all of it is of one row.
+      const u32 first = at - threadIdx.x % 32, row = (u32)axes.axis[D - 1].extent;
+      const u32 place = first - divided(first, axes.axis[D - 1]) * row;
+      if (first + 31 < (u32)count && place + 31 < row) {
+        __shared__ uint4 mixed[APART ? 1 : THREADS * E];
+        const u32 lane = threadIdx.x % 32;
+        uint4* mine = mixed + threadIdx.x / 32 * (32 * E);
+#pragma unroll
+        for (int e = 0; e < E; ++e)
+          mine[lane * E + e] = {made[e * WORDS], made[e * WORDS + 1 % WORDS],
+                                made[e * WORDS + 2 % WORDS], made[e * WORDS + 3 % WORDS]};
+        __syncwarp();
+        char* there = target + to - (i64)lane * (E * WIDE);
+#pragma unroll
+        for (int e = 0; e < E; ++e)
+          *(uint4*)(there + (e * 32 + lane) * WIDE) = mine[e * 32 + lane];
+        __syncwarp();
+        continue;
+      }
+    }
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       char* there = target + to + (APART ? e * (i64)plane : e * WIDE);

@@ -6,10 +6,10 @@
 
 constexpr int AHEAD = 4;  // elements that a thread has under way at a time
 
-// NUMBER tells what an element counts for; what is not below size is left out.
+// NUMBER tells what an element counts for; what is not below size is left out. A block has room for
+// SHARED counts of its own.
 template <class NUMBER>
-__device__ void count_each(u64* counts, u64 items, u64 size, NUMBER number) {
-  __shared__ u32 mine[SHARED];
+__device__ void count_each(u32* mine, u64* counts, u64 items, u64 size, NUMBER number) {
   const u64 step = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   const bool shares = size <= SHARED;
   // As many counts as there is room for, so that fewer threads want the same.
@@ -44,14 +44,20 @@ __device__ void count_each(u64* counts, u64 items, u64 size, NUMBER number) {
 template <class T>
 __global__ void __launch_bounds__(THREADS)
 counted(u64* counts, const T* given, u64 items, u64 size) {
+  __shared__ u32 mine[SHARED];
   // What is negative is beyond all.
-  count_each(counts, items, size, [=](u64 at) { return (u64)(i64)given[at]; });
+  count_each(mine, counts, items, size, [=](u64 at) { return (u64)(i64)given[at]; });
 }
 
 typedef unsigned char flag;
-template <class T> __device__ double wide(T value) { return (double)value; }
-__device__ double wide(h16 value) { return (double)widen(value); }
-__device__ double wide(b16 value) { return (double)widen(value); }
+template <class T> __device__ T wide(T value) { return value; }
+__device__ float wide(h16 value) { return widen(value); }
+__device__ float wide(b16 value) { return widen(value); }
+
+template <class T> struct Narrow { enum { yes = 0 }; };
+template <> struct Narrow<float> { enum { yes = 1 }; };
+template <> struct Narrow<h16> { enum { yes = 1 }; };
+template <> struct Narrow<b16> { enum { yes = 1 }; };
 
 // size intervals between two ends, which are in memory or come along. Where an edge is, its own
 // dtype decides, E; each operation rounds its result, as NumPy's do.
@@ -59,6 +65,7 @@ template <class T, class E>
 __global__ void __launch_bounds__(THREADS)
 binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64 size, double low,
        double high) {
+  __shared__ u32 mine[SHARED];
   if (ends) low = ends[0], high = ends[1];
   const double apart = high - low, each = apart / (double)size, share = (double)size / apart;
   const auto edge = [=](u64 at) {
@@ -67,8 +74,34 @@ binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64
   const u64 step = (u64)gridDim.x * blockDim.x;
   for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at <= size; at += step)
     edges[at] = edge(at);
-  count_each(counts, items, size, [=](u64 at) {
-    const double value = wide(given[at]);
+  const double most = -low < high ? high : -low;
+  if (Narrow<T>::yes && sizeof(E) == 4 && size < FEW_EDGES && each > most * 0x1p-18) {
+    // Edges are so far from each other that a product of floats is one interval off at most, and
+    // that rarely: next to an edge. What is between the ends is so in their dtype, too.
+    __shared__ float line[FEW_EDGES];
+    for (u32 at = threadIdx.x; at <= (u32)size; at += blockDim.x) line[at] = (float)edge(at);
+    __syncthreads();
+    const float from = __double2float_ru(low), to = __double2float_rd(high);
+    const float begin = (float)low, slope = (float)share;
+    count_each(mine, counts, items, size, [=](u64 at) {
+      const float value = (float)wide(given[at]);
+      if (!(value >= from && value <= to)) return size;
+      const float guess = (value - begin) * slope;
+      int found = (int)guess;
+      const float rest = guess - (float)found;
+      found = found < (int)size ? found : (int)size - 1;
+      if (rest < 0x1p-4f || rest > 1 - 0x1p-4f) {
+        if (value < line[found])
+          --found;
+        else if (found != (int)size - 1 && value >= line[found + 1])
+          ++found;
+      }
+      return (u64)(i64)found;
+    });
+    return;
+  }
+  count_each(mine, counts, items, size, [=](u64 at) {
+    const double value = (double)wide(given[at]);
     if (!(value >= low && value <= high)) return size;
     u64 found = (u64)__dmul_rn(value - low, share);
     if (found >= size) found = size - 1;

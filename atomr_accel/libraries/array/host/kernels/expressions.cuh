@@ -199,30 +199,30 @@ template <class T> FN T f_reciprocal(T a) { return to<T>::of(1.0 / (double)a); }
 FN float f_reciprocal(float a) { return 1.0f / a; }
 FN double f_reciprocal(double a) { return 1.0 / a; }
 
-// Quotients of many numbers and one, whose reciprocal the compiler has computed once. They are
-// those of f_divide: where that is not sure, it is asked, by a call that takes little room.
-__device__ __noinline__ float divided(float a, float b) { return a / b; }
-template <class S> FN float f_over(float a, float b);
+// Quotients of many numbers and one, whose reciprocal the compiler has computed once: those of
+// f_divide, as long as `sure` stays. No branch, so that there are several at a time.
+template <class S> FN float f_over(float a, float b, bool& sure);
+FN bool between(float size, int least, int most) {
+  return (size >= power_of_two(least)) & (size <= power_of_two(most));
+}
 FN float corrected(float a, float b, float reciprocal, float quotient) {
   return fmaf(fmaf(-quotient, b, a), reciprocal, quotient);
 }
-template <> FN float f_over<float>(float a, float b) {
-  const float least = power_of_two(-60), most = power_of_two(60), r = 1.0f / b, q = a * r;
-  const bool sure = fabsf(b) >= least && fabsf(b) <= most;
-  if (sure && fabsf(a) >= least && fabsf(a) <= most)
-    return corrected(a, b, r, corrected(a, b, r, q));  // each time with less of an error
-  return sure && a == 0 ? q : divided(a, b);
-}
-template <> FN float f_over<h16>(float a, float b) {  // all are far from the ends of a float
+template <> FN float f_over<float>(float a, float b, bool& sure) {
   const float r = 1.0f / b, q = a * r;
-  return q != 0 && fabsf(q) < __uint_as_float(0x7f800000u)
-             ? corrected(a, b, r, corrected(a, b, r, q))
-             : q;
+  sure &= between(fabsf(b), -60, 60) & (between(fabsf(a), -60, 60) | (a == 0));
+  // Each time with less of an error; zeros have their sign of the first.
+  return copysignf(corrected(a, b, r, corrected(a, b, r, q)), q);
 }
-template <> FN float f_over<b16>(float a, float b) {  // no quotient is near where rounding turns
+template <> FN float f_over<h16>(float a, float b, bool&) {  // all are far from a float's ends
+  const float r = 1.0f / b, q = a * r, better = corrected(a, b, r, corrected(a, b, r, q));
+  return (q != 0) & (fabsf(q) < __uint_as_float(0x7f800000u)) ? better : q;
+}
+template <> FN float f_over<b16>(float a, float b, bool& sure) {  // none is near where b16 turn
   const float r = 1.0f / b, q = a * r;
-  const bool sure = fabsf(b) >= power_of_two(-126) || b == 0;
-  return sure && (fabsf(q) >= power_of_two(-120) || a == 0) ? q : divided(a, b);
+  sure &= ((fabsf(b) >= power_of_two(-126)) | (b == 0)) &
+          ((fabsf(q) >= power_of_two(-120)) | (a == 0));
+  return q;
 }
 
 template <class T> FN bool f_isnan(T) { return false; }

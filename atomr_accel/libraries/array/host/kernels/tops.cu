@@ -35,31 +35,65 @@ template <class W, class K, int KIND> __device__ K key_of(W bits, u64 descending
   return descending ? (K)(W)~made : (K)made;
 }
 
-// Sort groups of 2^bits keys, each with its place, of "total" in all; no two are the same.
-template <class K> __device__ void sort_groups(K* keys, u32* places, u32 bits, u32 total) {
-  const u32 side = 1u << bits;
-  for (u32 size = 2; size <= side; size *= 2)
-    for (u32 step = size / 2; step; step /= 2) {
-      for (u32 at = threadIdx.x; at < total / 2; at += THREADS) {
-        const u32 low = 2 * at - (at & (step - 1)), high = low + step;
-        const bool up = size == side || !(low & size);
-        const K a = keys[low], b = keys[high];
-        const u32 p = places[low], q = places[high];
-        if ((b < a || (a == b && q < p)) == up) {
-          keys[low] = b, keys[high] = a;
-          places[low] = q, places[high] = p;
+// Where an element is in shared memory: neighbours of a thread's are in banks of their own.
+__device__ __forceinline__ u32 spread(u32 at) { return at + at / 32; }
+constexpr u32 ROOM = MOST + MOST / 32;
+
+// Some steps of a bitonic sort: elements whose numbers differ in STEPS bits, from "shift" on, are
+// compared in registers. Where bit "size" of a number is set, the larger ones come first.
+template <class K, int STEPS>
+__device__ void compare(K* keys, u32* places, u32 shift, u32 size, u32 total) {
+  constexpr int N = 1 << STEPS;
+  for (u32 group = threadIdx.x; group < total >> STEPS; group += THREADS) {
+    const u32 first = (group >> shift << (shift + STEPS)) | (group & ((1u << shift) - 1));
+    const bool up = !(first & size);
+    K key[N];
+    u32 place[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const u32 at = spread(first + (n << shift));
+      key[n] = keys[at], place[n] = places[at];
+    }
+#pragma unroll
+    for (int bit = N / 2; bit; bit /= 2)
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if (n & bit) continue;
+        const int m = n | bit;
+        const bool after = key[m] < key[n] || (key[m] == key[n] && place[m] < place[n]);
+        if (after == up) {
+          const K other = key[n];
+          key[n] = key[m], key[m] = other;
+          const u32 there = place[n];
+          place[n] = place[m], place[m] = there;
         }
       }
-      __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const u32 at = spread(first + (n << shift));
+      keys[at] = key[n], places[at] = place[n];
     }
+  }
+  __syncthreads();
+}
+
+// Sort groups of 2^bits keys, each with its place, of "total" in all; no two are the same.
+template <class K> __device__ void sort_groups(K* keys, u32* places, u32 bits, u32 total) {
+  for (u32 done = 1; done <= bits; ++done) {
+    const u32 size = done == bits ? 0 : 1u << done;  // the last time all go one way
+    u32 left = done;
+    for (; left >= 3; left -= 3) compare<K, 3>(keys, places, left - 3, size, total);
+    if (left == 2) compare<K, 2>(keys, places, 0, size, total);
+    if (left == 1) compare<K, 1>(keys, places, 0, size, total);
+  }
 }
 
 template <class W, class K, int KIND>
 __global__ void __launch_bounds__(THREADS)
 sorted_rows(W* values, i64* places, const W* source, u64 rows, u64 length, u64 count, u64 bits,
             u64 descending) {
-  __shared__ K keys[MOST];
-  __shared__ u32 found[MOST];
+  __shared__ K keys[ROOM];
+  __shared__ u32 found[ROOM];
   const u32 side = 1u << (u32)bits, together = MOST >> (u32)bits;
   for (u64 first = (u64)blockIdx.x * together; first < rows; first += (u64)gridDim.x * together) {
     const u32 some = rows - first < together ? (u32)(rows - first) : together;
@@ -67,8 +101,8 @@ sorted_rows(W* values, i64* places, const W* source, u64 rows, u64 length, u64 c
       const u32 place = at & (side - 1);
       const bool there = place < length;
       const W* row = source + (first + (at >> (u32)bits)) * length;
-      keys[at] = there ? key_of<W, K, KIND>(row[place], descending) : (K)~(K)0;
-      found[at] = there ? place : ~0u;
+      keys[spread(at)] = there ? key_of<W, K, KIND>(row[place], descending) : (K)~(K)0;
+      found[spread(at)] = there ? place : ~0u;
     }
     __syncthreads();
     sort_groups<K>(keys, found, (u32)bits, some * side);
@@ -76,8 +110,9 @@ sorted_rows(W* values, i64* places, const W* source, u64 rows, u64 length, u64 c
       const u32 number = at & (side - 1);
       if (number >= count) continue;
       const u64 row = first + (at >> (u32)bits), to = row * count + number;
-      if (values) values[to] = source[row * length + found[at]];
-      if (places) places[to] = (i64)found[at];
+      const u32 place = found[spread(at)];
+      if (values) values[to] = source[row * length + place];
+      if (places) places[to] = (i64)place;
     }
     __syncthreads();
   }
@@ -208,8 +243,8 @@ template <class W, class K, int KIND>
 __global__ void __launch_bounds__(THREADS)
 top_collect(W* values, i64* places, const W* source, State* states, u64* keys, u32* found,
             u64 rows, u64 length, u64 count, u64 parts, u64 bits, u64 descending) {
-  __shared__ K some[MOST];
-  __shared__ u32 where[MOST];
+  __shared__ K some[ROOM];
+  __shared__ u32 where[ROOM];
   const u32 side = 1u << (u32)bits;
   const u64 each = (length + parts - 1) / parts;
   for (u64 job = blockIdx.x; job < rows * parts; job += gridDim.x) {
@@ -238,15 +273,16 @@ top_collect(W* values, i64* places, const W* source, State* states, u64* keys, u
     }
     if (is_last(state, (u32)parts)) {
       for (u32 slot = threadIdx.x; slot < side; slot += THREADS) {
-        some[slot] = slot < count ? (K)kept[slot] : (K)~(K)0;
-        where[slot] = slot < count ? at[slot] : ~0u;
+        some[spread(slot)] = slot < count ? (K)kept[slot] : (K)~(K)0;
+        where[spread(slot)] = slot < count ? at[slot] : ~0u;
       }
       __syncthreads();
       sort_groups<K>(some, where, (u32)bits, side);
       for (u32 slot = threadIdx.x; slot < count; slot += THREADS) {
         const u64 to = number * count + slot;
-        if (values) values[to] = row[where[slot]];
-        if (places) places[to] = (i64)where[slot];
+        const u32 place = where[spread(slot)];
+        if (values) values[to] = row[place];
+        if (places) places[to] = (i64)place;
       }
     }
     __syncthreads();

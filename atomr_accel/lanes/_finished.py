@@ -1,0 +1,85 @@
+"""What is told of finished ops, many at a time: noted op by op, where that has to be quick."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from ._instrument import FinishedOps, Told
+
+if TYPE_CHECKING:
+    from ._instrument import Outcome
+    from ._op import Op
+
+_TOGETHER: Final = 64
+"""Ops that are told of together, or more, while others are in flight."""
+
+_MEMORY_LANE: Final = "memory"
+"""Its ops are told of one by one, since what they have moved is known until they are settled."""
+
+
+@final
+class DoneOps:
+    """Ops of a lane that are done, until instruments are told of them.
+
+    Args:
+        device: theirs.
+        lane: the lane's name.
+
+    Attributes:
+        waiting: whether there are any.
+    """
+
+    __slots__ = ("_by_name", "_device", "_instruments", "_lane", "waiting")
+
+    def __init__(self, device: Told, lane: str) -> None:
+        self._device = device
+        self._lane = lane
+        self._instruments = device.instruments
+        self._by_name: dict[str, FinishedOps] = {}
+        self.waiting = False
+
+    def wanted(self) -> bool:
+        """Whether what is done now is to be noted here, rather than told at once."""
+        methods = self._instruments.methods
+        wanted = "ops_finished" in methods and "op_finished" not in methods
+        return wanted and self._lane != _MEMORY_LANE
+
+    def of(self, name: str) -> FinishedOps:
+        """Where those of a name are noted: all but when they were answered."""
+        ops = self._by_name.get(name)
+        if ops is None:
+            ops = self._by_name[name] = FinishedOps(self._device, self._lane, name, "done")
+            self.waiting = True
+        return ops
+
+    def answer(self, received: int, *, idle: bool) -> None:
+        """What was noted since the last time was answered together.
+
+        Args:
+            received: when.
+            idle: whether the lane has nothing in flight.
+        """
+        number = 0
+        for ops in self._by_name.values():
+            ops.answered += [received] * (len(ops.seqs) - len(ops.answered))
+            number += len(ops.seqs)
+        if idle or number >= _TOGETHER:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell of all of it."""
+        by_name, self._by_name = self._by_name, {}
+        self.waiting = False
+        for ops in by_name.values():
+            self._instruments("ops_finished", ops)
+
+    def tell_of(self, op: Op, outcome: Outcome) -> None:
+        """Tell of one op alone, at once."""
+        ops = FinishedOps(self._device, self._lane, op.name, outcome)
+        ops.seqs.append(op.seq)
+        ops.submitted.append(op.submitted_at)
+        ops.sent.append(op.sent_at)
+        ops.measured.append(op.measured)
+        ops.answered.append(op.answered_at)
+        ops.nbytes = op.nbytes if self._lane == _MEMORY_LANE else 0
+        self._instruments("ops_finished", ops)

@@ -1,0 +1,1 @@
+"""CUTLASS: matrix products with tiles, schedules and epilogues of choice."""

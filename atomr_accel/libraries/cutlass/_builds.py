@@ -1,0 +1,137 @@
+"""What the program knows of kernels: which are ready, and which are fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
+
+from ..._dtypes import DTYPES
+from .._library import LaneSpec
+from .._request import Request, Submission
+from ..wire._recent import Recent
+from .wire._messages import Build, Recall
+
+if TYPE_CHECKING:
+    from ...memory import Block, Epoch, GpuRef
+    from .._library import Home
+    from .._request import Driver
+    from .wire._messages import Sizes
+
+_EXECUTORS: Final = {
+    "cpu": "atomr_accel.libraries.cutlass.host._cpu:CpuCutlass",
+    "cuda": "atomr_accel.libraries.cutlass.host._cuda:CudaCutlass",
+}
+LANE: Final = LaneSpec("cutlass", _EXECUTORS, max_streams=4)
+BUILDER: Final = LaneSpec("cutlass-builds", _EXECUTORS, hangs=False, blocks=True)
+"""Builds, which takes half a minute, while others run what is there."""
+
+_MOST: Final = 4096
+_UINT8: Final = DTYPES["uint8"]
+Key = tuple[bytes, "Sizes", int]
+"""A spec, sizes and a swizzle."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutlassStatistics:
+    """The kernels of a device.
+
+    Attributes:
+        builds: what had to be compiled.
+        loaded: what was found on disk.
+        seconds: that the host has spent on both.
+        plans: products of some size that are ready.
+    """
+
+    builds: int
+    loaded: int
+    seconds: float
+    plans: int
+
+
+@final
+class Builds:
+    """Kernels that are ready; batches and recordings share it."""
+
+    def __init__(self, device: Home) -> None:
+        self._device = device
+        self._ready: Recent[Key, Epoch] = Recent(_MOST)
+        self._tuned: Recent[tuple[bytes, Sizes], list[tuple[bytes, int]]] = Recent(_MOST)
+        self._asked: WeakKeyDictionary[Home, dict[Key, GpuRef]] = WeakKeyDictionary()
+        self._built = self._loaded = 0
+        self._seconds = 0.0
+
+    def require(self, driver: Driver, key: Key) -> Block | None:
+        """Have the host make a kernel ready, if it is not.
+
+        Batches and recordings get no answers before they end. They have a kernel made ready once,
+        and what needs it comes after that.
+
+        Returns:
+            What the call has to name as read, if anything.
+        """
+        epoch = driver.memory.epoch
+        ready = self._ready
+        driver.depends(lambda: ready.get(key) is epoch)
+        if ready.get(key) is epoch:
+            return None
+        if driver.home is not self._device:
+            asked = self._asked.setdefault(driver.home, {})
+            made = asked.get(key)
+            if made is None:
+                made = asked[key] = driver.output((), _UINT8)
+                driver.perform(_building(key, (made._block,)))
+            return made._block
+        answer = driver.perform(_building(key, ()))
+        assert answer is not None
+        origin, seconds = answer
+        self._built += origin == "built"
+        self._loaded += origin == "disk"
+        self._seconds += seconds
+        self._ready.keep(key, epoch)
+        return None
+
+    def tuned(self, driver: Driver, wanted: bytes, sizes: Sizes) -> list[tuple[bytes, int]]:
+        """What was found fastest, if anything; in a batch, what is known to have been."""
+        tuned = self._tuned
+        known = tuned.get((wanted, sizes))
+        driver.depends(lambda: tuned.get((wanted, sizes)) is known)
+        if known is not None:
+            return known
+        if driver.home is not self._device:
+            return []
+        message = Recall(wanted, sizes)
+        asking: Request[list[tuple[bytes, int]]] = Request(
+            BUILDER,
+            "cutlass.recall",
+            lambda _driver: Submission(message, (), ()),
+            ("cutlass.recall", wanted, sizes),
+        )
+        answer = driver.perform(asking)
+        assert answer is not None
+        return self._tuned.keep((wanted, sizes), answer)
+
+    def note(self, wanted: bytes, sizes: Sizes, best: tuple[bytes, int]) -> None:
+        """This one is fastest."""
+        self._tuned.keep((wanted, sizes), [best])
+
+    def statistics(self) -> CutlassStatistics:
+        """A snapshot."""
+        return CutlassStatistics(self._built, self._loaded, self._seconds, len(self._ready))
+
+
+def untraceable() -> None:
+    """What is called as a call is sent that cannot be traced: it needs what one batch has made."""
+
+
+def _building(key: Key, writes: tuple[Block, ...]) -> Request[tuple[str, float]]:
+    submission: Submission[tuple[str, float]] = Submission(Build(*key), (), writes)
+    prepare = partial(_given, submission)
+    return Request(BUILDER, "cutlass.build", prepare, ("cutlass.build", key))
+
+
+def _given(
+    submission: Submission[tuple[str, float]], _driver: Driver
+) -> Submission[tuple[str, float]]:
+    return submission

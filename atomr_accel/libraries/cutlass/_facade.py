@@ -1,0 +1,374 @@
+"""``device.cutlass``: matrix products with tiles, schedules and epilogues of choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, final
+
+from ..._dtypes import DTYPES
+from .._arguments import require_no_race
+from .._op import D, Facade, op
+from .._request import Request, Submission
+from ._builds import LANE, Builds, untraceable
+from ._epilogue import ACCUMULATED
+from ._grouped import check_groups
+from ._product import check, chosen, read, read_choice, space
+from .wire._messages import Tune
+from .wire._spec import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike
+
+    from ...memory import GpuRef
+    from .._library import Home
+    from .._request import Driver
+    from ._builds import CutlassStatistics
+    from ._epilogue import Epilogue
+    from .wire._spec import Triple
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a kernel was found to take.
+
+    Attributes:
+        tile, cluster, schedule, swizzle: as ``matmul`` takes them.
+        milliseconds: of one product; 0 on the CPU backend.
+    """
+
+    tile: Triple
+    cluster: Triple
+    schedule: str
+    swizzle: int
+    milliseconds: float
+
+
+@final
+class Cutlass(Facade[D]):
+    """Matrix products by CUTLASS on CUDA, by NumPy on the CPU.
+
+    Kernels are for compute capability 9.0 (Hopper): TMA loads tiles, warps take turns at loading
+    and computing, and an epilogue of the program's choice is computed before anything is stored.
+    NVRTC compiles them when they are first wanted, which takes half a minute, on a lane of its own;
+    they are kept on disk.
+
+    | a and b | summed in | result (the first is the default) |
+    |---|---|---|
+    | float16, bfloat16 | float32 | the same, float32, bfloat16, float16, fp8 |
+    | float32, rounded to TF32 | float32 | float32, bfloat16, float16, fp8 |
+    | float8_e4m3fn, float8_e5m2, or one of each | float32 | bfloat16, float16, float32, fp8 |
+    | int8 | int32 | int32; with an epilogue float32, bfloat16, float16, fp8 |
+
+    Only float16 and bfloat16 are taken in all layouts; the others want ``trans_a=False,
+    trans_b=True``. Rows of all operands have to be whole multiples of 16 bytes. Results beyond the
+    range of fp8 become its largest number of that sign.
+    """
+
+    traced = True
+
+    def __init__(self, device: Home) -> None:
+        self._device = device
+        self._builds = Builds(device)
+
+    @property
+    def accumulator(self) -> Epilogue:
+        """The product, of which epilogues are made: ``accumulator.gelu() + residual``."""
+        return ACCUMULATED
+
+    @op
+    def matmul(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        c: GpuRef | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        dtype: DTypeLike | None = None,
+        bias: GpuRef | None = None,
+        epilogue: Epilogue | None = None,
+        fast_accum: bool = True,
+        tile: Sequence[int] | None = None,
+        cluster: Sequence[int] | None = None,
+        schedule: Literal["auto", "cooperative", "pingpong"] = "auto",
+        stages: int | Literal["auto"] = "auto",
+        swizzle: int | None = None,
+    ) -> Request[GpuRef]:
+        """Matrix product: ``epilogue(alpha * op(a) @ op(b) + beta * c + bias)``.
+
+        CUTLASS's ``GemmUniversal`` with ``CollectiveBuilder`` and visitor trees (``Sm90EVT``).
+
+        Args:
+            a: shape (..., m, k), or (..., k, m) with ``trans_a``.
+            b: shape (..., k, n), or (..., n, k) with ``trans_b``; or of two dimensions, for all
+                products of an ``a`` that is not transposed.
+            out: where to put the result: shape (..., m, n), not sealed, no memory in common with
+                other arguments but ``c``. Made if absent.
+            c: what to add, of the result's shape.
+            alpha: scales the product.
+            beta: scales ``c``; 0 ignores it, NaNs included.
+            trans_a: use the transpose of ``a``.
+            trans_b: use the transpose of ``b``.
+            dtype: the dtype of the result, see the class.
+            bias: shape (n,), added to each row.
+            epilogue: what becomes of all that; an expression of ``accumulator``.
+            fast_accum: let fp8 accumulate less precisely, and faster.
+            tile: rows, columns and depth of what a block of threads computes at a time. By default
+                what ``tune`` has found for such products, or else what mostly does well.
+            cluster: blocks along m, n and 1 that share what they load; with ``tile`` only.
+            schedule: ``"cooperative"``: two groups of warps compute one tile; ``"pingpong"``: a
+                tile each, in turn. With ``tile`` only.
+            stages: tiles that are loaded ahead, by default as many as fit; with ``tile`` only.
+            swizzle: how many tiles follow each other along the shorter side: 1, 2, 4 or 8; with
+                ``tile`` only.
+
+        Returns:
+            ``out``, or a new buffer.
+
+        Raises:
+            ValueError: shapes, alignment, tiles, clusters or stages that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: on the device there are no such kernels.
+            CompileError: CUTLASS has no such kernel, for a reason that is not known here.
+            LibraryMissing: NVRTC or headers of CUTLASS are not installed.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: a sealed ref to be written.
+            OutOfMemory: no room for the result.
+        """
+        given = read(
+            *(a, b),
+            out=out,
+            c=c,
+            alpha=alpha,
+            beta=beta,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            dtype=dtype,
+            bias=bias,
+            epilogue=epilogue,
+            fast_accum=fast_accum,
+        )
+        choice = read_choice(tile, cluster, schedule, stages, swizzle)
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            product = check(given, self._device, driver.memory)
+            sizes = product.sizes
+            tuned = []
+            if choice.tile is None:
+                tuned = self._builds.tuned(driver, encode(product.spec), sizes)
+            if tuned:
+                spec, turn = tuned[0]
+            else:
+                made, turn = chosen(product.spec, choice, sizes)
+                spec = encode(made)
+            building = self._builds.require(driver, (spec, sizes, turn))
+            reads = product.reads if building is None else [*product.reads, building]
+            result = product.out
+            if result is None:
+                result = driver.output(product.shape, product.dtype)
+            message = product.message(spec, turn, result, product.lowered.buffers)
+            sent = None if building is None else untraceable
+            return Submission(message, reads, [result._block, *product.writes], result, sent=sent)
+
+        return Request(LANE, "cutlass.matmul", prepare)
+
+    @op
+    def matmul_grouped(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        sizes: Sequence[int],
+        *,
+        out: GpuRef | None = None,
+        alpha: float = 1.0,
+        trans_b: bool = False,
+        dtype: DTypeLike | None = None,
+        epilogue: Epilogue | None = None,
+        fast_accum: bool = True,
+        tile: Sequence[int] | None = None,
+        cluster: Sequence[int] | None = None,
+        schedule: Literal["auto", "cooperative", "pingpong"] = "auto",
+        stages: int | Literal["auto"] = "auto",
+    ) -> Request[GpuRef]:
+        """Each group of rows of ``a`` times a matrix of its own, by one kernel.
+
+        The rows of group ``g`` of the result are ``epilogue(alpha * a[start:end] @ op(b[g]))``,
+        where the groups lie one behind the other: a mixture of experts, whose tokens are sorted by
+        expert. CUTLASS's grouped ``GemmUniversal``.
+
+        Args:
+            a: shape (m, k).
+            b: shape (groups, k, n), or (groups, n, k) with ``trans_b``.
+            sizes: how many rows each group has, none included; m in all.
+            out: where to put the result: shape (m, n), not sealed, no memory in common with ``a``
+                or ``b``. Made if absent.
+            alpha: scales the products.
+            trans_b: use the transposes of ``b``.
+            dtype: the dtype of the result, see the class.
+            epilogue: as for ``matmul``, of numbers and functions only.
+            fast_accum: as for ``matmul``, as all that follows.
+            tile: what a block of threads computes at a time.
+            cluster: blocks that share what they load.
+            schedule: how warps share the work.
+            stages: tiles that are loaded ahead.
+
+        Returns:
+            ``out``, or a new buffer.
+
+        Raises:
+            ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``matmul``.
+            GpuRefStale, GpuRefSealed, OutOfMemory: as for ``matmul``.
+        """
+        given = read(
+            *(a, b),
+            out=out,
+            c=None,
+            alpha=alpha,
+            beta=0.0,
+            trans_a=False,
+            trans_b=trans_b,
+            dtype=dtype,
+            bias=None,
+            epilogue=epilogue,
+            fast_accum=fast_accum,
+        )
+        choice = read_choice(tile, cluster, schedule, stages, None)
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            groups = check_groups(given, sizes, self._device, driver.memory)
+            result = out
+            if not groups.rows:
+                if result is None:
+                    result = driver.output(groups.shape, DTYPES[groups.spec.out])
+                return Submission(None, (), (), result)
+            m = max(groups.rows)
+            made, turn = chosen(groups.spec, choice, (m, *groups.sizes[1:]))
+            spec = encode(made)
+            building = self._builds.require(driver, (spec, groups.sizes, turn))
+            reads = groups.reads if building is None else (*groups.reads, building)
+            if result is None:
+                result = driver.output(groups.shape, DTYPES[groups.spec.out])
+            table = driver.output((groups.table_bytes,), DTYPES["uint8"])._block
+            message = groups.message(spec, turn, result, table)
+            sent = None if building is None else untraceable
+            return Submission(message, reads, (result._block, table), result, sent=sent)
+
+        return Request(LANE, "cutlass.matmul_grouped", prepare)
+
+    @op
+    def tune(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        c: GpuRef | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        dtype: DTypeLike | None = None,
+        bias: GpuRef | None = None,
+        epilogue: Epilogue | None = None,
+        fast_accum: bool = True,
+        tiles: Sequence[Sequence[int]] | None = None,
+        clusters: Sequence[Sequence[int]] | None = None,
+        schedules: Sequence[str] | None = None,
+        swizzles: Sequence[int] = (1, 2, 4),
+    ) -> Request[list[Tuned]]:
+        """Find the fastest kernel for such a product, and keep it on disk.
+
+        All combinations that a kernel can have are compiled, which takes half a minute each if they
+        are not on disk, and timed on these operands; results go where nobody sees them. From then
+        on ``matmul`` without ``tile`` takes the fastest for products of these sizes, dtypes and
+        epilogue, in other programs, too. ``statistics`` tells how many are compiled already.
+
+        Args:
+            a: as for ``matmul``, as all up to ``fast_accum``.
+            b: the other operand.
+            c: what to add.
+            alpha: scales the product.
+            beta: scales ``c``.
+            trans_a: use the transpose of ``a``.
+            trans_b: use the transpose of ``b``.
+            dtype: of the result.
+            bias: added to each row.
+            epilogue: what becomes of all that.
+            fast_accum: for fp8.
+            tiles: which to try; by default 64 or 128 rows with 128 or 256 columns, and 256 with
+                128, all 128 bytes deep.
+            clusters: by default (1, 1, 1), (2, 1, 1) and (1, 2, 1).
+            schedules: by default both.
+            swizzles: for each of these.
+
+        Returns:
+            What was tried, the fastest first.
+
+        Raises:
+            ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``matmul``.
+            OutOfMemory: no room for results.
+        """
+        require_no_race(self._device, autotune=True)
+        given = read(
+            *(a, b),
+            out=None,
+            c=c,
+            alpha=alpha,
+            beta=beta,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            dtype=dtype,
+            bias=bias,
+            epilogue=epilogue,
+            fast_accum=fast_accum,
+        )
+
+        def prepare(driver: Driver) -> Submission[list[Tuned]]:
+            product = check(given, self._device, driver.memory)
+            found = space(
+                *(product.spec, product.sizes),
+                tiles=tiles,
+                clusters=clusters,
+                schedules=schedules,
+                swizzles=swizzles,
+            )
+            candidates = tuple((encode(spec), turn) for spec, turn in found)
+            for spec, turn in candidates:
+                self._builds.require(driver, (spec, product.sizes, turn))
+            out, buffers = product.scratch(driver)
+            wanted = encode(product.spec)
+            trial = product.message(*candidates[0], out, buffers)
+            written = [buffers[slot]._block for slot in product.lowered.written]
+            return Submission(
+                Tune(wanted, trial, candidates),
+                product.reads,
+                [out._block, *written],
+                finish=partial(self._timed, wanted, trial.sizes, candidates),
+            )
+
+        return Request(LANE, "cutlass.tune", prepare)
+
+    def statistics(self) -> CutlassStatistics:
+        """A snapshot of the kernels."""
+        return self._builds.statistics()
+
+    def _timed(
+        self,
+        wanted: bytes,
+        sizes: tuple[int, int, int, int],
+        candidates: tuple[tuple[bytes, int], ...],
+        times: list[float],
+    ) -> list[Tuned]:
+        order = sorted(range(len(candidates)), key=times.__getitem__)
+        self._builds.note(wanted, sizes, candidates[order[0]])
+        found = []
+        for at in order:
+            encoded, turn = candidates[at]
+            spec = decode(encoded)
+            found.append(Tuned(spec.tile, spec.cluster, spec.schedule, turn, times[at]))
+        return found

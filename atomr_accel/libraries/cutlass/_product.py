@@ -1,0 +1,459 @@
+"""One product: its arguments, their checks, and what is sent."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from ..._dtypes import DTYPES, NAMES, as_dtype
+from ..._errors import Unsupported
+from ...memory import GpuRef, ref_error
+from .._arguments import (
+    require_alignment,
+    require_int32,
+    require_no_alias,
+    require_readable,
+    require_writable,
+)
+from ..wire._options import flag, real, whole
+from ._epilogue import WRITES, Epilogue, lower, wrapped
+from .wire._messages import Matmul
+from .wire._spec import (
+    ACCUMULATOR,
+    COOPERATIVE,
+    PINGPONG,
+    SCHEDULES,
+    Spec,
+    Triple,
+    refusal,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+    from ...memory import Block, MemoryMap
+    from .._library import Home
+    from .._request import Driver
+    from ._epilogue import Lowered
+    from .wire._messages import Sizes
+
+_FP8: Final = ("float8_e4m3fn", "float8_e5m2")
+_DEFAULTS: Final = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+    "int8": "int32",
+    **dict.fromkeys(_FP8, "bfloat16"),
+}
+"""The dtype of the result, by that of a."""
+
+_SWIZZLE: Final = 4
+"""Mostly the fastest for tiles as wide as high; CUTLASS takes less where there are few tiles."""
+
+ROW_BYTES: Final = 16
+"""Rows begin at multiples of this: TMA takes no others."""
+
+_CAPABILITY: Final = (9, 0)
+"""The devices that kernels are for: they have wgmma, which no other has."""
+
+
+class Choice(NamedTuple):
+    """How a product is computed, as far as the program says.
+
+    Attributes:
+        tile, cluster, schedule: as in ``Spec``; None for what is fastest.
+        stages: 0 for as many as fit.
+        swizzle: as in ``Matmul``.
+    """
+
+    tile: Triple | None
+    cluster: Triple | None
+    schedule: str | None
+    stages: int
+    swizzle: int | None
+
+
+class Product(NamedTuple):
+    """A product that was checked, here and now.
+
+    Attributes:
+        a, b: the operands.
+        spec: what it is, by the tiles of the program's choice or by none.
+        sizes: m, n, k and how many.
+        shape: of the result.
+        lowered: the epilogue.
+        out: the caller's result, if there is one.
+        reads, writes: blocks.
+    """
+
+    a: GpuRef
+    b: GpuRef
+    spec: Spec
+    sizes: Sizes
+    shape: tuple[int, ...]
+    lowered: Lowered
+    out: GpuRef | None
+    reads: list[Block]
+    writes: list[Block]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the result."""
+        return DTYPES[self.spec.out]
+
+    def message(self, spec: bytes, swizzle: int, out: GpuRef, buffers: Sequence[GpuRef]) -> Matmul:
+        """What is sent."""
+        source = self.lowered.source
+        return Matmul(
+            spec,
+            self.sizes,
+            swizzle,
+            self.a._block.address,
+            self.b._block.address,
+            0 if source is None else source._block.address,
+            out._block.address,
+            tuple(ref._block.address for ref in buffers),
+            self.lowered.numbers,
+        )
+
+    def scratch(self, driver: Driver) -> tuple[GpuRef, list[GpuRef]]:
+        """Buffers that nobody sees, in the place of what a call writes."""
+        out = driver.output(self.shape, self.dtype)
+        buffers = [
+            driver.output(ref.shape, ref.dtype) if slot in self.lowered.written else ref
+            for slot, ref in enumerate(self.lowered.buffers)
+        ]
+        return out, buffers
+
+
+class Arguments(NamedTuple):
+    """Those of ``Cutlass.matmul`` that say what is computed."""
+
+    a: GpuRef
+    b: GpuRef
+    out: GpuRef | None
+    c: GpuRef | None
+    alpha: float
+    beta: float
+    trans_a: bool
+    trans_b: bool
+    dtype: np.dtype[Any] | None
+    bias: GpuRef | None
+    epilogue: Epilogue | None
+    fast: bool
+
+
+def read(
+    a: GpuRef,
+    b: GpuRef,
+    *,
+    out: GpuRef | None,
+    c: GpuRef | None,
+    alpha: float,
+    beta: float,
+    trans_a: bool,
+    trans_b: bool,
+    dtype: DTypeLike | None,
+    bias: GpuRef | None,
+    epilogue: Epilogue | None,
+    fast_accum: bool,
+) -> Arguments:
+    """The arguments, each of its type.
+
+    Raises:
+        TypeError: one is of another.
+        ValueError: beta, and nothing that it scales.
+    """
+    if epilogue is not None and not isinstance(epilogue, Epilogue):
+        raise TypeError(
+            "epilogue must be an expression of device.cutlass.accumulator, not "
+            f"{type(epilogue).__name__}"
+        )
+    alpha, beta = real(alpha, "alpha"), real(beta, "beta")
+    if beta and c is None:
+        raise ValueError(f"beta is {beta}, but there is no c that it scales")
+    return Arguments(
+        *(a, b, out, c, alpha, beta),
+        *(flag(trans_a, "trans_a"), flag(trans_b, "trans_b")),
+        None if dtype is None else as_dtype(dtype),
+        bias,
+        epilogue,
+        flag(fast_accum, "fast_accum"),
+    )
+
+
+def read_choice(
+    tile: Sequence[int] | None,
+    cluster: Sequence[int] | None,
+    schedule: str,
+    stages: int | str,
+    swizzle: int | None,
+) -> Choice:
+    """What the program says of how.
+
+    Raises:
+        TypeError: not of these types.
+        ValueError: no tile, cluster, schedule or number of stages that there could be.
+    """
+    if schedule not in (*SCHEDULES, "auto"):
+        raise ValueError(f"schedule must be 'auto', 'cooperative' or 'pingpong', not {schedule!r}")
+    if tile is None:
+        for name, given, default in (
+            ("cluster", cluster, None),
+            ("schedule", schedule, "auto"),
+            ("stages", stages, "auto"),
+            ("swizzle", swizzle, None),
+        ):
+            if given != default:
+                raise ValueError(f"{name} is {given!r}, but without tile all of it is chosen")
+    return Choice(
+        None if tile is None else _triple(tile, "tile"),
+        None if cluster is None else _triple(cluster, "cluster"),
+        None if schedule == "auto" else schedule,
+        0 if stages == "auto" else whole(stages, "stages", 2, 32),
+        None if swizzle is None else _swizzle(swizzle),
+    )
+
+
+def _swizzle(swizzle: int) -> int:
+    if swizzle not in (1, 2, 4, 8):
+        raise ValueError(f"swizzle must be 1, 2, 4 or 8, not {swizzle!r}")
+    return int(swizzle)
+
+
+def _triple(sizes: Sequence[int], name: str) -> Triple:
+    try:
+        m, n, k = sizes
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be three whole numbers, not {sizes!r}") from None
+    return whole(m, name, 1), whole(n, name, 1), whole(k, name, 1)
+
+
+def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
+    """A product, with everything about it that can be wrong looked at.
+
+    Raises:
+        ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed: as ``Cutlass.matmul``.
+    """
+    a, b = given.a, given.b
+    others: dict[str, object] = {"bias": given.bias, "c": given.c, "out": given.out}
+    for name, ref in others.items():
+        if ref is not None and not isinstance(ref, GpuRef):
+            raise ref_error(ref, memory, name)
+    require_device(device)
+    reads = [require_readable(a, memory, "a"), require_readable(b, memory, "b")]
+    out_dtype = result_dtype(given)
+    sizes, shape = _sizes(given)
+    require_int32(device, "a product", (*sizes, *map(math.prod, (a.shape, b.shape, shape))))
+    whole_tree = wrapped(
+        given.epilogue, alpha=given.alpha, beta=given.beta, c=given.c, bias=given.bias
+    )
+    if given.c is not None and given.c.shape != shape:
+        raise ValueError(f"c has shape {given.c.shape}, and the product {shape}")
+    if given.bias is not None and given.bias.shape != shape[-1:]:
+        raise ValueError(f"bias has shape {given.bias.shape}; it takes {shape[-1:]}")
+    lowered = lower(whole_tree, shape)
+    source = lowered.source
+    spec = spec_of(given, out_dtype, lowered)
+    require_rows(spec, sizes)
+    out = given.out
+    written = [("out", out)] if out is not None else []
+    read_too = [("a", a), ("b", b)]
+    if source is not None:
+        reads.append(require_readable(source, memory, "a buffer in the epilogue"))
+        read_too.append(("a buffer in the epilogue", source))
+    writes = []
+    for slot, ref in enumerate(lowered.buffers):
+        if slot in lowered.written:
+            writes.append(require_writable(ref, memory, "out in the epilogue"))
+            written.append((f"out {slot} in the epilogue", ref))
+        else:
+            reads.append(require_readable(ref, memory, "a buffer in the epilogue"))
+            read_too.append(("a buffer in the epilogue", ref))
+    if out is not None:
+        require_writable(out, memory, "out")
+        if out.shape != shape:
+            raise ValueError(f"out has shape {out.shape}, and the product {shape}")
+    for name, ref in (*read_too, *written):
+        if ref.ndim:
+            require_alignment(ref, ROW_BYTES, name, "TMA reads and writes 16 bytes at a time")
+    if written:
+        in_place = (("out", "a buffer in the epilogue"),) if source is not None else ()
+        require_no_alias("cutlass.matmul", written, read_too, in_place=in_place)
+    return Product(a, b, spec, sizes, shape, lowered, out, reads, writes)
+
+
+def spec_of(given: Arguments, dtype: str, lowered: Lowered) -> Spec:
+    """What a product is, by no tiles yet.
+
+    Raises:
+        TypeError: there is no way from its sums to this dtype.
+    """
+    if dtype == "int32" and lowered.node.op != ACCUMULATOR:
+        raise TypeError("sums of int8 with an epilogue are float32: give a dtype for the result")
+    a, source = NAMES[given.a.dtype], lowered.source
+    return Spec(
+        *(a, NAMES[given.b.dtype], dtype, given.trans_a, given.trans_b, lowered.node),
+        "" if source is None else NAMES[source.dtype],
+        *((0, 0, 0), (0, 0, 0), "", 0, given.fast and a in _FP8),
+    )
+
+
+def require_device(device: Home) -> None:
+    """The device is one that kernels are for.
+
+    Raises:
+        Unsupported: it is not.
+    """
+    info = device.info
+    if info is not None and info.compute_capability not in ((0, 0), _CAPABILITY):
+        major, minor = info.compute_capability
+        raise Unsupported(
+            f"{info.name} has compute capability {major}.{minor}; device.cutlass has kernels for "
+            "9.0 (Hopper); device.blaslt has products for all"
+        )
+
+
+def result_dtype(given: Arguments) -> str:
+    """The dtype of the result."""
+    a, b = NAMES[given.a.dtype], NAMES[given.b.dtype]
+    if "float4_e2m1fn" in (a, b):
+        raise Unsupported(
+            "types with scales of blocks need compute capability 10.0; device.cutlass has kernels "
+            "for 9.0, and device.blaslt has such products"
+        )
+    if a not in _DEFAULTS or (a != b and not (a in _FP8 and b in _FP8)):
+        raise TypeError(
+            f"a is {a} and b {b}; they must both be one of {', '.join(_DEFAULTS)}, or two kinds of "
+            "fp8"
+        )
+    out = given.out
+    found = _DEFAULTS[a] if given.dtype is None else NAMES[given.dtype]
+    if out is not None:
+        if given.dtype is not None and out.dtype is not given.dtype:
+            raise TypeError(f"out is {NAMES[out.dtype]}, but dtype asks for {found}")
+        found = NAMES[out.dtype]
+    if found not in WRITES and not (a == "int8" and found == "int32"):
+        sums = " and int32" if a == "int8" else ""
+        raise TypeError(f"a product of {a} is {', '.join(WRITES)}{sums}, not {found}")
+    return found
+
+
+def _sizes(given: Arguments) -> tuple[Sizes, tuple[int, ...]]:
+    """m, n, k and how many; and the shape of the result."""
+    a, b = given.a.shape, given.b.shape
+    if len(a) < 2 or len(b) < 2:
+        raise ValueError(f"a has shape {a} and b {b}; products are of two dimensions or more")
+    m, k = (a[-1], a[-2]) if given.trans_a else (a[-2], a[-1])
+    depth, n = (b[-1], b[-2]) if given.trans_b else (b[-2], b[-1])
+    if k != depth:
+        raise ValueError(f"a has {k} columns to sum over, and b {depth} rows")
+    lead = a[:-2]
+    shape = (*lead, m, n)
+    count = math.prod(lead)
+    if len(b) == 2 and lead and not given.trans_a:  # all products have one b: they are one
+        m, count = count * m, 1
+    elif lead != b[:-2]:
+        raise ValueError(
+            f"a has products {lead} and b {b[:-2]}; these must be equal, or b of two dimensions "
+            "and a not transposed"
+        )
+    if not m * n * k * count:
+        raise ValueError(f"a of shape {a} and b of shape {b} have no elements to multiply")
+    return (m, n, k, count), shape
+
+
+def require_rows(spec: Spec, sizes: Sizes) -> None:
+    """Rows of all operands begin at multiples of 16 bytes, and lie as tensor cores take them."""
+    m, n, k, _ = sizes
+    size = DTYPES[spec.a].itemsize
+    if (spec.trans_a or not spec.trans_b) and spec.a not in ("float16", "bfloat16"):
+        raise ValueError(
+            f"tensor cores take {spec.a} with trans_a=False and trans_b=True, so that rows of both "
+            "lie along k; transpose what does not lie so first"
+        )
+    for name, length, dtype in (
+        ("a", m if spec.trans_a else k, spec.a),
+        ("b", k if spec.trans_b else n, spec.b),
+        ("the result", n, spec.out),
+        ("what is added", n, spec.source or spec.out),
+    ):
+        size = DTYPES[dtype].itemsize
+        if length * size % ROW_BYTES:
+            raise ValueError(
+                f"rows of {name} have {length} elements of {dtype}, {length * size} bytes; they "
+                f"must have a multiple of {ROW_BYTES // size}, which is {ROW_BYTES} bytes"
+            )
+
+
+@lru_cache(1024)
+def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
+    """A spec with tile, cluster and schedule: the program's, or else what mostly does well.
+
+    Returns:
+        It, and a swizzle.
+
+    Raises:
+        ValueError: no kernel can have these.
+    """
+    m, n, _, _ = sizes
+    tile = choice.tile
+    if tile is None:
+        rows, columns = (128, 256) if _large(spec, m, n) else (128, 128)
+        tile = rows, columns, 128 // DTYPES[spec.a].itemsize
+    schedule = choice.schedule or (COOPERATIVE if tile[0] >= 128 else PINGPONG)
+    cluster = choice.cluster or ((2, 1, 1) if m > tile[0] else (1, 1, 1))
+    found = msgspec.structs.replace(
+        spec, tile=tile, cluster=cluster, schedule=schedule, stages=choice.stages
+    )
+    wrong = refusal(found)
+    if wrong is not None:
+        raise ValueError(wrong)
+    return found, choice.swizzle or (1 if tile[1] > tile[0] else _SWIZZLE)
+
+
+def _large(spec: Spec, m: int, n: int) -> bool:
+    """Whether wide tiles do best: of 16-bit types, enough for all multiprocessors."""
+    sizes = {DTYPES[spec.a].itemsize, DTYPES[spec.out].itemsize}
+    return sizes == {2} and -(-m // 128) * -(-n // 256) >= 132
+
+
+def space(
+    spec: Spec,
+    sizes: Sizes,
+    *,
+    tiles: Sequence[Sequence[int]] | None,
+    clusters: Sequence[Sequence[int]] | None,
+    schedules: Sequence[str] | None,
+    swizzles: Sequence[int],
+) -> list[tuple[Spec, int]]:
+    """All that is tried, without what no kernel can have.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    deep = 128 // DTYPES[spec.a].itemsize
+    rows = ((64, 128), (64, 256), (128, 128), (128, 256), (256, 128))
+    every = [_triple(each, "tile") for each in tiles or [(*each, deep) for each in rows]]
+    around = [_triple(each, "cluster") for each in clusters or [(1, 1, 1), (2, 1, 1), (1, 2, 1)]]
+    found: list[tuple[Spec, int]] = []
+    wrong = None
+    for tile in every:
+        for cluster in around:
+            for schedule in schedules or SCHEDULES:
+                choice = read_choice(tile, cluster, schedule, "auto", None)
+                try:
+                    made, _ = chosen(spec, choice, sizes)
+                except ValueError as error:
+                    wrong = error
+                    continue
+                found += [(made, _swizzle(swizzle)) for swizzle in swizzles]
+    if not found:
+        raise ValueError(f"nothing of this can be a kernel: {wrong}")
+    return found

@@ -1,0 +1,1 @@
+"""CUTLASS: executors, inside a host."""

@@ -1,0 +1,99 @@
+"""Builds: kernels of CUTLASS, compiled by NVRTC; kept on disk. Needs no GPU."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from ...._errors import LibraryMissing
+from ...host._disk_cache import DiskCache
+from ...nvrtc.host._compiler import NOWHERE, NvrtcProgram, load_nvrtc, nvrtc_version
+from ...nvrtc.host._includes import fingerprint, vendor_headers
+from ..wire._spec import decode
+from ._images import facts_of
+from ._source import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._images import Facts
+
+FILES: Final = DiskCache("cutlass")
+
+_FLAGS: Final = (
+    "--gpu-architecture=sm_90a",
+    "--std=c++17",
+    # What CUTLASS computes at compile time it does not declare for the device.
+    "--device-as-default-execution-space",
+    # A call that never returns has the tensor cores wait for each other.
+    "--define-macro=NDEBUG",
+    # Numbers to divide by are prepared with 128 bits.
+    "--device-int128",
+    "--define-macro=CUTLASS_UINT128_NATIVE",
+    "--diag-suppress=177",
+)
+
+
+class Build(NamedTuple):
+    """A kernel, and what fills its parameters.
+
+    Attributes:
+        image: a cubin.
+        facts: what it tells of itself.
+        origin: ``"disk"`` or ``"built"``.
+    """
+
+    image: bytes
+    facts: Facts
+    origin: str
+
+
+def find_build(encoded: bytes, files: DiskCache = FILES) -> Build:
+    """The build of a spec, from disk if it is there.
+
+    Args:
+        encoded: the spec.
+        files: where builds are kept.
+
+    Raises:
+        CompileError: CUTLASS does not have this.
+        LibraryMissing: NVRTC or headers of CUTLASS are not installed.
+    """
+    load_nvrtc()
+    folders = headers()
+    source = source_of(decode(encoded))
+    key = msgspec.msgpack.encode((source, _FLAGS, nvrtc_version(), fingerprint([source], ())))
+    kept = files.get(key)
+    if kept is not None:
+        image = zlib.decompress(kept)
+        return Build(image, facts_of(image), "disk")
+    with NvrtcProgram(source, f"{NOWHERE}cutlass.cu") as program:
+        paths = [f"--include-path={folder}" for folder in folders]
+        program.compile("the kernel of CUTLASS", (*_FLAGS, *paths))
+        image = program.output("CUBIN")
+    files.put(key, zlib.compress(image, 1))  # most of it are names
+    return Build(image, facts_of(image), "built")
+
+
+def headers() -> Sequence[str]:
+    """Folders of headers that a build includes.
+
+    Raises:
+        LibraryMissing: those of CUTLASS are not installed.
+    """
+    folders = vendor_headers()
+    for file, package in (
+        ("cutlass/gemm/collective/collective_builder.hpp", "nvidia-cutlass"),
+        ("cuda/std/type_traits", "nvidia-cuda-cccl-cu12, for CUDA 13 nvidia-cuda-cccl 13.0"),
+        ("crt/mma.h", "nvidia-cuda-nvcc-cu12, for CUDA 13 nvidia-cuda-crt"),
+    ):
+        if not any(Path(folder, file).is_file() for folder in folders):
+            raise LibraryMissing(
+                f"{file}, which device.cutlass compiles, is not installed; pip install "
+                f"'atomr-accel[cutlass12]' (or [cutlass13]) brings {package}",
+                library="cutlass",
+            )
+    return folders

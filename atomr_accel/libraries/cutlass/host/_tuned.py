@@ -1,0 +1,31 @@
+"""What was found fastest, kept on disk."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from ...host._disk_cache import DiskCache
+from ...nvrtc.host._compiler import nvrtc_version
+from ..wire._messages import Sizes
+
+FILES: Final = DiskCache("cutlass-tuned")
+
+Candidate = tuple[bytes, int]
+"""A spec and a swizzle."""
+
+
+def recall_tuned(wanted: bytes, sizes: Sizes, processors: int) -> list[Candidate]:
+    """What was found for such products on such a device; nothing, if they were not tuned."""
+    data = FILES.get(_key(wanted, sizes, processors))
+    return [] if data is None else [msgspec.msgpack.decode(data, type=Candidate)]
+
+
+def keep_tuned(wanted: bytes, sizes: Sizes, processors: int, found: Candidate) -> None:
+    """Note what is fastest."""
+    FILES.put(_key(wanted, sizes, processors), msgspec.msgpack.encode(found))
+
+
+def _key(wanted: bytes, sizes: Sizes, processors: int) -> bytes:
+    return msgspec.msgpack.encode((wanted, sizes, processors, nvrtc_version()))

@@ -1,0 +1,1 @@
+"""CUTLASS: what both sides of the wall know."""

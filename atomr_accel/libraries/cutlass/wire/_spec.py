@@ -1,0 +1,216 @@
+"""What is built: a product for some dtypes, tiles and an epilogue, whatever its sizes."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ...._dtypes import DTYPES
+from ....wire import encoder
+
+Triple = tuple[int, int, int]
+
+ACCUMULATOR: Final = "accumulator"
+SOURCE: Final = "source"
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True):
+    """A step of an epilogue, for each element of the result.
+
+    Attributes:
+        op: ``"accumulator"``, the product; a name of ``LOADS``, ``FUNCTIONS`` or ``STORES``.
+        inputs: what it is a function of.
+        dtype: of the buffer that it reads or writes; empty if there is none.
+        slot: which of the call's buffers that is, or which of its numbers.
+    """
+
+    op: str
+    inputs: tuple[Node, ...] = ()
+    dtype: str = ""
+    slot: int = 0
+
+
+MOST_NUMBERS: Final = 16
+"""Different numbers of an epilogue."""
+
+LOADS: Final = ("number", "scalar", "row", "column", "full", SOURCE)
+"""What is read: a number of the call's, a buffer of one number, of n, of m, of (m, n); and that of
+(m, n) that the kernel fetches ahead, of which there is one at most."""
+
+STORES: Final = ("store", "amax", "sum_rows", "sum_columns")
+"""What is written beside the result: a value; its largest magnitude; its sums, over each column's
+rows and over each row's columns."""
+
+
+class Function(NamedTuple):
+    """A function of elements.
+
+    Attributes:
+        code: it in CUDA C++, of floats ``a`` and ``b``.
+        arity: of how many.
+    """
+
+    code: str
+    arity: int = 1
+
+
+FUNCTIONS: Final = {
+    "add": Function("a + b", 2),
+    "subtract": Function("a - b", 2),
+    "multiply": Function("a * b", 2),
+    "divide": Function("a / b", 2),
+    "maximum": Function("(a != a || a > b) ? a : b", 2),
+    "minimum": Function("(a != a || a < b) ? a : b", 2),
+    "negative": Function("-a"),
+    "relu": Function("a < 0.f ? 0.f : a"),
+    "gelu": Function("0.5f * a * (1.f + erff(a * 0.70710678118654752f))"),
+    "gelu_tanh": Function(
+        "0.5f * a * (1.f + cutlass::fast_tanh("
+        "0.79788456080286536f * a * (1.f + 0.044715f * a * a)))"
+    ),
+    "silu": Function("a / (1.f + __expf(-a))"),
+    "sigmoid": Function("1.f / (1.f + __expf(-a))"),
+    "tanh": Function("cutlass::fast_tanh(a)"),
+}
+"""What epilogues compute, in float32."""
+
+COOPERATIVE: Final = "cooperative"
+PINGPONG: Final = "pingpong"
+SCHEDULES: Final = (COOPERATIVE, PINGPONG)
+
+
+class Spec(msgspec.Struct, frozen=True, array_like=True):
+    """What one build is for.
+
+    Attributes:
+        a, b, out: dtypes.
+        trans_a, trans_b: whether a is laid out as (k, m), and b as (n, k).
+        epilogue: what becomes of the product.
+        source: the dtype of what ``SOURCE`` reads; empty if nothing does.
+        tile: of the product, for a block of threads: m, n, k.
+        cluster: blocks that share what they load, along m and n.
+        schedule: who computes while others load.
+        stages: tiles that are loaded ahead; 0: as many as fit.
+        fast: whether sums of fp8 are rounded as the tensor cores do it.
+        grouped: whether there are several products, of sizes of their own.
+    """
+
+    a: str
+    b: str
+    out: str
+    trans_a: bool
+    trans_b: bool
+    epilogue: Node
+    source: str
+    tile: Triple
+    cluster: Triple
+    schedule: str
+    stages: int
+    fast: bool
+    grouped: bool = False
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype that products are summed in."""
+        return "int32" if self.a == "int8" else "float32"
+
+
+@lru_cache(1024)
+def encode(spec: Spec) -> bytes:
+    """A spec's bytes; equal ones have the same."""
+    return encoder.encode(spec)
+
+
+_decoder: Final = msgspec.msgpack.Decoder(Spec)
+
+
+@lru_cache(256)
+def decode(encoded: bytes) -> Spec:
+    """The spec of ``encode``."""
+    return _decoder.decode(encoded)
+
+
+# --- what fits --------------------------------------------------------------------------------
+
+SHARED: Final = 232_448
+"""Bytes of shared memory that a block may have, from compute capability 9.0 on."""
+
+_BESIDE: Final = 1024
+"""Bytes of it for barriers, and to have what is loaded begin where TMA wants it."""
+
+_MOST_ACCUMULATORS: Final = 128
+"""Sums of a thread: with more there are not enough registers."""
+
+
+def shared_bytes(spec: Spec, stages: int) -> int:
+    """Bytes of shared memory of a kernel, as CUTLASS lays it out.
+
+    Args:
+        spec: the kernel.
+        stages: tiles that are loaded ahead.
+    """
+    m, n, k = spec.tile
+    per_stage = k * (m * DTYPES[spec.a].itemsize + n * DTYPES[spec.b].itemsize)
+    return stages * per_stage + _epilogue_bytes(spec) + _BESIDE
+
+
+def _epilogue_bytes(spec: Spec) -> int:
+    """Bytes that results pass through, and what is added to them."""
+    m, n, _ = spec.tile
+    size = DTYPES[spec.out].itemsize
+    wide = 64 if spec.schedule == PINGPONG and size == 1 and n % 64 == 0 else 32
+    tile_m = min(64 if spec.schedule == PINGPONG else 128, m)
+    tile_n = math.gcd(wide, n)
+    tiles = m * n // (tile_m * tile_n)
+    stages, source = min(tiles, 2), 0
+    if spec.source:
+        source_size = DTYPES[spec.source].itemsize
+        if source_size == size > 1:  # both use the same
+            stages = max(min(tiles, 4), stages + 1)
+        else:
+            source = min(tiles, 4) * tile_m * tile_n * source_size
+    vectors = sum(
+        n * DTYPES[node.dtype].itemsize for node in walk(spec.epilogue) if node.op == "row"
+    )
+    return stages * tile_m * tile_n * size + source + vectors
+
+
+def walk(node: Node) -> list[Node]:
+    """A node and all that it is a function of, each before what uses it."""
+    return [each for given in node.inputs for each in walk(given)] + [node]
+
+
+def refusal(spec: Spec) -> str | None:
+    """What there is about tiles, clusters and stages that no kernel can have, if anything."""
+    m, n, k = spec.tile
+    size = DTYPES[spec.a].itemsize
+    threads = 256 if spec.schedule == COOPERATIVE else 128
+    rows = (128, 256) if spec.schedule == COOPERATIVE else (64, 128)
+    if m not in rows:
+        return f"tile has {m} rows; schedule {spec.schedule!r} takes {rows[0]} or {rows[1]}"
+    if not 32 <= n <= 256 or n % 32:
+        return f"tile has {n} columns; it takes a multiple of 32, up to 256"
+    if k * size not in (64, 128, 256):
+        depths = " or ".join(str(nbytes // size) for nbytes in (64, 128, 256))
+        return f"tile is {k} deep; for {spec.a} it takes {depths}"
+    if m * n > _MOST_ACCUMULATORS * threads:
+        return (
+            f"tile {m} x {n} needs {m * n // threads} sums of each of {threads} threads; "
+            f"{_MOST_ACCUMULATORS} is the most that registers hold"
+        )
+    x, y, z = spec.cluster
+    if x not in (1, 2, 4) or y not in (1, 2, 4) or z != 1 or x * y > 8:
+        return (
+            f"cluster is {spec.cluster}; it takes 1, 2 or 4 blocks along m and n, together up to 8"
+        )
+    stages = spec.stages or 2
+    needed = shared_bytes(spec, stages)
+    if needed > SHARED:
+        return (
+            f"{stages} stages of tile {spec.tile} take {needed} bytes of shared memory with what "
+            f"the epilogue needs; a block has {SHARED}"
+        )
+    return None

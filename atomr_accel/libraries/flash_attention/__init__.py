@@ -1,0 +1,1 @@
+"""FlashAttention: attention by cuDNN or by kernels of this package, whichever can."""

@@ -1,0 +1,305 @@
+"""One call of our own kernels: what it reads and writes, checked, and the message it becomes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
+from .._arguments import require_no_alias, require_readable, require_writable
+from .._library import LaneSpec
+from .._request import Submission
+from .._workspaces import Workspaces
+from ..dnn.attention._call import FP8, steps_of
+from .wire._messages import (
+    BACKWARD_WRITES,
+    PLACES,
+    STEPPED,
+    Flash,
+    Form,
+    scratch_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from ...memory import Block, GpuRef, MemoryMap
+    from .._library import Home
+    from .._request import Driver
+    from ..dnn.attention._call import AttentionCall
+    from ..dnn.attention._options import Options
+
+LANE: Final = LaneSpec(
+    "flash_attention",
+    {
+        "cpu": f"{__package__}.host._cpu:CpuFlashAttention",
+        "cuda": f"{__package__}.host._cuda:CudaFlashAttention",
+    },
+    max_streams=4,
+    blocks=True,  # it compiles kernels
+)
+
+_FLOAT32: Final = DTYPES["float32"]
+_ALIGNMENT: Final = 16
+"""Of rows, which kernels read 16 bytes at a time."""
+
+_CAPABILITY: Final = (8, 0)
+
+_TILE: Final = 64
+"""Keys that a block of the kernel for few queries takes at a time."""
+
+_LEAST_TILES: Final = 4
+"""Of each split: fewer are not worth the sum at the end."""
+
+_MOST_ROWS: Final = 64
+"""Queries, times the heads that share keys, up to which keys are split among blocks."""
+
+_BLOCKS: Final = 3
+"""Blocks for each processor that keys are split into."""
+
+MOST_SPLITS: Final = 128
+
+_OUTPUTS: Final = {"o": "out", **{name: f"grads ({name})" for name in BACKWARD_WRITES}}
+_NAMES: Final = {
+    "begin_q": "cu_seqlens_q",
+    "begin_k": "cu_seqlens_k",
+    "count_q": "seqlens_q",
+    "count_k": "seqlens_k",
+    "table": "block_table",
+    "slopes": "alibi_slopes",
+    "grad": "dout",
+    "o": "out",
+    "lse": "softmax_lse",
+    **{f"scale_{name}": f"{name}_descale" for name in "qkv"},
+}
+"""What callers call what is read."""
+
+
+def workspaces() -> Workspaces:
+    """Those of the lane."""
+    return Workspaces(LANE.max_streams, 1 << 22)
+
+
+@final
+class KernelCall:
+    """A checked call of our own kernels.
+
+    Args:
+        call: what was checked of it.
+        options: its options.
+        reads: buffers by the names in ``READS`` and ``BACKWARD_READS``; None for those that are
+            not there.
+        outputs: shapes of results by name, in the order in which the caller gets them.
+        splits: among how many blocks to split keys; 0 to have that decided.
+        names: what the caller calls what has another name than in ``_NAMES``.
+    """
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        options: Options,
+        reads: Mapping[str, GpuRef | None],
+        outputs: Mapping[str, tuple[int, ...]],
+        *,
+        splits: int = 0,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self._call: Final = call
+        self._options: Final = options
+        self._reads: Final = {name: ref for name, ref in reads.items() if ref is not None}
+        self._outputs: Final = outputs
+        self._splits: Final = splits
+        self._names: Final = {**_NAMES, **(names or {})}
+
+    def submission(
+        self, driver: Driver, kept: Workspaces, outs: Mapping[str, GpuRef | None]
+    ) -> Submission[tuple[GpuRef, ...]]:
+        """What is submitted; gives the outputs.
+
+        Args:
+            driver: of the request.
+            kept: the lane's workspaces.
+            outs: where results go, by name; None for those to be made.
+        """
+        _require_tensor_cores(driver.home)
+        form = self._form(driver.home)
+        appending = self._call.appending
+        blocks = self._readable(driver.memory)
+        self._check_outputs(driver.memory, outs)
+        made = {}
+        for name, shape in self._outputs.items():
+            given = outs.get(name)
+            made[name] = driver.output(shape, self._dtype(name)) if given is None else given
+        writes = [ref._block for ref in made.values()]
+        addresses = {name: block.address for name, block in blocks.items()}
+        addresses |= {name: ref._block.address for name, ref in made.items()}
+        nbytes = scratch_of(form)
+        if nbytes:
+            block = kept.obtain(driver, nbytes)
+            writes.append(block)
+            addresses["scratch"] = block.address
+        reads = list(blocks.values())
+        append = None
+        if appending is not None:
+            table = addresses.get("table", 0)
+            append = appending.message(addresses["count_k"], table)
+            more_reads, more_writes = appending.blocks(driver.memory)
+            reads = [block for block in reads if block not in more_writes]
+            reads += [block for block in more_reads if block not in reads]
+            writes += more_writes
+        message = Flash(form, tuple([addresses.get(name, 0) for name in PLACES]), append)
+        return Submission(message, reads, writes, tuple(made.values()))
+
+    # --- sizes ----------------------------------------------------------------------------
+
+    def _form(self, home: Home) -> Form:
+        call, options, reads = self._call, self._options, self._reads
+        spec = call.spec
+        new = 0 if call.appending is None else call.appending.k.shape[1]
+        ragged_q = "begin_q" in reads
+        ragged_k = "begin_k" in reads and not spec.page
+        sequences = {
+            "q": (reads["q"], ragged_q),
+            "k": (reads["k"], ragged_k),
+            "v": (reads["v"], ragged_k),
+        }
+        rows = (spec.batch, spec.heads, spec.queries)
+        steps = {name: _steps(ref, ragged=ragged) for name, (ref, ragged) in sequences.items()}
+        steps["o"] = steps["grad"] = _packed(spec.heads, spec.queries, spec.value_size, ragged_q)
+        heads, queries = rows[1:]
+        steps["lse"] = (0, 1, heads) if ragged_q else (heads * queries, queries, 1)
+        dtype = reads["q"].dtype
+        group = spec.heads // spec.kv_heads
+        plain = not spec.bias and not spec.dropout
+        narrow = reads["k"].dtype in FP8
+        kind = "forward"
+        if spec.backward:
+            kind = "backward"
+        elif narrow or (plain and "count_q" not in reads and spec.queries * group <= _MOST_ROWS):
+            kind = "decode"
+        slopes = reads.get("slopes")
+        return Form(
+            kind,
+            dtype.name,
+            reads["k"].dtype.name,
+            self._dtype("o").name,
+            *(spec.batch, spec.heads, spec.kv_heads, spec.size, spec.value_size),
+            *(spec.queries, spec.keys),
+            rows_q=reads["q"].shape[0] if ragged_q else 0,
+            rows_k=reads["k"].shape[0] if ragged_k else 0,
+            steps=tuple(steps[name] for name in STEPPED),
+            page=spec.page,
+            columns=spec.columns,
+            pages=spec.pages,
+            added=new,
+            scale=spec.scale,
+            softcap=options.softcap,
+            before=-1 if spec.left is None else spec.left,
+            after=-1 if spec.right is None else spec.right,
+            bottom_right=not spec.top_left,
+            paper=spec.paper,
+            slopes_by_sequence=slopes is not None and len(slopes.shape) == 2,
+            bias=spec.bias,
+            dropout=spec.dropout,
+            seed=options.seed if spec.dropout else 0,
+            offset=options.offset if spec.dropout else 0,
+            scales=(self._scales("q"), self._scales("k"), self._scales("v")),
+            splits=self._split(home) if kind == "decode" else 1,
+        )
+
+    def _scales(self, name: str) -> int:
+        ref = self._reads.get(f"scale_{name}")
+        return 0 if ref is None else ref.size
+
+    def _split(self, home: Home) -> int:
+        """Among how many blocks to split the keys of a sequence."""
+        tiles = -(-self._call.spec.keys // _TILE)
+        if self._splits:
+            return min(self._splits, MOST_SPLITS)
+        spec = self._call.spec
+        rows = spec.queries * (spec.heads // spec.kv_heads)
+        blocks = spec.batch * spec.kv_heads * -(-rows // 16)
+        processors = 0 if home.info is None else home.info.multiprocessors
+        most = min(tiles // _LEAST_TILES, MOST_SPLITS)
+        return max(1, min(_BLOCKS * processors // blocks, most))
+
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        if name in ("lse", "dsink"):
+            return _FLOAT32
+        dtype = self._reads["q"].dtype
+        return DTYPES["bfloat16"] if dtype in FP8 else dtype
+
+    # --- buffers --------------------------------------------------------------------------
+
+    def _readable(self, memory: MemoryMap) -> dict[str, Block]:
+        """The blocks of what is read."""
+        found = {}
+        for name, ref in self._reads.items():
+            called = self._names.get(name, name)
+            block = require_readable(ref, memory, called, strided=name in ("q", "k", "v"))
+            if block.offset % _ALIGNMENT and name in (*"qkvo", "grad"):
+                raise ValueError(
+                    f"{called} is a view that begins {block.offset} bytes into its buffer; it "
+                    f"must be a multiple of {_ALIGNMENT}: copy it to a buffer of its own"
+                )
+            found[name] = block
+        return found
+
+    def _check_outputs(self, memory: MemoryMap, outs: Mapping[str, GpuRef | None]) -> None:
+        written = []
+        for name, shape in self._outputs.items():
+            out = outs.get(name)
+            if out is None:
+                continue
+            called = _OUTPUTS.get(name, name)
+            block = require_writable(out, memory, called)
+            dtype = self._dtype(name)
+            if out.shape != shape or out.dtype is not dtype:
+                raise (ValueError if out.shape != shape else TypeError)(
+                    f"{called} is {out.dtype.name} of shape {out.shape}, but the result is "
+                    f"{dtype.name} of shape {shape}"
+                )
+            if block.offset % _ALIGNMENT:
+                raise ValueError(
+                    f"{called} is a view that begins {block.offset} bytes into its buffer; it "
+                    f"must be a multiple of {_ALIGNMENT}"
+                )
+            written.append((called, out))
+        read = [(self._names.get(name, name), ref) for name, ref in self._reads.items()]
+        appending = self._call.appending
+        if appending is not None:
+            caches = {"k": appending.k_cache, "v": appending.v_cache}
+            read = [each for each in read if each[0] not in ("k_cache", "v_cache")]
+            read += [("k", appending.k), ("v", appending.v)]
+            written += [(f"{name}_cache", ref) for name, ref in caches.items()]
+        require_no_alias("flash_attention", written, read)
+
+
+def _require_tensor_cores(home: Home) -> None:
+    """A device whose tensor cores and copies are what the kernels are written for.
+
+    Raises:
+        Unsupported: an older one.
+    """
+    capability = (0, 0) if home.info is None else home.info.compute_capability
+    if (0, 0) < capability < _CAPABILITY:
+        raise Unsupported(
+            "kernels of this package for attention need compute capability "
+            f"{'.'.join(map(str, _CAPABILITY))}, and this device has "
+            f"{'.'.join(map(str, capability))}"
+        )
+
+
+def _steps(ref: GpuRef, *, ragged: bool) -> tuple[int, int, int]:
+    """Elements from one batch (or page), head and row to the next."""
+    if ragged:
+        row, head, _ = (step // ref.dtype.itemsize for step in ref.strides)
+        return 0, head, row
+    batch, head, row, _ = steps_of(ref, "bshd")
+    return batch, head, row
+
+
+def _packed(heads: int, rows: int, size: int, ragged: bool) -> tuple[int, int, int]:
+    return (0 if ragged else rows * heads * size, size, heads * size)

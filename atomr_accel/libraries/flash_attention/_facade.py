@@ -1,0 +1,707 @@
+"""``device.flash_attention``: the functions of the package flash-attn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
+
+from ..._dtypes import DTYPES
+from .._op import D, op
+from .._request import Request, Submission
+from ..array._steps import Describing
+from ..dnn.attention._call import FP8, NARROW, require
+from ..dnn.attention._checked import AttentionCalls, forward
+from ..dnn.attention._options import checked
+from ..wire._options import flag, whole
+from ._call import LANE, MOST_SPLITS, KernelCall, workspaces
+from ._choice import Case, by_kernel
+from ._signatures import (
+    FlashOptions,
+    flash_attn_func_op,
+    flash_attn_varlen_func_op,
+    flash_attn_with_kvcache_op,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...memory import GpuRef
+    from .._library import Home
+    from .._op import Described
+    from .._request import Driver
+    from ..dnn._facade import Dnn
+    from ..dnn.attention._call import AttentionCall
+    from ..dnn.attention._options import Options
+
+_CALLED: Final = {"window": "window_size"}
+_INT32: Final = DTYPES["int32"]
+_FLOAT32: Final = DTYPES["float32"]
+_CACHE_NAMES: Final = {"k": "k_cache", "v": "v_cache", "count_k": "cache_seqlens"}
+_GRADIENTS: Final = {
+    "dQ": "dq",
+    "dK": "dk",
+    "dV": "dv",
+    "dBias": "dbias",
+    "dSink_token": "dsink",
+}
+"""What our kernels call the gradients of graphs."""
+
+
+@final
+class FlashAttention(AttentionCalls[D]):
+    """Attention under flash-attn's names: by cuDNN, or by kernels of this package.
+
+    cuDNN computes what it can, and kernels of this package what it refuses or computes wrongly;
+    ``backend="cudnn"`` and ``"kernel"`` force one. On the CPU NumPy computes the same. Inputs are
+    float16 or bfloat16, sums and the softmax float32. Sequences may be empty. What lies behind
+    their ends may be anything, infinities and NaN too.
+
+    All methods raise:
+        ValueError: shapes or options that do not fit.
+        TypeError: dtypes that do not fit.
+        Unsupported: sizes that are no multiples of 8, or above 256; what ``backend`` has not.
+        GpuRefStale: of an older generation, or freed.
+        OutOfMemory: no room for results or scratch memory.
+    """
+
+    traced = True
+
+    def __init__(self, device: Home, dnn: Dnn[Any]) -> None:
+        super().__init__(device)
+        self._dnn: Dnn[Described] = dnn._on(Describing(device))
+        self._scratch: Final = workspaces()
+
+    def _on(self, device: Home) -> Any:
+        facade = super()._on(device)
+        facade._dnn = self._dnn._on(Describing(device))
+        return facade
+
+    # --- forward --------------------------------------------------------------------------
+
+    @flash_attn_func_op
+    def flash_attn_func(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: GpuRef | bool | None = None,
+        deterministic: bool = False,
+        return_attn_probs: bool = False,
+        *,
+        seqlens_q: GpuRef | None = None,
+        seqlens_k: GpuRef | None = None,
+        out: GpuRef | None = None,
+        **options: Unpack[FlashOptions],
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+        """``softmax(q @ k.T / sqrt(size)) @ v``, without the scores ever being in memory.
+
+        As ``flash_attn_func`` of the package flash-attn.
+
+        Args:
+            q: queries, shape (batch, queries, heads, size).
+            k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of ``kv_heads``.
+            v: values, shape (batch, keys, kv_heads, value_size).
+            dropout_p: the share of probabilities that is dropped.
+            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            causal: whether a query sees no later keys than its own.
+            window_size: how many keys before and after its own a query sees; -1 for all.
+            softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
+            alibi_slopes: float32 (heads,) or (batch, heads): scores become smaller by ``slope *
+                distance``. True for the slopes of the paper, with ``causal``.
+            deterministic: taken for its gradient's sake.
+            return_attn_probs: whether to return the logarithms that the backward pass needs; the
+                probabilities themselves are never in memory.
+            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
+            seqlens_k: int32 (batch,): keys of each sequence.
+            out: where to put the result. Made if absent.
+            **options: see ``FlashOptions``.
+
+        Returns:
+            Shape (batch, queries, heads, value_size), a query that sees no key is 0 by our
+            kernels; with ``return_attn_probs`` also the logarithms of the sums of exponentials
+            of scores, float32 (batch, heads, queries).
+        """
+        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given["deterministic"] = deterministic
+        lengths, more = (seqlens_q, seqlens_k), (return_attn_probs, out, options)
+        return self._whole("flash_attn_func", q, k, v, lengths, given, *more)
+
+    @op
+    def flash_attn_kvpacked_func(
+        self,
+        q: GpuRef,
+        kv: GpuRef,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: GpuRef | bool | None = None,
+        deterministic: bool = False,
+        *,
+        out: GpuRef | None = None,
+        **options: Unpack[FlashOptions],
+    ) -> Request[GpuRef]:
+        """``flash_attn_func`` of keys and values in one buffer, (batch, keys, 2, kv_heads, size).
+
+        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients,
+        call that with the parts.
+        """
+        k, v = _parts(kv, "kv", 2)
+        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given["deterministic"] = deterministic
+        more = (False, out, options)
+        return self._whole("flash_attn_kvpacked_func", q, k, v, (None, None), given, *more)
+
+    @op
+    def flash_attn_qkvpacked_func(
+        self,
+        qkv: GpuRef,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: GpuRef | bool | None = None,
+        deterministic: bool = False,
+        *,
+        out: GpuRef | None = None,
+        **options: Unpack[FlashOptions],
+    ) -> Request[GpuRef]:
+        """``flash_attn_func`` of one buffer, (batch, sequence, 3, heads, size).
+
+        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients,
+        call that with the parts.
+        """
+        q, k, v = _parts(qkv, "qkv", 3)
+        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given["deterministic"] = deterministic
+        more = (False, out, options)
+        return self._whole("flash_attn_qkvpacked_func", q, k, v, (None, None), given, *more)
+
+    @flash_attn_varlen_func_op
+    def flash_attn_varlen_func(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        cu_seqlens_q: GpuRef,
+        cu_seqlens_k: GpuRef,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: GpuRef | bool | None = None,
+        deterministic: bool = False,
+        return_attn_probs: bool = False,
+        block_table: GpuRef | None = None,
+        *,
+        out: GpuRef | None = None,
+        **options: Unpack[FlashOptions],
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+        """Attention of sequences of different lengths that lie one after the other.
+
+        As ``flash_attn_varlen_func`` of the package flash-attn.
+
+        Args:
+            q: shape (total_q, heads, size).
+            k: shape (total_k, kv_heads, size), or pages (pages, page, kv_heads, size).
+            v: shape (total_k, kv_heads, value_size), or pages as for ``k``.
+            cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
+            cu_seqlens_k: the same of ``k``; in pages, only the differences count.
+            max_seqlen_q: the most queries of a sequence, or any more.
+            max_seqlen_k: the most keys of a sequence, or any more. Where there is dropout the
+                backward pass takes the same two numbers.
+            dropout_p: the share of probabilities that is dropped.
+            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            causal: whether a query sees no later keys than its own.
+            window_size: how many keys before and after its own a query sees; -1 for all.
+            softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
+            alibi_slopes: as for ``flash_attn_func``.
+            deterministic: taken for its gradient's sake.
+            return_attn_probs: whether to return the logarithms that the backward pass needs.
+            block_table: int32 (batch, columns): the pages of each sequence.
+            out: where to put the result. Made if absent.
+            **options: see ``FlashOptions``; no ``bias``.
+
+        Returns:
+            Shape (total_q, heads, value_size); with ``return_attn_probs`` also the logarithms,
+            float32 (total_q, heads).
+        """
+        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given["deterministic"] = deterministic
+        name = "flash_attn_varlen_func"
+        chosen, backend = _checked(name, given, options, without=("bias",))
+        lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+
+        def make() -> tuple[AttentionCall, Case]:
+            call = self._ragged(q, k, v, lists, longest, block_table, chosen, backward=False)
+            shape = (*q.shape[:2], call.spec.value_size)
+            call = forward(call, shape, return_lse=return_attn_probs, lse=q.shape[:2])
+            return call, Case(call.spec, lengths=True, ragged=True)
+
+        if not by_kernel(name, backend, make()[1]):
+            found: Request[Any] = self._dnn.flash_attention_varlen(
+                *(q, k, v, *lists, *longest),
+                block_table=block_table,
+                out=out,
+                return_lse=return_attn_probs,
+                **_for_cudnn(given, options),
+            )
+            return found
+        reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
+        return self._forward(name, make, chosen, {**reads, "table": block_table}, out)
+
+    @flash_attn_with_kvcache_op
+    def flash_attn_with_kvcache(
+        self,
+        q: GpuRef,
+        k_cache: GpuRef,
+        v_cache: GpuRef,
+        k: GpuRef | None = None,
+        v: GpuRef | None = None,
+        *,
+        cache_seqlens: GpuRef | int | None = None,
+        cache_batch_idx: GpuRef | None = None,
+        block_table: GpuRef | None = None,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: GpuRef | bool | None = None,
+        num_splits: int = 0,
+        return_softmax_lse: bool = False,
+        q_descale: GpuRef | None = None,
+        k_descale: GpuRef | None = None,
+        v_descale: GpuRef | None = None,
+        max_seqlen_k: int | None = None,
+        sink: GpuRef | None = None,
+        out: GpuRef | None = None,
+        backend: str = "auto",
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+        """Attention of a few new queries to the keys and values of a cache.
+
+        As ``flash_attn_with_kvcache`` of the package flash-attn, without its rotary embedding. New
+        keys and values are written behind those in the cache first, in place. The cache, or
+        queries too, may be in fp8: float8_e4m3fn or float8_e5m2.
+
+        Args:
+            q: shape (batch, queries, heads, size).
+            k_cache: shape (batch, length, kv_heads, size), or with ``block_table`` pages of any
+                size, (pages, page, kv_heads, size).
+            v_cache: shape (batch, length, kv_heads, value_size), or pages as for ``k_cache``.
+            k: new keys, (batch, new, kv_heads, size), of the cache's dtype. What does not fit is
+                not written.
+            v: new values, (batch, new, kv_heads, value_size). Both or none.
+            cache_seqlens: int32 (batch,): how long each sequence is before. A number where all
+                are as long and nothing is written; None for the whole cache.
+            cache_batch_idx: int32 (batch,): which sequence of the cache is whose; the cache may
+                have more of them then.
+            block_table: int32 (batch, columns): the pages of each sequence; what comes after its
+                last one is not looked at.
+            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            causal: whether a query sees no later keys than its own.
+            window_size: how many keys before and after its own a query sees; -1 for all.
+            softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
+            alibi_slopes: as for ``flash_attn_func``.
+            num_splits: among how many blocks our kernel splits the keys of a sequence; 0 to have
+                it decide.
+            return_softmax_lse: whether to return the logarithms of the sums of exponentials.
+            q_descale: what queries in fp8 are multiplied by: float32, one or (batch, kv_heads).
+            k_descale: the same of keys in fp8.
+            v_descale: the same of values in fp8.
+            max_seqlen_k: the most keys of a sequence; by default what fits.
+            sink: float32 (heads,): a score of each head beside those of the keys.
+            out: where to put the result. Made if absent.
+            backend: see ``FlashOptions``.
+
+        Returns:
+            Shape (batch, queries, heads, value_size), of q's dtype, or bfloat16 if that is in
+            fp8; with ``return_softmax_lse`` also float32 (batch, heads, queries).
+
+        Raises:
+            GpuRefSealed: a cache to be written is sealed.
+        """
+        name = "flash_attn_with_kvcache"
+        given = _given(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        del given["dropout_p"]
+        given["sink"] = sink
+        chosen, _ = _checked(name, given, {})
+        splits = whole(num_splits, "num_splits", 0, MOST_SPLITS)
+        if cache_batch_idx is not None:
+            if block_table is not None:
+                raise ValueError("cache_batch_idx is for caches without pages")
+            require(cache_batch_idx, self._device.memory, "cache_batch_idx", (_INT32,), q.shape[:1])
+            # Sequences of a cache are pages that are as long.
+            block_table = cache_batch_idx.reshape(-1, 1)
+        lengths, count = cache_seqlens, None
+        if isinstance(lengths, int):
+            lengths, count = None, lengths
+        if lengths is None:
+            k_cache, v_cache = _until(count, k_cache, v_cache, k, block_table)
+        scales = {"q": q_descale, "k": k_descale, "v": v_descale}
+
+        def make() -> tuple[AttentionCall, Case]:
+            if lengths is None:
+                every = (q, k_cache, v_cache, None, None, "bshd", chosen)
+                call = self._dense(*every, backward=False, dtypes=NARROW)
+            else:
+                cached = (q, k_cache, v_cache, k, v, lengths, block_table, max_seqlen_k, chosen)
+                call = self._cached(*cached, dtypes=NARROW)
+            self._check_scales(call, scales)
+            call = forward(call, self._shape(call.spec), return_lse=return_softmax_lse)
+            narrow = q.dtype in FP8 or k_cache.dtype in FP8
+            return call, Case(call.spec, lengths=lengths is not None, narrow=narrow)
+
+        wanted = "kernel" if splits and backend == "auto" else backend
+        if not by_kernel(name, wanted, make()[1]):
+            more = {"out": out, "return_lse": return_softmax_lse, **_for_cudnn(given, {})}
+            found: Request[Any]
+            if lengths is None:
+                found = self._dnn.flash_attention(q, k_cache, v_cache, **more)
+            else:
+                found = self._dnn.flash_attention_with_kvcache(
+                    *(q, k_cache, v_cache, k, v),
+                    cache_seqlens=lengths,
+                    block_table=block_table,
+                    max_seqlen_k=max_seqlen_k,
+                    **more,
+                )
+            return found
+        reads = {"q": q, "k": k_cache, "v": v_cache, "count_k": lengths, "table": block_table}
+        reads |= {f"scale_{name}": scale for name, scale in scales.items()}
+        return self._forward(name, make, chosen, reads, out, splits=splits, names=_CACHE_NAMES)
+
+    # --- backward -------------------------------------------------------------------------
+
+    @op
+    def flash_attn_backward(
+        self,
+        dout: GpuRef,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        out: GpuRef,
+        softmax_lse: GpuRef,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: GpuRef | bool | None = None,
+        deterministic: bool = False,
+        *,
+        seqlens_q: GpuRef | None = None,
+        seqlens_k: GpuRef | None = None,
+        grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
+        **options: Unpack[FlashOptions],
+    ) -> Request[tuple[GpuRef, ...]]:
+        """The gradients of ``flash_attn_func``, called with the same options.
+
+        Kernels of this package always sum in one order.
+
+        Args:
+            dout: gradient by the result.
+            q: queries, shape (batch, queries, heads, size).
+            k: keys, shape (batch, keys, kv_heads, size).
+            v: values, shape (batch, keys, kv_heads, value_size).
+            out: what ``flash_attn_func`` gave.
+            softmax_lse: the logarithms that it gave with ``return_attn_probs``.
+            dropout_p: as in the forward pass, and so are all that follow.
+            softmax_scale: what ``q @ k.T`` is multiplied by.
+            causal: whether a query sees no later keys than its own.
+            window_size: how many keys before and after its own a query sees.
+            softcap: of scores.
+            alibi_slopes: as for ``flash_attn_func``.
+            deterministic: whether cuDNN, too, has to sum in one order.
+            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
+            seqlens_k: int32 (batch,): keys of each sequence.
+            grads: where to put the gradients by q, k and v. Made if absent.
+            **options: see ``FlashOptions``.
+
+        Returns:
+            The gradients by q, k and v; then those by ``bias`` and by ``sink`` where these are
+            given. Behind the ends of sequences those of our kernels are 0.
+        """
+        name = "flash_attn_backward"
+        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given["deterministic"] = deterministic
+        chosen, backend = _checked(name, given, options)
+
+        def make() -> tuple[AttentionCall, Case]:
+            call = self._dense(q, k, v, seqlens_q, seqlens_k, "bshd", chosen, backward=True)
+            spec = call.spec
+            rows = (spec.batch, spec.heads, spec.queries)
+            self._backward(call, dout, out, softmax_lse, self._shape(spec), rows, grads)
+            return call, Case(call.spec, lengths=seqlens_q is not None, backward=True)
+
+        if not by_kernel(name, backend, make()[1]):
+            return self._dnn.flash_attention_grad(
+                *(dout, q, k, v, out, softmax_lse),
+                seqlens_q=seqlens_q,
+                seqlens_k=seqlens_k,
+                grads=grads,
+                **_for_cudnn(given, options),
+            )
+        reads = {"q": q, "k": k, "v": v, "count_q": seqlens_q, "count_k": seqlens_k}
+        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
+        return self._backwards(name, make, chosen, reads, grads)
+
+    @op
+    def flash_attn_varlen_backward(
+        self,
+        dout: GpuRef,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        out: GpuRef,
+        softmax_lse: GpuRef,
+        cu_seqlens_q: GpuRef,
+        cu_seqlens_k: GpuRef,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: GpuRef | bool | None = None,
+        deterministic: bool = False,
+        *,
+        grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
+        **options: Unpack[FlashOptions],
+    ) -> Request[tuple[GpuRef, ...]]:
+        """The gradients of ``flash_attn_varlen_func``, called with the same options.
+
+        Kernels of this package always sum in one order.
+
+        Args:
+            dout: gradient by the result.
+            q: shape (total_q, heads, size).
+            k: shape (total_k, kv_heads, size), not in pages.
+            v: shape (total_k, kv_heads, value_size).
+            out: what ``flash_attn_varlen_func`` gave.
+            softmax_lse: the logarithms that it gave with ``return_attn_probs``.
+            cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
+            cu_seqlens_k: the same of ``k``.
+            max_seqlen_q: the most queries of a sequence, or any more.
+            max_seqlen_k: the most keys of a sequence, or any more.
+            dropout_p: as in the forward pass, and so are all that follow.
+            softmax_scale: what ``q @ k.T`` is multiplied by.
+            causal: whether a query sees no later keys than its own.
+            window_size: how many keys before and after its own a query sees.
+            softcap: of scores.
+            alibi_slopes: as for ``flash_attn_func``.
+            deterministic: whether cuDNN, too, has to sum in one order.
+            grads: where to put the gradients by q, k and v. Made if absent.
+            **options: see ``FlashOptions``; no ``bias``.
+
+        Returns:
+            The gradients by q, k and v, and by ``sink`` where it is given.
+        """
+        name = "flash_attn_varlen_backward"
+        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given["deterministic"] = deterministic
+        chosen, backend = _checked(name, given, options, without=("bias",))
+        lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+
+        def make() -> tuple[AttentionCall, Case]:
+            call = self._ragged(q, k, v, lists, longest, None, chosen, backward=True)
+            shape = (*q.shape[:2], call.spec.value_size)
+            self._backward(call, dout, out, softmax_lse, shape, q.shape[:2], grads)
+            return call, Case(call.spec, lengths=True, ragged=True, backward=True)
+
+        if not by_kernel(name, backend, make()[1]):
+            return self._dnn.flash_attention_varlen_grad(
+                *(dout, q, k, v, out, softmax_lse, *lists, *longest),
+                grads=grads,
+                **_for_cudnn(given, options),
+            )
+        reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
+        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
+        return self._backwards(name, make, chosen, reads, grads)
+
+    # --- kernels --------------------------------------------------------------------------
+
+    def _whole(
+        self,
+        name: str,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        lengths: tuple[GpuRef | None, GpuRef | None],
+        given: dict[str, Any],
+        return_lse: bool,
+        out: GpuRef | None,
+        options: Any,
+    ) -> Request[Any]:
+        """Attention of sequences of one length, or padded to it."""
+        chosen, backend = _checked(name, given, options)
+
+        def make() -> tuple[AttentionCall, Case]:
+            call = self._dense(q, k, v, *lengths, "bshd", chosen, backward=False)
+            call = forward(call, self._shape(call.spec), return_lse=return_lse)
+            return call, Case(call.spec, lengths=lengths[0] is not None)
+
+        if not by_kernel(name, backend, make()[1]):
+            return self._dnn.flash_attention(
+                *(q, k, v),
+                seqlens_q=lengths[0],
+                seqlens_k=lengths[1],
+                out=out,
+                return_lse=return_lse,
+                **_for_cudnn(given, options),
+            )
+        reads = {"q": q, "k": k, "v": v, "count_q": lengths[0], "count_k": lengths[1]}
+        return self._forward(name, make, chosen, reads, out)
+
+    def _forward(
+        self,
+        name: str,
+        make: Callable[[], tuple[AttentionCall, Case]],
+        options: Options,
+        reads: Mapping[str, GpuRef | None],
+        out: GpuRef | None,
+        *,
+        splits: int = 0,
+        names: Mapping[str, str] | None = None,
+    ) -> Request[Any]:
+        """A request for our forward kernels."""
+
+        def prepare(driver: Driver) -> Submission[Any]:
+            call, _ = make()
+            lse = {"lse": call.outputs["stats"]} if "stats" in call.outputs else {}
+            kernel = KernelCall(
+                call,
+                options,
+                {**reads, **_scored(options)},
+                {"o": call.outputs["o"], **lse},
+                splits=splits,
+                names=names,
+            )
+            found = kernel.submission(driver, self._scratch, {"o": out})
+            assert found.result is not None
+            result: Any = found.result if lse else found.result[0]
+            return Submission(found.message, found.reads, found.writes, result)
+
+        return Request(LANE, f"flash_attention.{name}", prepare)
+
+    def _backwards(
+        self,
+        name: str,
+        make: Callable[[], tuple[AttentionCall, Case]],
+        options: Options,
+        reads: Mapping[str, GpuRef | None],
+        grads: tuple[GpuRef, GpuRef, GpuRef] | None,
+    ) -> Request[tuple[GpuRef, ...]]:
+        """A request for our backward kernels."""
+
+        def prepare(driver: Driver) -> Submission[tuple[GpuRef, ...]]:
+            call, _ = make()
+            outputs = {_GRADIENTS[name]: shape for name, shape in call.outputs.items()}
+            kernel = KernelCall(call, options, {**reads, **_scored(options)}, outputs)
+            outs = dict(zip(("dq", "dk", "dv"), grads or (None,) * 3, strict=True))
+            return kernel.submission(driver, self._scratch, outs)
+
+        return Request(LANE, f"flash_attention.{name}", prepare)
+
+    def _check_scales(self, call: AttentionCall, scales: Mapping[str, GpuRef | None]) -> None:
+        for name, scale in scales.items():
+            if scale is None:
+                continue
+            if call.inputs[name].dtype not in FP8:
+                raise ValueError(f"{name}_descale is for numbers in fp8, and {name} has none")
+            shape = (call.spec.batch, call.spec.kv_heads)
+            require(scale, self._device.memory, f"{name}_descale", (_FLOAT32,), (), (1,), shape)
+
+
+def _given(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: GpuRef | bool | None,
+) -> dict[str, Any]:
+    """Arguments as ``AttentionOptions`` names them."""
+    return {
+        "dropout_p": dropout_p,
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window": window_size,
+        "softcap": softcap,
+        "alibi_slopes": None if alibi_slopes is False else alibi_slopes,
+    }
+
+
+def _checked(
+    op: str, given: Mapping[str, Any], options: Any, *, without: tuple[str, ...] = ()
+) -> tuple[Options, str]:
+    """All options, and the backend."""
+    more = {name: value for name, value in options.items() if name != "backend"}
+    if "deterministic" in given:
+        flag(given["deterministic"], "deterministic")
+    chosen = checked(op, {**given, **more}, without=without, called=_CALLED)
+    return chosen, options.get("backend", "auto")
+
+
+def _for_cudnn(given: Mapping[str, Any], options: Any) -> Any:
+    """The options without those that are as they are by default."""
+    found = {**given, **options}
+    found.pop("backend", None)
+    return {name: value for name, value in found.items() if value != _DEFAULTS.get(name)}
+
+
+_DEFAULTS: Final = {
+    "dropout_p": 0.0,
+    "causal": False,
+    "window": (-1, -1),
+    "softcap": 0.0,
+    "deterministic": False,
+}
+
+
+def _scored(options: Options) -> dict[str, GpuRef | None]:
+    """The buffers among the options."""
+    slopes = options.alibi_slopes
+    return {
+        "slopes": None if isinstance(slopes, bool) else slopes,
+        "bias": options.bias,
+        "sink": options.sink,
+    }
+
+
+def _parts(ref: GpuRef, name: str, count: int) -> list[GpuRef]:
+    """The parts of a packed buffer, as views."""
+    shape: tuple[int, ...] = getattr(ref, "shape", ())
+    if len(shape) != 5 or shape[2] != count:
+        raise ValueError(
+            f"{name} must have shape (batch, sequence, {count}, heads, size), not {shape}"
+        )
+    return [ref[:, :, at] for at in range(count)]
+
+
+def _until(
+    count: int | None,
+    k_cache: GpuRef,
+    v_cache: GpuRef,
+    k: GpuRef | None,
+    block_table: GpuRef | None,
+) -> tuple[GpuRef, GpuRef]:
+    """The first rows of a cache, all of whose sequences are as long."""
+    if k is not None or block_table is not None:
+        raise ValueError(
+            "cache_seqlens must be an int32 buffer of shape (batch,) where new keys come, and for "
+            "pages and cache_batch_idx"
+        )
+    if count is None:
+        return k_cache, v_cache
+    whole(count, "cache_seqlens", 1, k_cache.shape[1])
+    return k_cache[:, :count], v_cache[:, :count]

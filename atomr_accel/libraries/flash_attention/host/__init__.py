@@ -1,0 +1,1 @@
+"""FlashAttention: executors, inside a host."""

@@ -1,0 +1,273 @@
+"""Which kernels compute a call, and with what arguments. Calls nothing of CUDA's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ...dnn.host._philox import threshold
+from ...host._device_code import C_TYPES, CudaSource
+from ..wire._messages import STEPPED
+from ._problem import POINTERS, Problem, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from ..wire._messages import Form
+
+FORWARD: Final = CudaSource(__package__, "forward.cu")
+DECODE: Final = CudaSource(__package__, "decode.cu")
+BACKWARD: Final = CudaSource(__package__, "backward.cu")
+
+TYPES: Final = {**C_TYPES, "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+
+CAP, SLOPES, BIAS, DROPOUT, PAGES = 1, 2, 4, 8, 16
+
+_WIDTHS: Final = (32, 64, 96, 128, 192, 256)
+_GAP: Final = 8
+"""Between rows of tiles in shared memory, in elements."""
+
+_WARP: Final = 32
+LEAST_SHARED: Final = 99 << 10
+"""Bytes of shared memory that every device from 8.0 on gives a block."""
+
+_SMALL: Final = 128
+"""Threads of the kernels whose blocks are always as large."""
+
+
+class Launch(NamedTuple):
+    """A kernel with its arguments.
+
+    Attributes:
+        source: where it is.
+        name: its name expression.
+        blocks, threads: how many.
+        shared: bytes of shared memory of a block.
+        arguments: all of them but the pointers.
+        scratch: pointers into scratch memory, with their offsets.
+    """
+
+    source: CudaSource
+    name: str
+    blocks: int
+    threads: int
+    shared: int
+    arguments: Problem
+    scratch: tuple[tuple[str, int], ...] = ()
+
+    def pointers(self, given: Mapping[str, int]) -> list[int]:
+        """All pointers in the order of the arguments.
+
+        Args:
+            given: by the names in ``PLACES``, 0 for what is not there.
+        """
+        found = {**given, **{name: given["scratch"] + at for name, at in self.scratch}}
+        return [found.get(name, 0) for name in POINTERS]
+
+
+class Tiles(NamedTuple):
+    """How a kernel cuts its work.
+
+    Attributes:
+        warps: of a block.
+        blocks: of 16 rows, of a warp.
+        tile: rows that a block goes over at a time.
+    """
+
+    warps: int
+    blocks: int
+    tile: int
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return self.warps * self.blocks * 16
+
+
+FORWARD_TILES: Final = {
+    32: (Tiles(4, 2, 64),),
+    64: (Tiles(4, 2, 64),),
+    96: (Tiles(4, 2, 64),),
+    128: (Tiles(4, 2, 64), Tiles(4, 1, 64)),
+    192: (Tiles(4, 1, 32),),
+    256: (Tiles(4, 1, 32),),
+}
+"""By the larger one of the sizes of keys and values; the first one for which there is enough shared
+memory. The last one takes 99 KiB at most, which all devices from 8.0 on have."""
+
+BY_KEYS: Final = {
+    32: (Tiles(4, 1, 64),),
+    64: (Tiles(4, 1, 64),),
+    96: (Tiles(4, 1, 32),),
+    128: (Tiles(4, 1, 32),),
+    192: (Tiles(4, 1, 32), Tiles(4, 1, 16)),
+    256: (Tiles(4, 1, 32), Tiles(2, 1, 16)),
+}
+BY_QUERIES: Final = {
+    32: (Tiles(4, 1, 64),),
+    64: (Tiles(4, 1, 64),),
+    96: (Tiles(4, 1, 32),),
+    128: (Tiles(4, 1, 32),),
+    192: (Tiles(4, 1, 32), Tiles(4, 1, 16)),
+    256: (Tiles(4, 1, 32), Tiles(2, 1, 16)),
+}
+"""The same of the two kernels of the backward pass; a warp of theirs has a single block."""
+
+_BIAS_TILE: Final = 16
+_TOGETHER: Final = 128
+"""Up to this size one kernel computes gradients by keys and values; above there are too few
+registers."""
+
+_STAGED: Final = 128
+"""Up to this size the next keys of a cache are on their way while some are computed with."""
+
+
+def width_of(size: int) -> int:
+    """The size that kernels are compiled for."""
+    return next(width for width in _WIDTHS if width >= size)
+
+
+def _tile_bytes(rows: int, width: int) -> int:
+    return rows * (width + _GAP) * 2
+
+
+def _fitting(
+    candidates: tuple[Tiles, ...], most: int, nbytes: Callable[[Tiles], int]
+) -> tuple[Tiles, int]:
+    """The first one that has room, and how many bytes it takes."""
+    sizes = [(tiles, nbytes(tiles)) for tiles in candidates]
+    return next((each for each in sizes if each[1] <= most), sizes[-1])
+
+
+def _ceil(count: int, step: int) -> int:
+    return -(-count // step)
+
+
+def problem_of(form: Form) -> Problem:
+    """The arguments that all kernels of a call share."""
+    problem = Problem()
+    for name, steps in zip(STEPPED, form.steps, strict=True):
+        setattr(problem, f"{name}_steps", Steps(*steps))
+    for name in (
+        *("batch", "heads", "kv_heads", "queries", "keys", "size", "value_size"),
+        *("page", "columns", "pages", "added", "before", "after", "bottom_right"),
+        *("splits", "seed", "offset", "scale"),
+    ):
+        setattr(problem, name, getattr(form, name))
+    problem.cap = form.softcap
+    problem.slopes_batch = form.heads if form.slopes_by_sequence else 0
+    if form.bias:
+        batch, heads, rows, keys = form.bias
+        problem.bias_batch, problem.bias_heads, problem.bias_rows = batch, heads, rows
+        problem.bias_steps = Steps(
+            heads * rows * keys if batch > 1 else 0,
+            rows * keys if heads > 1 else 0,
+            keys if rows > 1 else 0,
+        )
+    problem.kept = 1 / (1 - form.dropout)
+    problem.threshold = threshold(form.dropout)
+    problem.q_scales, problem.k_scales, problem.v_scales = (each > 1 for each in form.scales)
+    return problem
+
+
+def _flags(form: Form, given: Collection[str]) -> int:
+    return (
+        CAP * bool(form.softcap)
+        + SLOPES * (form.paper or "slopes" in given)
+        + BIAS * bool(form.bias)
+        + DROPOUT * bool(form.dropout)
+        + PAGES * bool(form.page)
+    )
+
+
+def launches(form: Form, given: Collection[str], most: int = LEAST_SHARED) -> Iterator[Launch]:
+    """What computes a call, in order.
+
+    Args:
+        form: the call.
+        given: which of ``PLACES`` are there.
+        most: how many bytes of shared memory a block may have.
+    """
+    return _KINDS[form.kind](form, given, most)
+
+
+def _forward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
+    problem, flags = problem_of(form), _flags(form, given)
+    d, dv = width_of(form.size), width_of(form.value_size)
+
+    def nbytes(tiles: Tiles) -> int:
+        rows = tiles.rows + 2 * tiles.tile
+        return _tile_bytes(rows, d) + _tile_bytes(2 * tiles.tile, dv)
+
+    tiles, shared = _fitting(FORWARD_TILES[max(d, dv)], most, nbytes)
+    warps, blocks, tile = tiles
+    rows = tiles.rows
+    problem.tiles = _ceil(form.queries, rows)
+    name = f"forward<{TYPES[form.dtype]}, {d}, {dv}, {warps}, {blocks}, {tile}, {flags}>"
+    count = problem.tiles * form.heads * form.batch
+    yield Launch(FORWARD, name, count, warps * _WARP, shared, problem)
+
+
+def _decode(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
+    del most
+    problem, flags = problem_of(form), _flags(form, given)
+    d, dv = width_of(form.size), width_of(form.value_size)
+    stages = 2 if max(d, dv) <= _STAGED else 1
+    problem.tiles = _ceil(form.queries * (form.heads // form.kv_heads), 16)
+    # What has eight bits is multiplied in sixteen.
+    types = [TYPES["float16" if "8" in form.dtype else form.dtype]]
+    types += [TYPES[each] for each in (form.dtype, form.kv_dtype, form.out_dtype)]
+    name = f"decode<{', '.join(types)}, {d}, {dv}, {stages}, {flags}>"
+    if "8" in form.kv_dtype:
+        warp = stages * 16 * (d + dv) + _tile_bytes(16, max(d, dv))
+    else:
+        warp = stages * (_tile_bytes(16, d) + _tile_bytes(16, dv))
+    shared = max(_tile_bytes(16, d) + 4 * warp, 4 * (128 + 4 * 16 * dv))
+    rows = form.batch * form.heads * form.queries
+    parts = (("part_lse", 0), ("part_o", 4 * form.splits * rows)) if form.splits > 1 else ()
+    count = problem.splits * problem.tiles * form.kv_heads * form.batch
+    yield Launch(DECODE, name, count, _SMALL, shared, problem, parts)
+    if parts:
+        yield Launch(DECODE, f"combine<{types[-1]}>", _ceil(rows, 4), _SMALL, 0, problem, parts)
+
+
+def _backward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
+    flags = _flags(form, given)
+    d, dv = width_of(form.size), width_of(form.value_size)
+    largest, sizes = max(d, dv), f"{TYPES[form.dtype]}, {d}, {dv}"
+
+    def launch(name: str, blocks: int, threads: int, shared: int, tiles: int = 0) -> Launch:
+        problem = problem_of(form)
+        problem.tiles = tiles
+        return Launch(BACKWARD, name, blocks, threads, shared, problem, (("delta", 0),))
+
+    def both(rows: int) -> int:
+        return _tile_bytes(rows, d) + _tile_bytes(rows, dv)
+
+    rows = form.batch * form.heads * form.queries
+    yield launch(f"deltas<{TYPES[form.dtype]}>", _ceil(rows, 4), _SMALL, 0)
+    # Those of queries bring two numbers for each row.
+    tiles, shared = _fitting(
+        BY_KEYS[largest], most, lambda each: both(each.rows + 2 * each.tile) + 16 * each.tile
+    )
+    count = _ceil(form.keys, tiles.rows)
+    for want in (3,) if largest <= _TOGETHER else (1, 2):
+        name = f"by_keys<{sizes}, {tiles.warps}, {tiles.tile}, {flags}, {want}>"
+        blocks = count * form.kv_heads * form.batch
+        yield launch(name, blocks, tiles.warps * _WARP, shared, count)
+    tiles, shared = _fitting(
+        BY_QUERIES[largest], most, lambda each: both(each.rows + 2 * each.tile)
+    )
+    count = _ceil(form.queries, tiles.rows)
+    name = f"by_queries<{sizes}, {tiles.warps}, {tiles.tile}, {flags}>"
+    yield launch(name, count * form.heads * form.batch, tiles.warps * _WARP, shared, count)
+    if "dbias" in given:
+        batch, heads, rows, keys = form.bias
+        down = _ceil(rows, 64) if rows > 1 else 1
+        blocks = batch * heads * down * _ceil(keys, _BIAS_TILE)
+        name = f"by_bias<{sizes}, {_BIAS_TILE}, {flags}>"
+        yield launch(name, blocks, _SMALL, both(64 + _BIAS_TILE))
+    if "dsink" in given:
+        yield launch(f"by_sink<{TYPES[form.dtype]}>", form.heads, _SMALL, 4 * _SMALL)
+
+
+_KINDS: Final = {"forward": _forward, "decode": _decode, "backward": _backward}

@@ -1,0 +1,1 @@
+"""FlashAttention: what both sides of the wall know."""

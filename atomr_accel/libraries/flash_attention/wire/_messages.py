@@ -1,0 +1,112 @@
+"""What the FlashAttention lane executes: one call of our own kernels."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from ....wire import Message
+from ...dnn.wire._sequence_messages import Append
+
+READS: Final = (
+    *("q", "k", "v", "begin_q", "begin_k", "count_q", "count_k", "table"),
+    *("slopes", "sink", "bias", "scale_q", "scale_k", "scale_v"),
+)
+"""What a call may read, by the names that the kernels have for it."""
+
+BACKWARD_READS: Final = ("o", "lse", "grad")
+"""What the backward pass reads beside."""
+
+FORWARD_WRITES: Final = ("o", "lse")
+BACKWARD_WRITES: Final = ("dq", "dk", "dv", "dbias", "dsink")
+
+PLACES: Final = (*READS, *FORWARD_WRITES, "grad", *BACKWARD_WRITES, "scratch")
+"""The order of addresses in ``Flash``."""
+
+
+class Form(msgspec.Struct, frozen=True, array_like=True):
+    """A call without its buffers.
+
+    Attributes:
+        kind: ``"forward"``, ``"decode"`` (which splits the keys), or ``"backward"``.
+        dtype: of queries.
+        kv_dtype: of keys and values.
+        out_dtype: of the result.
+        batch, heads, kv_heads, size, value_size: sizes.
+        queries, keys: of the longest sequence.
+        rows_q, rows_k: of all sequences together where they lie one after the other, else 0.
+        steps: elements from one batch (page), head and row to the next of q, k, v, o, grad and
+            lse, in the order of ``STEPPED``.
+        page, columns, pages: sizes of pages and of their table, or zeros.
+        added: keys of each sequence beyond those that ``count_k`` counts.
+        scale, softcap: see ``AttentionOptions``.
+        before, after: how many keys beside its own a query sees; -1 for all.
+        bottom_right: whether the last query's own key is the last one.
+        paper: whether slopes are those of the paper.
+        slopes_by_sequence: whether slopes are (batch, heads) and not (heads,).
+        bias: its shape, or ().
+        dropout: the share that is dropped, by ``seed`` and ``offset``.
+        scales: of q, k and v: how many scales there are, 0, 1 or batch * kv_heads.
+        splits: among how many blocks the keys of a sequence are split.
+    """
+
+    kind: str
+    dtype: str
+    kv_dtype: str
+    out_dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    size: int
+    value_size: int
+    queries: int
+    keys: int
+    rows_q: int
+    rows_k: int
+    steps: tuple[tuple[int, int, int], ...]
+    page: int = 0
+    columns: int = 0
+    pages: int = 0
+    added: int = 0
+    scale: float = 1.0
+    softcap: float = 0.0
+    before: int = -1
+    after: int = -1
+    bottom_right: bool = True
+    paper: bool = False
+    slopes_by_sequence: bool = False
+    bias: tuple[int, ...] = ()
+    dropout: float = 0.0
+    seed: int = 0
+    offset: int = 0
+    scales: tuple[int, int, int] = (0, 0, 0)
+    splits: int = 1
+
+
+STEPPED: Final = ("q", "k", "v", "o", "grad", "lse")
+
+
+class Flash(Message, frozen=True):
+    """Compute attention, or its gradients.
+
+    Attributes:
+        form: which.
+        places: addresses in the order of ``PLACES``, 0 for what is not there.
+        append: what to write to a cache before.
+    """
+
+    form: Form
+    places: tuple[int, ...]
+    append: Append | None = None
+
+
+def scratch_of(form: Form) -> int:
+    """Bytes of scratch memory that the kernels take."""
+    if form.kind == "backward":
+        rows = form.rows_q or form.batch * form.queries
+        return 4 * rows * form.heads
+    if form.splits > 1:
+        rows = form.splits * form.batch * form.heads * form.queries
+        return 4 * rows * (form.value_size + 1)
+    return 0

@@ -1,0 +1,274 @@
+"""Our attention kernels beside cuDNN's, and beside PyTorch's where cuDNN has none.
+
+``device.flash_attention`` with each backend on shapes that both take (goal: kernels of this package
+take at most 3 times as long), with PyTorch's FlashAttention beside them; and what only our kernels
+do, beside ``flex_attention``, compiled. Bfloat16, 16384 tokens in sequences of 512 to 8192 with
+2048 columns, as in FlashAttention's papers, whose kernels reach 335 (FlashAttention-2) and 740
+TFLOP/s (-3) forward on an H100. Measured side by side, see ``side_by_side.py``. Stops when its time
+is over. Without a GPU sizes are small, and only our own numbers are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import side_by_side
+import trio
+from side_by_side import Rival, Row, compare, there
+
+from atomr_accel import CpuFallbackWarning, Unsupported, open_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device, GpuRef
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+GOAL = 3.0
+"""How much longer than cuDNN's our kernels may take."""
+
+side_by_side.ROUNDS = 3
+side_by_side.ROUND_SECONDS = 0.02
+side_by_side.MOST_QUEUED = 32
+side_by_side.ALONE = 4
+
+
+class Shape(NamedTuple):
+    """Sizes of attention."""
+
+    batch: int
+    length: int
+    heads: int
+    size: int
+    causal: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.length} x {self.size}{' causal' if self.causal else ''}"
+
+    def operations(self, name: str) -> float:
+        """Multiplications and additions of a pass."""
+        forward = 4.0 * self.batch * self.heads * self.length**2 * self.size
+        return forward * (2.5 if name == "backward" else 1.0) / (2 if self.causal else 1)
+
+
+def shapes(*, gpu: bool) -> list[Shape]:
+    """What to measure, the longest ones last."""
+    tokens, columns = (16384, 2048) if gpu else (128, 64)
+    return [
+        Shape(tokens // length, length, columns // size, size, causal)
+        for length in ((512, 2048, 8192) if gpu else (64,))
+        for size in ((64, 128) if gpu else (32,))
+        for causal in (False, True)
+    ]
+
+
+async def random(device: Device, *sizes: int) -> GpuRef:
+    """Normal numbers, as PyTorch's are: a kernel's pace depends on what it computes with."""
+    return await device.rng.normal(size=sizes, dtype=BFLOAT16)
+
+
+async def both(device: Device, shape: Shape) -> dict[str, float]:
+    """How much longer our kernels take than cuDNN's, by pass."""
+    batch, length, heads, size, causal = shape
+    q, k, v, do = [await random(device, batch, length, heads, size) for _ in range(4)]
+    out = await device.empty(q.shape, BFLOAT16)
+    grads: Any = tuple([await device.empty(q.shape, BFLOAT16) for _ in range(3)])
+    flash: Any = device.flash_attention
+    given: dict[str, Any] = {"causal": causal}
+    _, lse = await flash.flash_attn_func(q, k, v, out=out, return_attn_probs=True, **given)
+
+    def forward(backend: str) -> Callable[[Any], Any]:
+        return lambda on: on.flash_attention.flash_attn_func(
+            q, k, v, out=out, backend=backend, **given
+        )
+
+    def backward(backend: str) -> Callable[[Any], Any]:
+        return lambda on: on.flash_attention.flash_attn_backward(
+            do, q, k, v, out, lse, grads=grads, backend=backend, **given
+        )
+
+    theirs = sdpa(device, shape)
+    ratios = {}
+    for name, call in (("forward", forward), ("backward", backward)):
+        paces = {}
+        for backend in ("kernel", "cudnn"):
+            rivals = theirs.get(name, {}) if backend == "kernel" else {}
+            pace, others = await compare(device, call(backend), rivals)
+            row = Row(
+                f"{name} {shape.name} {backend}",
+                shape.operations(name),
+                "TFLOP/s",
+                pace,
+                others,
+                {},
+            )
+            print(*row.lines(), sep="\n", flush=True)
+            paces[backend] = pace.queued
+        ratios[name] = paces["kernel"] / paces["cudnn"]
+        print(f"{'':32} {ratios[name]:.2f} times cuDNN's time", flush=True)
+    for ref in (q, k, v, do, out, lse, *grads):
+        await device.free(ref)
+    return ratios
+
+
+async def alone(device: Device, shape: Shape) -> None:
+    """A softcap where sequences have lengths, which cuDNN has not."""
+    batch, length, heads, size, _ = shape
+    q, k, v = [await random(device, batch, length, heads, size) for _ in range(3)]
+    counts = await device.put(np.full(batch, length, np.int32))
+    out = await device.empty(q.shape, BFLOAT16)
+
+    def ours(on: Any) -> Any:
+        return on.flash_attention.flash_attn_func(
+            q, k, v, causal=True, softcap=30.0, seqlens_q=counts, seqlens_k=counts, out=out
+        )
+
+    pace, paces = await compare(device, ours, flex(device, shape))
+    operations = shape._replace(causal=True).operations("forward")
+    row = Row(f"softcap {length} x {size} causal", operations, "TFLOP/s", pace, paces, {})
+    print(*row.lines(), sep="\n", flush=True)
+
+
+def sdpa(device: Device, shape: Shape) -> dict[str, dict[str, Rival]]:
+    """The same by PyTorch's FlashAttention."""
+    if not there("torch") or device.backend != "cuda":
+        return {}
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (each.requires_grad_() for each in _made(shape, 3))
+    (do,) = _made(shape, 1)
+
+    def forward() -> Any:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
+
+    try:
+        result = forward()
+    except RuntimeError:
+        return {}
+
+    def backward() -> object:
+        return torch.autograd.grad(result, (q, k, v), do, retain_graph=True)
+
+    return {
+        "forward": {"torch": Rival(forward, torch.cuda.synchronize)},
+        "backward": {"torch": Rival(backward, torch.cuda.synchronize)},
+    }
+
+
+def flex(device: Device, shape: Shape) -> dict[str, Rival]:
+    """A softcap and a causal mask by PyTorch's flex_attention."""
+    if not there("torch") or device.backend != "cuda":
+        return {}
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    q, k, v = _made(shape, 3)
+
+    def capped(score: Any, *_: Any) -> Any:
+        return 30.0 * torch.tanh(score / 30.0)
+
+    try:
+        mask = create_block_mask(
+            lambda _b, _h, row, column: column <= row, None, None, shape.length, shape.length
+        )
+        compiled = torch.compile(flex_attention)
+        compiled(q, k, v, score_mod=capped, block_mask=mask)
+    except Exception as error:  # noqa: BLE001 - whatever it lacks, such as a compiler
+        print(f"flex_attention: {type(error).__name__}: {str(error)[:100]}")
+        return {}
+    return {
+        "flex": Rival(
+            lambda: compiled(q, k, v, score_mod=capped, block_mask=mask), torch.cuda.synchronize
+        )
+    }
+
+
+def _made(shape: Shape, count: int) -> list[Any]:
+    import torch
+
+    sizes = (shape.batch, shape.length, shape.heads, shape.size)
+    return [
+        torch.randn(*sizes, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for _ in range(count)
+    ]
+
+
+async def decode(device: Device, *, gpu: bool) -> None:
+    """One query for each sequence: a cache in 16 bits, in pages of two sizes, and in fp8."""
+    batch, length, heads, kv_heads, size = (32, 8192, 32, 8, 128) if gpu else (2, 64, 4, 2, 16)
+    q = await random(device, batch, 1, heads, size)
+    counts = await device.put(np.full(batch, length, np.int32))
+    out = await device.empty(q.shape, BFLOAT16)
+    rng = np.random.default_rng(0)
+    for page, dtype in ((0, BFLOAT16), (64, BFLOAT16), (48, BFLOAT16), (0, "float8_e4m3fn")):
+        more = {}
+        shape = (batch, length, kv_heads, size)
+        if page:
+            columns = -(-length // page)
+            shape = (batch * columns, page, kv_heads, size)
+            table = rng.permutation(batch * columns).reshape(batch, columns)
+            more = {"block_table": await device.put(table.astype(np.int32))}
+        k, v = [await device.zeros(shape, dtype) for _ in "kv"]
+        for backend in ("kernel", "cudnn"):
+
+            def ours(
+                on: Any, k: Any = k, v: Any = v, backend: str = backend, more: Any = more
+            ) -> Any:
+                return on.flash_attention.flash_attn_with_kvcache(
+                    *(q, k, v), cache_seqlens=counts, causal=True, out=out, backend=backend, **more
+                )
+
+            try:
+                await ours(device)
+            except Unsupported:
+                continue
+            pace, _ = await compare(device, ours, {})
+            name = f"decode pages of {page or 'none'} {np.dtype(dtype).name} {backend}"
+            row = Row(name, float(k.nbytes + v.nbytes), "GB/s", pace, {}, {})
+            print(*row.lines(), sep="\n", flush=True)
+        await device.free(k)
+        await device.free(v)
+
+
+async def run(seconds: float) -> None:
+    """Measure and print."""
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    begin = time.monotonic()
+    async with open_device(0) as device:
+        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        gpu = device.backend == "cuda"
+        await decode(device, gpu=gpu)
+        every = shapes(gpu=gpu)
+        await alone(device, every[-1])
+        found: dict[str, list[float]] = {"forward": [], "backward": []}
+        for shape in every:
+            if time.monotonic() - begin > seconds:
+                print(f"the time is over before {shape.name}")
+                break
+            for name, ratio in (await both(device, shape)).items():
+                found[name].append(ratio)
+    for name, ratios in found.items():
+        if gpu and ratios:
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            print(f"{name}: {mean:.2f} times cuDNN's time, {max(ratios):.2f} at most (goal {GOAL})")
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=55)
+    trio.run(run, parser.parse_args().seconds)
+
+
+if __name__ == "__main__":
+    main()

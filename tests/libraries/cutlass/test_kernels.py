@@ -1,0 +1,106 @@
+"""Kernels compile, and tell of themselves what the host has to know: NVRTC needs no GPU."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from atomr_accel import CompileError, LibraryMissing
+from atomr_accel._dtypes import DTYPES
+from atomr_accel.libraries.cutlass.host import _builds
+from atomr_accel.libraries.cutlass.host._builds import find_build
+from atomr_accel.libraries.cutlass.wire._spec import FUNCTIONS, Node, encode, shared_bytes
+from atomr_accel.libraries.host._disk_cache import DiskCache
+
+from .specs import PRODUCT, spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.headers, pytest.mark.slow]
+
+VECTOR: Final = Node("row", dtype="bfloat16", slot=0)
+
+
+def everything() -> Node:
+    """An epilogue with every step that there is, but what is not computed twice."""
+    node = PRODUCT
+    for name, function in FUNCTIONS.items():
+        node = Node(name, (node, Node("number"))[: function.arity])
+    loads = (
+        VECTOR,
+        Node("column", dtype="float32", slot=1),
+        Node("full", dtype="float16", slot=2),
+        Node("scalar", dtype="float32", slot=3),
+        Node("source", dtype="bfloat16"),
+    )
+    for load in loads:
+        node = Node("add", (node, load))
+    for slot, store in enumerate(("store", "amax", "sum_rows", "sum_columns"), 4):
+        node = Node(store, (node,), "float32", slot)
+    return node
+
+
+KERNELS: Final[dict[str, dict[str, Any]]] = {
+    "everything": {"epilogue": everything(), "source": "bfloat16"},
+    "fp8": {
+        **dict.fromkeys(("a", "out"), "float8_e4m3fn"),
+        "b": "float8_e5m2",
+        "fast": True,
+        "tile": (64, 128, 128),
+        "schedule": "pingpong",
+    },
+    "int8": {**dict.fromkeys("ab", "int8"), "out": "int32", "tile": (128, 128, 128)},
+    "tf32": {**dict.fromkeys(("a", "b", "out"), "float32"), "tile": (128, 128, 32), "stages": 3},
+    "layouts": {"trans_a": True, "trans_b": False, "cluster": (1, 2, 1)},
+    "grouped": {"grouped": True, "epilogue": Node("silu", (PRODUCT,)), "schedule": "pingpong"},
+}
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskCache:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path / "cache"))
+    try:
+        _builds.headers()
+    except LibraryMissing as missing:
+        pytest.skip(str(missing))
+    return DiskCache("cutlass")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_compiles_and_tells_of_itself(name: str, kept: DiskCache) -> None:
+    one = spec(**KERNELS[name])
+    build = find_build(encode(one), kept)
+    assert build.origin == "built"
+    assert find_build(encode(one), kept).origin == "disk"
+    facts = build.facts
+    threads = 384  # two groups of warps that compute, and one that loads
+    assert (facts.threads, facts.stages >= 2) == (threads, True)
+    assert facts.stages == one.stages or not one.stages
+    # As much as was thought, but for what barriers and alignment take.
+    assert abs(facts.shared - shared_bytes(one, facts.stages)) <= 2048 + 1024 * one.grouped
+    _, _, depth = one.tile
+    a, b, c, out = facts.maps
+    assert a.box[0] * DTYPES[one.a].itemsize == 128
+    if not one.trans_a:
+        assert a.box[:2] == (depth, one.tile[0])
+        assert b.box[:2] == (depth, one.tile[1] // one.cluster[0])
+    assert a.modes == b.modes == out.modes == (2 if one.grouped else 3)
+    offsets = [each.offset for each in (a, b, c, out)]
+    assert all(offset % 64 == 0 and offset + 128 <= facts.params for offset in offsets)
+    assert len(set(offsets)) == 4
+    assert struct.unpack_from("<H", build.image, 16) == (2,)  # an executable
+
+
+def test_what_does_not_compile_is_told(kept: DiskCache) -> None:
+    with pytest.raises(CompileError, match="the kernel of CUTLASS does not compile"):
+        find_build(encode(spec(tile=(100, 128, 64))), kept)
+
+
+def test_headers_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_builds, "vendor_headers", lambda: ("/proc/0",))
+    with pytest.raises(LibraryMissing, match=r"pip install 'atomr-accel\[cutlass12\]'"):
+        find_build(encode(spec()))

@@ -1,0 +1,67 @@
+"""Our kernels in the place of NumPy: the CPU's executor runs them, compiled for the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from atomr_accel.libraries.flash_attention.host._cpu import CpuCall
+from atomr_accel.libraries.flash_attention.host._launches import launches
+from atomr_accel.libraries.flash_attention.host._problem import POINTERS
+
+from ..host_kernels import compile_bodies
+
+if TYPE_CHECKING:
+    import pytest
+
+    from atomr_accel.libraries.flash_attention.host._launches import Launch
+
+WARPS: Final = Path(__file__).with_name("warps_on_host.h")
+
+
+def source_of(launch: Launch) -> str:
+    """A kernel's source without what only devices have."""
+    on_host = {"conversions.cuh": "", "instructions.cuh": "", "warps.cuh": WARPS.read_text()}
+    return launch.source.preprocess(on_host)
+
+
+class HostKernels:
+    """Compiled kernels by name.
+
+    Attributes:
+        ran: the names of those that ran.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._compiled: dict[str, Any] = {}
+        self.ran: list[str] = []
+
+    def run(self, launch: Launch, pointers: dict[str, int]) -> None:
+        name = launch.name
+        if name not in self._compiled:
+            body = (
+                f"typedef Problem Arguments; static void kernel(const Problem& p) {{ {name}(p); }}"
+            )
+            folder = self._folder / str(len(self._compiled))
+            folder.mkdir()
+            (self._compiled[name],) = compile_bodies(source_of(launch), [body], "kernel", folder)
+        arguments = launch.arguments
+        for field, pointer in zip(POINTERS, launch.pointers(pointers), strict=True):
+            setattr(arguments, field, pointer)
+        self.ran.append(name)
+        self._compiled[name](bytes(arguments), (launch.blocks, 1), launch.threads)
+
+
+def replace_numpy(monkeypatch: pytest.MonkeyPatch, kernels: HostKernels) -> None:
+    """Have the CPU's executor run kernels."""
+
+    def run(call: Any) -> None:
+        pointers = {
+            name: call._context.bytes_at(place, 1).ctypes.data if place else 0
+            for name, place in call._places.items()
+        }
+        for launch in launches(call._form, [name for name, place in pointers.items() if place]):
+            kernels.run(launch, pointers)
+
+    monkeypatch.setattr(CpuCall, "run", run)

@@ -1,0 +1,256 @@
+"""Our kernels themselves: compiled for the host, where they compute, and for GPUs.
+
+On the host each thread is a fiber, and products and loads of matrices are what ``warps_on_host.h``
+has of the PTX ISA. So indices, masks, lengths and sums are those of a GPU; what is not, is that
+copies are done at once, and that warps keep step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel.libraries.flash_attention.host._launches import (
+    BY_KEYS,
+    BY_QUERIES,
+    FORWARD_TILES,
+    LEAST_SHARED,
+    launches,
+    width_of,
+)
+from atomr_accel.libraries.flash_attention.host._problem import Problem
+from atomr_accel.libraries.flash_attention.wire._messages import Form
+from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+
+from ...harness import opened, sized
+from ..conformance import MARKS, check, dtype_of, on_cuda
+from ..dnn.attention.inputs import HALF, floats, integers, normal
+from ..host_kernels import needs_compiler
+from .on_host import HostKernels, replace_numpy
+from .rows import OPERATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = MARKS
+
+HOPPER = 227 << 10
+"""Bytes of shared memory that a block may have there."""
+
+on_host = [needs_compiler, pytest.mark.slow, pytest.mark.skipif(on_cuda(), reason="is for the CPU")]
+E4M3, E5M2, BFLOAT16 = map(dtype_of, ("float8_e4m3fn", "float8_e5m2", "bfloat16"))
+
+
+def form(kind: str, dtype: str = "float16", size: int = 64, **more: Any) -> Form:
+    """A call of no particular sizes."""
+    given: dict[str, Any] = {"kv_dtype": dtype, "out_dtype": dtype, "value_size": size, **more}
+    given |= {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 100, "keys": 200}
+    steps = ((1, 1, 1),) * 6
+    return Form(kind, dtype, size=size, rows_q=0, rows_k=0, steps=steps, **given)
+
+
+def every_form() -> Iterator[tuple[Form, list[str]]]:
+    """Calls that take every kernel: all options by themselves and together, all sizes."""
+    bias = {"bias": (1, 4, 100, 200)}
+    options: list[dict[str, Any]] = [
+        {"softcap": softcap, "paper": paper, **which, "dropout": dropout}
+        for softcap, paper, which, dropout in itertools.product(
+            (0.0, 2.0), (False, True), ({}, bias), (0.0, 0.1)
+        )
+    ]
+    for kind in ("forward", "backward"):
+        for dtype in ("float16", "bfloat16"):
+            for each in options:
+                yield form(kind, dtype, **each), ["sink", "dsink", *["dbias"] * ("bias" in each)]
+            for size in FORWARD_TILES:
+                yield form(kind, dtype, size), []
+                yield form(kind, dtype, size, value_size=64, **options[-1]), ["dbias"]
+    for dtype, cache in (
+        *itertools.product(("float16", "bfloat16"), ("", "float8_e4m3fn", "float8_e5m2")),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+        ("float8_e5m2", "float8_e4m3fn"),
+    ):
+        out = "bfloat16" if "8" in dtype else dtype
+        for size in FORWARD_TILES:
+            for softcap in (0.0, 2.0):
+                more: dict[str, Any] = {"softcap": softcap, "paper": softcap > 0, "splits": 3}
+                more |= {"kv_dtype": cache or dtype, "out_dtype": out}
+                yield form("decode", dtype, size, **more), []
+
+
+def every_launch(most: int) -> dict[str, Any]:
+    return {
+        launch.name: launch
+        for each, given in every_form()
+        for launch in launches(each, {*given, "scratch"}, most)
+    }
+
+
+def test_tiles_fit_into_the_shared_memory_of_every_device() -> None:
+    assert FORWARD_TILES.keys() == BY_KEYS.keys() == BY_QUERIES.keys()
+    assert [width_of(size) for size in (8, 32, 40, 72, 128, 136, 248)] == [
+        *(32, 32, 64, 96, 128, 192, 256)
+    ]
+    for most in (LEAST_SHARED, HOPPER):
+        for launch in every_launch(most).values():
+            assert launch.shared <= most, launch.name
+            assert launch.threads % 32 == 0
+
+
+@pytest.mark.headers
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)], ids=str)
+def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
+    every = every_launch(HOPPER if capability == (9, 0) else LEAST_SHARED)
+    assert len(every) > 100
+    names = [*every][:: sized(4, 1) if capability == (9, 0) else sized(16, 4)]
+    for name in names:
+        image, lowered, log = compile_cubin(every[name].source.text, name, (), capability)
+        assert lowered.encode() in image
+        assert "warning" not in log, (name, log)
+
+
+def test_arguments_have_the_order_of_the_kernels() -> None:
+    (launch,) = launches(form("forward"), [])
+    text = re.sub(r"//.*", "", launch.source.text)
+    found = re.search(r"struct Problem \{(.*?)\};", text, re.DOTALL)
+    assert found is not None
+    declared = [
+        re.sub(r"\W", "", each.split()[-1]) for each in re.split("[,;]", found[1].strip(" \n;"))
+    ]
+    assert declared == [name for name, *_ in Problem._fields_]
+
+
+@pytest.mark.headers
+def test_arguments_are_as_large_as_the_kernels_have_them() -> None:
+    (launch,) = launches(form("forward"), [])
+    source = f"{launch.source.text}\nstatic_assert(sizeof(Problem) == {ctypes.sizeof(Problem)});\n"
+    compile_cubin(source, "forward<h16, 32, 32, 1, 1, 16, 0>", (), (8, 0))
+
+
+# --- on the host --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HostKernels:
+    made = HostKernels(tmp_path)
+    replace_numpy(monkeypatch, made)
+    return made
+
+
+def mark(operation: Any) -> Any:
+    return pytest.param(operation, id=operation.name.partition(".")[2], marks=on_host)
+
+
+@pytest.mark.parametrize("operation", [mark(each) for each in OPERATIONS])
+async def test_they_conform_on_the_host(operation: Any, kernels: HostKernels) -> None:
+    """The rows of the library; the same dtype for all, since each takes compiling."""
+    step = sized(3, 1)
+    async with opened(isolation="thread", standby=None) as device:
+        for case in operation.cases[::step]:
+            await check(device, operation, "float16", case, "flash_attention on the host")
+    assert kernels.ran
+
+
+@pytest.mark.parametrize("size", [pytest.param(size, marks=on_host) for size in (72, 136)])
+async def test_sizes_on_the_host(size: int, kernels: HostKernels, monkeypatch: Any) -> None:
+    """In bfloat16; those above 128 have gradients by keys and values from two kernels."""
+    rng = np.random.default_rng(size)
+    async with opened(isolation="thread", standby=None) as device:
+        q, k, v, do = [
+            await device.put(normal(rng, 1, n, heads, width, dtype=BFLOAT16))
+            for n, heads, width in ((70, 2, size), (90, 1, size), (90, 1, 40), (70, 2, 40))
+        ]
+        found = []
+        for numpy in (False, True):
+            if numpy:
+                monkeypatch.undo()
+            given: Any = {"causal": True, "backend": "kernel"}
+            flash: Any = device.flash_attention
+            out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+            grads = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
+            found.append([(await device.get(ref)).astype(float) for ref in (out, lse, *grads)])
+    assert sum(name.startswith("by_keys") for name in kernels.ran) == (1 if size < 128 else 2)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.04, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, marks=on_host, id=name)
+        for name, options in (
+            ("dropout", {"dropout_p": 0.3, "seed": 2**40 + 5, "offset": 7, "keys": 90}),
+            ("dropout by fours", {"dropout_p": 0.3, "seed": 3, "offset": 8, "keys": 92}),
+            ("bias of one row", {"bias": (2, 1, 1, 90), "causal": True}),
+            ("slopes of the paper", {"alibi_slopes": True, "causal": True}),
+        )
+    ],
+)
+async def test_options_on_the_host(
+    options: dict[str, Any], kernels: HostKernels, monkeypatch: Any
+) -> None:
+    """Against what NumPy computes: masks of dropout are the very same."""
+    rng = np.random.default_rng(0)
+    given = {**options, "backend": "kernel"}
+    keys = given.pop("keys", 90)
+    async with opened(isolation="thread", standby=None) as device:
+        q, k, v, do = [
+            await device.put(normal(rng, 2, n, heads, 32))
+            for n, heads in ((70, 6), (keys, 2), (keys, 2), (70, 6))
+        ]
+        if "bias" in options:
+            given["bias"] = await device.put(normal(rng, *options["bias"]))
+        found = []
+        for numpy in (False, True):
+            if numpy:
+                monkeypatch.undo()
+            flash: Any = device.flash_attention
+            out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+            grads = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
+            found.append([(await device.get(ref)).astype(float) for ref in (out, lse, *grads)])
+    for one, other in zip(*found, strict=True):
+        size = max(1.0, np.abs(other).max())
+        np.testing.assert_allclose(one / size, other / size, atol=0.004)
+
+
+@pytest.mark.parametrize("queries", [pytest.param(n, marks=on_host) for n in (1, 9)])
+@pytest.mark.parametrize(("dtype", "cache"), [(HALF, E5M2), (BFLOAT16, E4M3), (E4M3, E4M3)])
+async def test_caches_in_fp8_on_the_host(
+    dtype: Any, cache: Any, queries: int, kernels: HostKernels, monkeypatch: Any
+) -> None:
+    """Split among blocks, whose parts are added."""
+    rng = np.random.default_rng(0)
+    async with opened(isolation="thread", standby=None) as device:
+        q = await device.put(normal(rng, 2, queries, 4, 32, dtype=dtype))
+        k, v = [await device.put(normal(rng, 20, 33, 2, 32, dtype=cache)) for _ in "kv"]
+        table = await device.put(rng.permutation(20).reshape(2, 10).astype(np.int32))
+        lengths = await device.put(integers([300, 17]))
+        scale = await device.put(floats([[0.5, 1.0], [2.0, 0.25]]))
+        sink = await device.put(floats([0, 1, 2, 3]))
+        found = []
+        for numpy in (False, True):
+            if numpy:
+                monkeypatch.undo()
+            flash: Any = device.flash_attention
+            out, lse = await flash.flash_attn_with_kvcache(
+                *(q, k, v),
+                cache_seqlens=lengths,
+                block_table=table,
+                k_descale=scale,
+                v_descale=scale,
+                sink=sink,
+                causal=True,
+                num_splits=3,
+                return_softmax_lse=True,
+            )
+            found.append([(await device.get(ref)).astype(float) for ref in (out, lse)])
+    assert any(name.startswith("combine") for name in kernels.ran)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.02, rtol=0.01)
