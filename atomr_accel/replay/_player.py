@@ -389,10 +389,11 @@ class Player:
         """Why nobody knows what a recording writes that lacks calls, or draws random numbers."""
         cause = None
         for number in self._parts(call):
-            if self._programs[number].cause is not None:
-                cause = self._programs[number].cause
+            found = self._programs[number].cause
+            if found is not None:
+                cause = found
                 for each in self._left_out.get(number, ()):
-                    self._doubts.add(each, cause)
+                    self._doubts.add(each, found)
         if cause is not None:
             self._write_anything(call, cause)
         return cause

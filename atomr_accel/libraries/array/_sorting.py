@@ -554,7 +554,7 @@ def _require_kth(a: Operand, kth: Any, axis: int | None) -> None:
     n = math.prod(shape) if axis is None else shape[normalize_axis_index(axis, len(shape))]
     for each in (kth,) if isinstance(kth, SupportsIndex) else kth:
         at = operator.index(each)
-        if not -n <= at < n and math.prod(shape):
+        if not -n <= at < n and 0 not in shape:
             raise ValueError(f"kth(={at}) out of bounds ({n})")
 
 

@@ -168,8 +168,8 @@ class CudaIndexing:
 
     def _require_intervals(self, message: Histogram | RequireIntervals) -> None:
         if not self._stream.captures:  # a recording cannot ask
-            ends = self._read((self._context.pointer(message.ends), 16))
-            require_intervals(*struct.unpack("<2d", ends), message.size, message.edge)
+            low, high = struct.unpack("<2d", self._read(self._context.pointer(message.ends), 16))
+            require_intervals(low, high, message.size, message.edge)
 
     def _top(self, message: Top) -> None:
         for zeros, launches in tops(message, self._context.pointer):
