@@ -72,6 +72,14 @@ async def _cub(device: Device, rng: np.random.Generator) -> Pair:
     return await device.get(await device.cub.sort(await device.put(keys))), np.sort(keys)
 
 
+async def _cutlass(device: Device, rng: np.random.Generator) -> Pair:
+    """What a GPU compiles for half a minute, the first time."""
+    a, b = (rng.standard_normal((256, 128)).astype(np.float16) for _ in "ab")
+    refs = [await device.put(each) for each in (a, b)]
+    made = await device.cutlass.matmul(*refs, trans_b=True, dtype="float32")
+    return await device.get(made), a.astype("f4") @ b.T.astype("f4")
+
+
 async def _dnn(device: Device, rng: np.random.Generator) -> Pair:
     x = rng.standard_normal((32, 256), np.float32)
     weight, bias = rng.standard_normal((2, 256), np.float32)
@@ -160,6 +168,7 @@ CHECKS: Final = (
     Check("blas", "gemm 192 x 256 x 320, float32", 1e-5, _blas),
     Check("blaslt", "matmul 128 x 128 x 128 and relu, float16", 2e-3, _blaslt),
     Check("cub", "sort of 50,000 int32", 0.0, _cub),
+    Check("cutlass", "matmul 256 x 256 x 128, float16", 1e-3, _cutlass, True),
     Check("dnn", "layer_norm of 32 rows, float32", 1e-5, _dnn),
     Check("fft", "rfft of 16 x 1000, float32", 1e-5, _fft),
     Check("flash_attention", "100 queries, 2 heads of 64, float16", 4e-3, _flash_attention),
