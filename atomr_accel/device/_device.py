@@ -335,7 +335,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
         as one graph launch.
 
         Args:
-            *inputs: buffers that ``replay`` may be given others for, by position.
+            *inputs: buffers that ``replay`` may be given others for, by position. What is given
+                twice is one buffer, and replaced by one.
 
         Returns:
             The program, to be entered once and replayed as often as need be.

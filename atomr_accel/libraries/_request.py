@@ -42,6 +42,8 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
         result: what the caller gets; whatever the lane answers, if it is None.
         finish: makes the result of the lane's answer. Such a request cannot be in a batch.
         sent: called when it is submitted, right before.
+        placed: called once it has its place in the program's order, with those before and after
+            it: what is submitted from there sees what it has written.
         done: called once it was executed, if it did not fail; for what a batch has
             collected, once all of the batch was, and never for what is only recorded.
         before: what is submitted right before, so that nothing comes in between.
@@ -54,6 +56,7 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     result: T | None = None
     finish: Callable[[Any], T] | None = None
     sent: Callable[[], None] | None = None
+    placed: Callable[[], None] | None = None
     done: Callable[[], None] | None = None
     before: tuple[Request[Any], ...] = ()
     after: tuple[Request[Any], ...] = ()
@@ -315,15 +318,20 @@ def submit(
     port = device.ports.get(request.lane.name)
     if port is None:
         raise Pending(request.lane)
+    op: Submitted
     if submission.message is None:
-        return submission, _NOTHING
-    if submission.before or submission.after:
-        return submission, _submit_all(device, request, submission, driver)
-    if submission.sent is not None:
-        submission.sent()
-    return submission, device.submit(
-        port, request.name, submission.message, submission.reads, submission.writes
-    )
+        op = _NOTHING
+    elif submission.before or submission.after:
+        op = _submit_all(device, request, submission, driver)
+    else:
+        if submission.sent is not None:
+            submission.sent()
+        op = device.submit(
+            port, request.name, submission.message, submission.reads, submission.writes
+        )
+    if submission.placed is not None:
+        submission.placed()
+    return submission, op
 
 
 def _submit_all(

@@ -199,6 +199,8 @@ class Notes:
             note = self._described(name, facade, args, kwargs, program)
             note.submission = submission
             note.state = self._state(facade)
+            if program is not None:
+                self._number(submission.result)
             return self._noting(submission, note)
 
         return Request(request.lane, request.name, told, request.key)
@@ -419,12 +421,10 @@ class Notes:
         return Request(request.lane, request.name, told, request.key)
 
     def _noting(self, submission: Submission[T], note: _Note) -> Submission[T]:
-        """A submission that notes itself when it is submitted."""
-        sent, done, finish = submission.sent, submission.done, submission.finish
+        """A submission that notes itself as soon as it has its place."""
+        finish = submission.finish
 
         def placed() -> None:
-            if sent is not None:
-                sent()
             self._place(note)
             if finish is None:
                 self._done(note, submission.result, outcome="sent")
@@ -435,11 +435,8 @@ class Notes:
             self._done(note, result)
             return result
 
-        if submission.message is None:
-            placed()
-            return submission
         return msgspec.structs.replace(
-            submission, sent=placed, done=done, finish=None if finish is None else finished
+            submission, placed=placed, finish=None if finish is None else finished
         )
 
     # --- in its place -----------------------------------------------------------------------
@@ -507,9 +504,7 @@ class Notes:
 
     def _collected(self, note: _Note, result: Any, program: Any) -> None:
         """Note a call of a batch or a recording once it has its place there."""
-        # Calls that use the result may come before this one has its place.
-        describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
-        describer.result(result)
+        self._number(result)
 
         def placed() -> None:
             self._done(note, result, outcome="sent")
@@ -518,6 +513,11 @@ class Notes:
                     self._note_made(program, ref)
 
         program.when_placed(placed)
+
+    def _number(self, result: Any) -> None:
+        """Number what a collected call gives: others may use that before this one has its place."""
+        describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
+        describer.result(result)
 
     def _note_made(self, program: object, ref: GpuRef) -> None:
         """Remember a buffer that a recording makes, to be looked at when it was replayed."""

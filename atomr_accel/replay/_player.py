@@ -13,14 +13,17 @@ from .._errors import AccelError
 from ..memory import GpuRef
 from ._compare import TOLERANCES, Deviation, deviation
 from ._describe import digest
+from ._doubts import Doubts
 from ._entries import Array, Brought, Handle, Outside, Ref
 from ._reading import Recall, Recorded, reading
-from ._restore import Missing, Restorer, refs_given, refs_of
+from ._restore import Missing, Restorer, handles_of, refs_given, refs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..device import Device
+    from ..memory import Block
+    from ._entries import Call
     from ._storage import Storage
 
 _PROGRAMS: Final = ("batch", "record")
@@ -192,6 +195,7 @@ class Program:
         sections: the open sections of a recording.
         raised: what calls of a batch have raised, which the end of the batch tells.
         made: the buffers that its calls have given.
+        cause: why nobody knows what replays of a recording write; None: they do as it did.
     """
 
     def __init__(self, recording: Any) -> None:
@@ -199,6 +203,7 @@ class Program:
         self.sections: Final[list[Any]] = []
         self.raised: Final[dict[str, tuple[Recall, Exception]]] = {}
         self.made: Final[list[int]] = []
+        self.cause: str | None = None
 
 
 @final
@@ -226,7 +231,8 @@ class Player:
             tolerance = TOLERANCES if self._elsewhere else {}
         self._tolerance: Final = tolerance
         self._programs: Final[dict[int, Program]] = {}
-        self._unknown: Final[dict[int, str]] = {}  # buffers whose content is not known, and why
+        self._not_begun: Final[dict[int, str]] = {}  # recordings that could not be, and why
+        self._left_out: Final[dict[int, set[int]]] = {}  # buffers of skipped calls, by program
         self._spoilt: Final = {  # batches that did not end well, and how that was
             recall.call.target.id: recall.done.outcome
             for recall in recorded.calls
@@ -237,6 +243,7 @@ class Player:
         complete = recorded.complete and recorded.first == 1
         self.report: Final = Report(complete=complete)
         self.restorer: Final = Restorer(self._content, functions)
+        self._doubts: Final = Doubts(self.restorer.buffers)
 
     async def _content(self, array: Array) -> np.ndarray[Any, Any] | None:
         given = self._inputs.get(array.hash)
@@ -248,6 +255,14 @@ class Player:
         Args:
             until: the number of the last one; None: all.
         """
+        instruments = self._device._core.instruments
+        instruments.add(self._doubts)
+        try:
+            await self._play(until)
+        finally:
+            instruments.remove(self._doubts)
+
+    async def _play(self, until: int | None) -> None:
         calls = self._recorded.calls
         if until is not None:
             calls = tuple(each for each in calls if each.call.number <= until)
@@ -318,6 +333,8 @@ class Player:
 
     async def _call(self, recall: Recall) -> None:
         call, done = recall.call, recall.done
+        if call.program in self._not_begun:
+            raise Missing(f"recording #{call.program}: {self._not_begun[call.program]}")
         if call.method in _PROGRAMS and call.target == "device":
             await self._enter(recall)
             return
@@ -341,14 +358,64 @@ class Player:
             return  # what is not there any more is refused, as it was
         error: Exception | None = None
         result: Any = None
+        self._doubts.cause = cause = self._cause(recall)
         try:
             made = method(*args, **kwargs)
             result = await made if hasattr(made, "__await__") else made
         except Exception as raised:  # noqa: BLE001 - it is compared
             error = raised
+        finally:
+            self._doubts.cause = None
         self.report.calls += 1
         if self._ended_alike(recall, error) and error is None:
-            await self._compare(recall, result)
+            await self._compare(recall, result, cause)
+
+    def _cause(self, recall: Recall) -> str | None:
+        """Why nobody knows what a call writes, whatever it reads."""
+        call = recall.call
+        cause = None
+        if call.state is not None and self._elsewhere:
+            cause = "backends draw other random numbers"
+        elif call.program in self._spoilt:
+            cause = f"batch #{call.program} did not end well"
+        elif call.method in ("replay", "call") and isinstance(call.target, Handle):
+            cause = self._cause_within(call)
+        program = self._programs.get(call.program)
+        if cause is not None and program is not None and program.recording is not None:
+            program.cause = cause
+        return cause
+
+    def _cause_within(self, call: Call) -> str | None:
+        """Why nobody knows what a recording writes that lacks calls, or draws random numbers."""
+        cause = None
+        for number in self._parts(call):
+            if self._programs[number].cause is not None:
+                cause = self._programs[number].cause
+                for each in self._left_out.get(number, ()):
+                    self._doubts.add(each, cause)
+        if cause is not None:
+            self._write_anything(call, cause)
+        return cause
+
+    def _write_anything(self, call: Call, reason: str) -> None:
+        """Nobody knows what a call has left in what it may write."""
+        for ref in refs_given(call).values():
+            self._doubts.add(ref.id, reason)
+        for number in self._parts(call) if call.method == "replay" else ():
+            recording = self._programs[number].recording
+            for stand_in, bound in recording._bound.items():
+                if stand_in in recording._written:
+                    self._doubts.add_block(bound._block, reason)
+            for made in recording._made:
+                self._doubts.add_block(made, reason)
+
+    def _parts(self, call: Call) -> list[int]:
+        """The recordings that a call replays, or takes into another one, by their numbers."""
+        given = handles_of([call.target, *call.args])
+        whole = [self._programs.get(number) for number in given]
+        found = [each.recording for each in whole if each is not None and each.recording]
+        parts = {part for each in found for part in (each, *each._called)}
+        return [at for at, each in self._programs.items() if each.recording in parts]
 
     async def _method(self, recall: Recall) -> Callable[..., Any]:
         """What is called again."""
@@ -446,10 +513,10 @@ class Player:
         name = "" if error is None else type(error).__name__
         if name == wanted or (done.fault and (error is None or isinstance(error, AccelError))):
             return True
-        if error is None:
-            self._differs(recall, f"ended well, and did not raise {wanted}")
-        else:
-            self._differs(recall, f"raised {name}: {error}")
+        if self._doubts.among(self._blocks_given(recall.call)) is None:
+            how = f"raised {name}: {error}" if name else f"ended well, and did not raise {wanted}"
+            self._differs(recall, how)
+        if error is not None:
             self._forget(recall, f"call {recall.call.number} has raised {name}")
         return False
 
@@ -462,8 +529,11 @@ class Player:
         """Go on without a call that was cancelled: it happened, or not."""
         call = recall.call
         program = self._programs.get(call.target.id) if isinstance(call.target, Handle) else None
+        reason = f"call {call.number} was cancelled"
         for number in [] if program is None else program.made:
-            self._unknown[number] = f"call {call.number} was cancelled"
+            self._doubts.add(number, reason)
+        if call.method == "replay":
+            self._write_anything(call, reason)
         given = {} if call.method in _READ_ONLY else refs_given(call)
         for where, ref in given.items():
             array = recall.outputs.get(where)
@@ -471,7 +541,7 @@ class Player:
             if was is not None and ref.id in self.restorer.buffers:
                 await self._set(ref, was)
             elif array is not None or not self._recorded.header.results or call.method in _NO_OPS:
-                self._unknown[ref.id] = f"call {call.number} was cancelled"
+                self._doubts.add(ref.id, reason)
 
     def _forget(self, recall: Recall, reason: str) -> None:
         """What a call has made is not there, and what it was given may hold anything."""
@@ -480,15 +550,19 @@ class Player:
             for _, ref in refs_of(done.result):
                 if ref.id not in self.restorer.buffers:
                     self.restorer.lost[ref.id] = reason
+        if call.method == "record" and done is not None and isinstance(done.result, Handle):
+            self._not_begun[done.result.id] = reason
+        program = self._programs.get(call.program)
+        if program is not None:
+            program.cause = reason
         if call.method not in _READ_ONLY:
-            for ref in refs_given(call).values():
-                known = self.restorer.buffers.get(ref.id)
-                if known is not None and not known.sealed:
-                    self._unknown[ref.id] = reason
+            self._write_anything(call, reason)
+            left_out = self._left_out.setdefault(call.program, set())
+            left_out.update(ref.id for ref in refs_given(call).values())
 
     # --- what it has given ------------------------------------------------------------------
 
-    async def _compare(self, recall: Recall, result: Any) -> None:
+    async def _compare(self, recall: Recall, result: Any, cause: str | None) -> None:
         """Know the results of a call by their numbers, and compare what its outputs hold."""
         call, done = recall.call, recall.done
         assert done is not None
@@ -500,33 +574,38 @@ class Player:
         given, made = refs_given(call), dict(refs_of(done.result, "result"))
         program = self._programs.get(call.program)
         if program is not None:
-            program.made.extend(ref.id for ref in made.values())
-        if call.method == "fill" or (call.method == "put" and "out" in call.kwargs):
-            for ref in given.values():
-                self._unknown.pop(ref.id, None)  # all of it is new
-        reasons = (self._unknown[ref.id] for ref in given.values() if ref.id in self._unknown)
-        doubtful = next(reasons, None)
-        if call.state is not None and self._elsewhere:
-            doubtful = "backends draw other random numbers"
-        if call.program in self._spoilt:
-            doubtful = doubtful or f"batch #{call.program} did not end well"
-        if doubtful is not None:
-            for ref in made.values():
-                self._unknown.setdefault(ref.id, doubtful)
-            # Without results, and of calls that others overtook, what was written is not noted.
-            if call.method not in _READ_ONLY and not recall.outputs:
-                for ref in given.values():
-                    self._unknown.setdefault(ref.id, doubtful)
+            own = {ref.id for ref in given.values()}
+            program.made.extend(ref.id for ref in made.values() if ref.id not in own)
+        recorded = program is not None and program.recording is not None
+        overwrites = call.method == "fill" or (call.method == "put" and "out" in call.kwargs)
+        for ref in given.values() if overwrites and cause is None and not recorded else ():
+            self._doubts.settle(self.restorer.ref(ref))
         places = {**given, **made}
         for where, array in recall.outputs.items():
             if call.method == "get":
+                doubtful = cause or self._doubts.among(self._blocks_given(call))
                 await self._compare_one(recall, where, array, result, None, doubtful)
                 continue
             whole = where.startswith("#")
             place = _whole(array, int(where[1:])) if whole else places.get(where)
             if place is not None and place.id in self.restorer.buffers:
+                doubtful = cause or self._doubts.among(self._blocks_of(call, place))
                 now = await self._device.get(self.restorer.ref(place))
                 await self._compare_one(recall, where, array, now, place, doubtful)
+
+    def _blocks_given(self, call: Call) -> list[Block]:
+        """The memory that a call is given, as far as it is there."""
+        given = [self.restorer.buffers.get(ref.id) for ref in refs_given(call).values()]
+        return [ref._block.base for ref in given if ref is not None]
+
+    def _blocks_of(self, call: Call, place: Ref) -> list[Block]:
+        """The memory that an output is in; for what stands for memory in a recording, all of it."""
+        block = self.restorer.buffers[place.id]._block.base
+        parts = [self._programs[at].recording for at in self._parts(call)]
+        if not any(block in part._bound or block in part._inside for part in parts):
+            return [block]
+        bound = [ref._block.base for part in parts for ref in part._bound.values()]
+        return [block, *bound, *self._blocks_given(call)]
 
     async def _compare_one(
         self,
@@ -546,7 +625,9 @@ class Player:
                 self._differs(recall, "is another; the journal has its hash alone", where)
             return
         if now.shape != was.shape or now.dtype != was.dtype:
-            self._differs(recall, f"is {now.dtype} {now.shape}, not {was.dtype} {was.shape}", where)
+            if doubtful is None:
+                what = f"is {now.dtype} {now.shape}, not {was.dtype} {was.shape}"
+                self._differs(recall, what, where)
             return
         tolerance = self._tolerance
         if not isinstance(tolerance, int | float):
@@ -556,15 +637,15 @@ class Player:
             self._differs(recall, str(found), where, found)
         if ref is not None and was.tobytes() != now.tobytes():
             await self._set(ref, was)
+        elif ref is not None:
+            self._doubts.settle(self.restorer.ref(ref))
 
     async def _set(self, described: Ref, content: np.ndarray[Any, Any]) -> None:
         """Have a buffer hold what was recorded."""
         ref = self.restorer.ref(described)
-        if ref.sealed:
-            return
-        await self._device.put(content, out=ref)
-        if ref.nbytes == described.nbytes:
-            self._unknown.pop(described.id, None)
+        if not ref.sealed:
+            await self._device.put(content, out=ref)
+            self._doubts.settle(ref)
 
     def _differs(
         self, recall: Recall, what: str, where: str = "", found: Deviation | None = None

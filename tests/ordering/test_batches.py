@@ -542,6 +542,26 @@ async def test_what_nobody_holds_any_more_is_free_within_a_batch(count: int) -> 
         np.testing.assert_array_equal(await device.get(y), host)
 
 
+def looked_at(_x: object) -> None:
+    """A function of the program that leaves all as it is."""
+
+
+@program
+@pytest.mark.parametrize("each", [False, True])
+async def test_what_a_batch_runs_leaves_memory_to_what_comes_after_it(each: bool) -> None:
+    """What it makes room for is what it may be given, not what comes after it."""
+    async with opened(isolation="thread", memory_limit=4 << 20) as device:
+        x = await device.put(np.eye(90))
+        async with device.batch() as batch:
+            batch.run(looked_at, x)
+            y = x
+            for _ in range(100):  # 64 KiB each
+                y = batch.copy(y)
+                if each:
+                    batch.run(looked_at, y)
+        np.testing.assert_array_equal(await device.get(y), np.eye(90))
+
+
 @program
 async def test_within_a_batch_memory_serves_again_once_its_ops_are_answered() -> None:
     """Nobody else takes answers while the block runs; what has no room goes at its end."""

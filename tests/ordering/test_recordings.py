@@ -22,6 +22,8 @@ from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, progra
 from .programs import ADD, REFUSED, adder, launched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device, GpuRef
     from atomr_accel.expressions import Operand
     from atomr_accel.lanes import Isolation
@@ -127,6 +129,28 @@ async def test_recorded_draws_repeat_and_what_is_drawn_beside_them_does_not(devi
     for once, again in zip(seen[0][:2], seen[1][:2], strict=True):
         assert np.array_equal(once, again)
     assert not np.array_equal(seen[0][2], seen[1][2])  # it read other noise
+
+
+@on_shared
+@pytest.mark.parametrize("seen", [lambda x: x, lambda x: x.T, lambda x: x[1:, ::2]])
+async def test_what_is_given_twice_is_one_buffer(
+    device: Device, seen: Callable[[GpuRef], GpuRef]
+) -> None:
+    x, z, w = [await device.full((4, 4), value, np.float32) for value in (1, 3, 5)]
+    async with device.record(seen(x), seen(x)) as recorded:
+        y = recorded.evaluate(seen(x) * 2)
+    await recorded.replay(seen(z), seen(z))
+    assert (await device.get(y) == 6).all()
+    await recorded.replay(seen(w))
+    assert (await device.get(y) == 10).all()
+    await recorded.replay(replace={seen(x): seen(z)})
+    assert (await device.get(y) == 6).all()
+    with pytest.raises(ValueError, match="is replaced twice"):
+        await recorded.replay(seen(z), seen(w))
+    with pytest.raises(ValueError, match="is replaced twice"):
+        await recorded.replay(seen(z), replace={seen(x): seen(w)})
+    with pytest.raises(ValueError, match="is no buffer that this program was recorded with"):
+        await recorded.replay(replace={z: w})
 
 
 @on_shared

@@ -29,6 +29,14 @@ def shifted(x: Any) -> None:
     x += 1
 
 
+def shifted_by(x: Any, _thing: object) -> None:
+    x += 1
+
+
+def added(x: Any, out: Any) -> None:
+    out += x
+
+
 def dies_of_seven(x: Any) -> None:
     if (x == 7).any():
         raise SystemExit  # which no host survives

@@ -49,6 +49,24 @@ async def again(path: Path, **options: Any) -> Report:
 # --- it is the same ------------------------------------------------------------------------
 
 
+@program
+async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True, results=True):
+            x, z = await device.put(np.ones((2, 2))), await device.put(np.full((2, 2), 3.0))
+            async with device.record(x, x) as twice:
+                y = twice.evaluate(x * 2)
+            await twice.replay(z, z)
+            await twice.replay(replace={x: z})
+            async with device.record(x.T, x.T) as columns:
+                columns.evaluate(x.T + 1, out=y)
+            await columns.replay(z.T, z.T)
+            await device.get(y)
+        report = await replay(path, device)
+    assert report.same, report
+
+
 @pytest.mark.slow
 @program
 async def test_random_programs_are_replayed_bit_for_bit(tmp_path: Path) -> None:

@@ -129,7 +129,11 @@ class Batch(Collector):
         self._number = next(_numbers)
         self._instruments = self._core.instruments
         self._made: list[weakref.ref[Block]] = []
-        self._promised: weakref.WeakKeyDictionary[Block, int] = weakref.WeakKeyDictionary()
+        # How many bytes, and which promise it was.
+        self._promised: weakref.WeakKeyDictionary[Block, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._promises = 0
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
         self._late = False  # whether anything is promised or put off
         self._fetched: list[tuple[Bytes, _Moving]] = []
@@ -277,13 +281,22 @@ class Batch(Collector):
             if isinstance(argument, Later):
                 argument.__reduce__()
         later: Later[Any] = Later()
+        promised = self._promises
 
         async def call() -> None:
-            await self._provide(tuple(self._promised))
+            # Of what was promised since, the function can know nothing: its ops come later.
+            await self._provide(self._promised_until(promised))
             later._value = (await self._owner.run(function, *args, lane=lane, init=init),)
 
         self._put_off(call)
         return later
+
+    def _promised_until(self, number: int) -> list[Block]:
+        """What still waits for its memory, of so many promises."""
+        # They are in order, and before this end all but a few have theirs.
+        return [
+            *itertools.takewhile(lambda block: self._promised[block][1] <= number, self._promised)
+        ]
 
     def _put_off(self, step: Callable[[], Awaitable[None]]) -> None:
         """Have something done when the block is left."""
@@ -372,7 +385,8 @@ class Batch(Collector):
                 raise Pending((shape, dtype))
             self._core.growth.require_possible(nbytes)
             block = memory.promise()
-            self._promised[block] = nbytes
+            self._promises += 1
+            self._promised[block] = nbytes, self._promises
             self._late = True
         self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
@@ -463,9 +477,9 @@ class Batch(Collector):
     async def _provide(self, blocks: Iterable[Block]) -> None:
         """Have memory for those of these blocks that have none yet."""
         for block in dict.fromkeys(block.base for block in blocks):
-            nbytes = self._promised.get(block)
-            if nbytes is None:
+            if block not in self._promised:
                 continue
+            nbytes, _ = self._promised[block]
             while not self.memory.provide(block, nbytes):
                 try:
                     await self._core.growth.grow(nbytes)
@@ -515,7 +529,9 @@ class Batch(Collector):
         errors: list[Exception] = []
         try:
             if self._promised:  # for these, and the next batch that is like this one
-                await self._core.growth.grow_ahead(sum(self._promised.values()))
+                await self._core.growth.grow_ahead(
+                    sum(nbytes for nbytes, _ in self._promised.values())
+                )
                 self._check_epoch()
             while self._later:
                 step = self._later.popleft()

@@ -203,19 +203,20 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
             )
         result: Any = submission.result
         message = submission.message
-        if message is None:
-            return result  # type: ignore[no-any-return]
-        for each in submission.before:
-            self._add_request(each)
-        if submission.sent is not None:
-            submission.sent()
-        lane = request.lane
-        port = self.ports.get(lane.name, lane)
-        self.submit(port, request.name, message, submission.reads, submission.writes)
-        for each in submission.after:
-            self._add_request(each)
-        if submission.done is not None:
-            self._done.append(submission.done)
+        if message is not None:
+            for each in submission.before:
+                self._add_request(each)
+            if submission.sent is not None:
+                submission.sent()
+            lane = request.lane
+            port = self.ports.get(lane.name, lane)
+            self.submit(port, request.name, message, submission.reads, submission.writes)
+            for each in submission.after:
+                self._add_request(each)
+            if submission.done is not None:
+                self._done.append(submission.done)
+        if submission.placed is not None:
+            self.when_placed(submission.placed)
         return result  # type: ignore[no-any-return]
 
     @property

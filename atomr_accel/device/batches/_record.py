@@ -457,9 +457,9 @@ class Recording(Collector):
             replace: further buffers by those they stand for, read or written.
 
         Raises:
-            ValueError: a buffer of another shape or device, or too many inputs; a view in the
-                place of a buffer that begins at a multiple of more bytes, up to 16, unless
-                only kernels of the program's own were recorded.
+            ValueError: a buffer of another shape or device, or too many inputs; several buffers
+                in the place of one; a view in the place of a buffer that begins at a multiple of
+                more bytes, up to 16, unless only kernels of the program's own were recorded.
             TypeError: a buffer of another dtype.
             GpuRefStale: a buffer whose generation is over.
             GpuRefSealed: a sealed buffer in the place of one that is written.
@@ -542,15 +542,18 @@ class Recording(Collector):
                 f"replay got {len(inputs)} inputs, but {len(self._inputs)} were recorded"
             )
         bound = dict(self._bound)
+        replaced: dict[Block, GpuRef] = {}
         for recorded, ref in (*zip(self._inputs, inputs, strict=False), *(replace or {}).items()):
             placeholder = self._placeholders.get(recorded)
+            if placeholder is None and isinstance(recorded, GpuRef):
+                placeholder = self._view(recorded)
             if placeholder is None:
                 raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
             stand_in = self._root(placeholder._block)
-            if self._bound[stand_in] is not recorded:
-                raise ValueError(
-                    f"{recorded!r} is a view of {self._bound[stand_in]!r}; replace that"
-                )
+            whole = self._bound[stand_in]
+            same = whole.shape == recorded.shape and whole.dtype == recorded.dtype
+            if not (same and same_place(whole, recorded)):
+                raise ValueError(f"{recorded!r} is a view of {whole!r}; replace that")
             if not self._takes(ref):
                 raise ref_error(ref, self.memory, "a buffer of the program")
             if ref.shape != recorded.shape:
@@ -565,6 +568,12 @@ class Recording(Collector):
                     f"{ref!r} is a view that begins {ref._block.offset} bytes into its buffer, but "
                     f"libraries were called with one that begins at a multiple of {begins}, which "
                     f"it replaces: copy it first"
+                )
+            before = replaced.setdefault(stand_in, ref)
+            if not same_place(before, ref):
+                raise ValueError(
+                    f"{recorded!r} is replaced twice, by {before!r} and by {ref!r}; what was given "
+                    f"twice is one buffer, so give the same one for both"
                 )
             bound[stand_in] = ref
         return bound

@@ -21,7 +21,8 @@ from ._keys import Chosen, taken
 from ._sorting import search
 from ._steps import ArrayPart, Steps
 from ._top import FP8
-from .wire._indexing import CountNumbers, Histogram
+from .wire._indexing import CountNumbers, Histogram, RequireIntervals
+from .wire._intervals import require_intervals
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -133,7 +134,9 @@ class Counting(ArrayPart[D]):
             The numbers, and where intervals begin and end.
 
         Raises:
-            ValueError: no intervals, a range that is none, or weights of another shape.
+            ValueError: no intervals, a range that is none, or weights of another shape; without
+                ``range``, numbers that are infinite or NaN, or nearer to each other than there are
+                intervals, once that is known. A recording raises nothing of that on CUDA.
             TypeError: numbers that are not real.
             Unsupported: CUB is not installed, which finds places among given ``bins``.
         """
@@ -219,15 +222,10 @@ def _binned(
     dtype = _of_edges(x.dtype if x.dtype.kind not in "biu" else _FLOAT64, bounds)
     if NAMES[dtype] not in ("float32", "float64"):
         dtype = _FLOAT64
-    both: GpuRef | None = None
-    if bounds is None and x.size:
-        both = steps.output((2,), _FLOAT64)
-        low, high = cast(x.min(), _FLOAT64), cast(x.max(), _FLOAT64)
-        same = low == high
-        steps.evaluate_all(
-            [where(same, low - 0.5, low), where(same, high + 0.5, high)], (both[0], both[1])
-        )
+    both = _ends(steps, x) if bounds is None and x.size else None
     least, most = bounds or (0.0, 1.0)
+    if both is None:
+        require_intervals(float(least), float(most), count, NAMES[dtype])
     counts, ends = steps.output((count,), INT64), steps.output((count + 1,), dtype)
     message = Histogram(
         x._place.address if x.size else 0,
@@ -246,6 +244,17 @@ def _binned(
     return counts, ends
 
 
+def _ends(steps: Steps, x: GpuRef) -> GpuRef:
+    """From where to where numbers go, in float64; around one that is alone."""
+    both = steps.output((2,), _FLOAT64)
+    low, high = cast(x.min(), _FLOAT64), cast(x.max(), _FLOAT64)
+    same = low == high
+    steps.evaluate_all(
+        [where(same, low - 0.5, low), where(same, high + 0.5, high)], (both[0], both[1])
+    )
+    return both
+
+
 def _of_edges(dtype: np.dtype[Any], bounds: tuple[float, float] | None) -> np.dtype[Any]:
     """As in NumPy: edges decide, so numbers that are narrow are compared with narrow ones."""
     if bounds is None:
@@ -258,19 +267,21 @@ def _places(
 ) -> tuple[GpuRef, GpuRef]:
     """In which interval each element is, -1 for none; and where intervals begin and end."""
     wide = steps.cast(x, _FLOAT64) if x.dtype.kind in "biu" else x
+    edge = _of_edges(wide.dtype, bounds)
     if bounds is None and x.size:
-        low, high = wide.min(), wide.max()
-        same = low == high
-        low = steps.evaluate(cast(where(same, low - 0.5, low), _FLOAT64))
-        high = steps.evaluate(cast(where(same, wide.max() + 0.5, high), _FLOAT64))
+        both = _ends(steps, wide)
+        low, high = both[0], both[1]
+        message = RequireIntervals(both._place.address, NAMES[edge], count)
+        steps.submit("array.histogram", message, [both._place], [])
     else:
         least, most = bounds or (0.0, 1.0)
+        require_intervals(float(least), float(most), count, NAMES[edge])
         low = steps.evaluate(constant(float(least), _FLOAT64))
         high = steps.evaluate(constant(float(most), _FLOAT64))
     at = index((count + 1,), 0)
     line = cast(at, _FLOAT64) * ((high - low) / float(count)) + low
     line = where(at == count, high, line)
-    ends = steps.evaluate(cast(line, _of_edges(wide.dtype, bounds)))
+    ends = steps.evaluate(cast(line, edge))
     where_ = (cast(wide, _FLOAT64) - low) * (float(count) / (high - low))
     inside = (wide >= low) & (wide <= high)
     safe = where(inside, where_, 0.0)

@@ -121,7 +121,8 @@ class Sorting(ArrayPart[D]):
         self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
     ) -> Request[GpuRef]:
         """The indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
-        _require_kth(self._operand(a, "a"), kth, axis)
+        given = self._operand(a, "a")
+        _require_kth(given, kth, _flattening(axis, given.shape))
         return self._sorted("argpartition", a, axis, False, None, order=True)
 
     @op
@@ -186,6 +187,7 @@ class Sorting(ArrayPart[D]):
     ) -> Request[GpuRef]:
         given = self._operand(a, "a")
         shape = given.shape
+        axis = _flattening(axis, shape) if order else axis
         if axis is not None:
             at = normalize_axis_index(axis, len(shape))
         dtype = INT64 if order else given.dtype
@@ -371,6 +373,7 @@ class Sorting(ArrayPart[D]):
         if result.kind == "b":
             raise TypeError(f"{name} of bool counts nothing; give it a dtype of numbers")
         wide = FLOAT32 if NAMES[result] in FP8 else result
+        axis = _flattening(axis, given.shape)
         at = 0 if axis is None else normalize_axis_index(axis, len(given.shape))
 
         def build(steps: Steps) -> GpuRef:
@@ -541,12 +544,17 @@ def _require_kind(kind: object) -> None:
         raise ValueError(f"sort kind must be one of 'quick', 'heap', or 'stable' (got {kind!r})")
 
 
+def _flattening(axis: int | None, shape: tuple[int, ...]) -> int | None:
+    """An axis, or None for that which NumPy sees in a single number: it gives one element."""
+    return None if not shape and axis in (0, -1) else axis
+
+
 def _require_kth(a: Operand, kth: Any, axis: int | None) -> None:
     shape = a.shape
     n = math.prod(shape) if axis is None else shape[normalize_axis_index(axis, len(shape))]
     for each in (kth,) if isinstance(kth, SupportsIndex) else kth:
         at = operator.index(each)
-        if not -n <= at < n:
+        if not -n <= at < n and math.prod(shape):
             raise ValueError(f"kth(={at}) out of bounds ({n})")
 
 

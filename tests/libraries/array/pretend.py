@@ -40,6 +40,7 @@ class Stream:
     """Executes at once."""
 
     handle = 0
+    captures = False
 
     def synchronize(self) -> None:
         """Nothing is in flight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +215,61 @@ async def test_narrow_numbers_on_an_edge_are_counted_where_numpy_counts_them(
     host = (np.arange(11) / 10).astype(np.float32)  # 0.7 is less there than in float64
     got = await fetched(device, await device.array.histogram(await put(device, host), 10, (0, 1)))
     same(got, list(np.histogram(host, 10, (0, 1))))
+
+
+@on_shared
+@pytest.mark.parametrize("axis", [0, -1, None])
+@pytest.mark.parametrize("name", ["argsort", "cumsum", "cumprod", "argpartition"])
+async def test_a_number_has_an_axis_where_numpy_sees_one(
+    device: Device, name: str, axis: int | None
+) -> None:
+    further = [0] if name == "argpartition" else []
+    expected = getattr(np, name)(np.array(5.0), *further, axis=axis)
+    got = await getattr(device.array, name)(await put(device, np.array(5.0)), *further, axis=axis)
+    same(await fetched(device, [got]), [expected])
+    with pytest.raises(np.exceptions.AxisError):
+        await getattr(device.array, name)(await put(device, np.array(5.0)), *further, axis=1)
+
+
+@on_shared
+async def test_partitions_of_none_are_none_whatever_is_asked(device: Device) -> None:
+    for shape in ((0,), (2, 0), (0, 3)):
+        host = np.zeros(shape)
+        x = await put(device, host)
+        for kth in (0, 5, [-3, 1]):
+            if isinstance(kth, list) and shape[-1] > 1:
+                continue
+            same(await fetched(device, [await device.array.partition(x, kth)]), [host])
+            places = await fetched(device, [await device.array.argpartition(x, kth)])
+            same(places, [np.argpartition(host, kth)])
+
+
+@on_shared
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "host",
+    [
+        np.array([1, np.inf]),
+        np.array([-np.inf, 1, np.inf], np.float32),
+        np.array([np.nan, 1]),
+        np.full(3, 2582694641243101725, np.uint64),
+        np.array([1, 1 + 2**-23], np.float32),
+    ],
+)
+async def test_histograms_of_ranges_that_are_none_are_refused_as_numpy_does(
+    device: Device, host: np.ndarray[Any, Any], weighted: bool
+) -> None:
+    with pytest.raises(ValueError, match=r"is not finite|Too many bins") as wanted:
+        np.histogram(host, 6)
+    x = await put(device, host)
+    weights = await put(device, np.ones(len(host))) if weighted else None
+    with pytest.raises(ValueError, match=re.escape(str(wanted.value))):
+        await device.array.histogram(x, 6, weights=weights)
+    with pytest.raises(ValueError, match=re.escape(str(wanted.value))):
+        async with device.batch() as batch:
+            batch.array.histogram(x, 6, weights=weights)
+    with pytest.raises(ValueError, match="Too many bins"):
+        await device.array.histogram(x, 9, (1, 1 + 1e-15), weights=weights)
 
 
 @pytest.mark.slow

@@ -16,10 +16,12 @@ from ..wire._indexing import (
     Histogram,
     MarkFirst,
     ReadNumbers,
+    RequireIntervals,
     Scan,
     Top,
     Upload,
 )
+from ..wire._intervals import require_intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,7 @@ class CpuIndexing:
             Histogram: self._histogram,
             MarkFirst: self._mark_first,
             ReadNumbers: self._read_numbers,
+            RequireIntervals: self._require_intervals,
             Scan: self._scan,
             Top: self._top,
         }
@@ -153,7 +156,7 @@ class CpuIndexing:
         array, size = self._context.array, message.size
         low, high = message.low, message.high
         if message.ends:
-            low, high = map(float, array(message.ends, (2,), DTYPES["float64"]))
+            low, high = self._require_intervals(message)
         edges = array(message.edges, (size + 1,), DTYPES[message.edge])
         with np.errstate(all="ignore"):
             edges[...] = np.arange(size + 1) * ((high - low) / size) + low
@@ -169,6 +172,11 @@ class CpuIndexing:
         number = number - (wide < edges[number]) + more
         counts = array(message.counts, (size,), _INT64)
         counts[...] = np.bincount(number[number >= 0], minlength=size)
+
+    def _require_intervals(self, message: Histogram | RequireIntervals) -> tuple[float, float]:
+        low, high = map(float, self._context.array(message.ends, (2,), DTYPES["float64"]))
+        require_intervals(low, high, message.size, message.edge)
+        return low, high
 
     def _mark_first(self, message: MarkFirst) -> None:
         self._context.check()

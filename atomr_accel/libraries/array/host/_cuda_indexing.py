@@ -22,10 +22,12 @@ from ..wire._indexing import (
     Histogram,
     MarkFirst,
     ReadNumbers,
+    RequireIntervals,
     Scan,
     Top,
     Upload,
 )
+from ..wire._intervals import require_intervals
 from ._indexing_source import (
     COMPACTION,
     COUNT_ITEMS,
@@ -80,6 +82,7 @@ class CudaIndexing:
             Histogram: self._histogram,
             MarkFirst: self._mark_first,
             ReadNumbers: self._read_numbers,
+            RequireIntervals: self._require_intervals,
             Scan: self._scan,
             Top: self._top,
         }
@@ -150,6 +153,8 @@ class CudaIndexing:
         return True, int(np.frombuffer(data, dtype)[0])
 
     def _histogram(self, message: Histogram) -> None:
+        if message.ends:
+            self._require_intervals(message)
         pointer = self._context.pointer
         counts = pointer(message.counts)
         self._set(counts, 0, 8 * message.size)
@@ -160,6 +165,11 @@ class CudaIndexing:
         name = f"binned<{ELEMENTS[message.dtype]}, {ELEMENTS[message.edge]}>"
         threads = max(-(-message.count // COUNT_ITEMS), message.size + 1)
         self._launch(NUMBERS, name, threads, packed)
+
+    def _require_intervals(self, message: Histogram | RequireIntervals) -> None:
+        if not self._stream.captures:  # a recording cannot ask
+            ends = self._read((self._context.pointer(message.ends), 16))
+            require_intervals(*struct.unpack("<2d", ends), message.size, message.edge)
 
     def _top(self, message: Top) -> None:
         for zeros, launches in tops(message, self._context.pointer):

@@ -161,6 +161,18 @@ class Histogram(Message, frozen=True):
     size: int
 
 
+class RequireIntervals(Message, frozen=True):
+    """Raise where there are no such intervals; for a histogram that is made in another way.
+
+    Attributes:
+        ends, edge, size: as of ``Histogram``, which asks the same.
+    """
+
+    ends: int
+    edge: str
+    size: int
+
+
 MOST_TOP: Final = 2048
 """How many elements of each row ``Top`` gives at most."""
 TOP_ROWS: Final = 512

@@ -15,6 +15,7 @@ from ._indexing import (
     Histogram,
     MarkFirst,
     ReadNumbers,
+    RequireIntervals,
     Scan,
     Top,
     Upload,
@@ -24,7 +25,15 @@ from ._program import Interpret, RunKernels
 
 Moves: TypeAlias = Choose | CopyAll | CopyStrided | Upload
 Computes: TypeAlias = (
-    CountNumbers | Histogram | Interpret | MarkFirst | Run | RunKernels | Scan | Top
+    CountNumbers
+    | Histogram
+    | Interpret
+    | MarkFirst
+    | RequireIntervals
+    | Run
+    | RunKernels
+    | Scan
+    | Top
 )
 Step: TypeAlias = Moves | Computes
 Asked: TypeAlias = Compact | FindOutside | ReadNumbers

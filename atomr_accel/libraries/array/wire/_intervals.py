@@ -1,0 +1,34 @@
+"""What a histogram of intervals of one size asks of where it begins and ends."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+
+
+def require_intervals(low: float, high: float, count: int, edge: str) -> None:
+    """Intervals can be told apart.
+
+    Args:
+        low: where the first begins.
+        high: where the last ends.
+        count: how many there are.
+        edge: the dtype of where they begin and end.
+
+    Raises:
+        ValueError: there is no such range, or numbers are too coarse for so many intervals.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"autodetected range of [{low}, {high}] is not finite")
+    step = (high - low) / count
+    narrow = DTYPES[edge]
+    # Only where a step is about as small as numbers are apart there is anything to look at.
+    if step > 4 * max(abs(float(np.spacing(narrow.type(each)))) for each in (low, high)):
+        return
+    edges = (np.arange(count + 1) * step + low).astype(narrow)
+    edges[-1] = high
+    if (edges[:-1] >= edges[1:]).any():
+        raise ValueError(f"Too many bins for data range. Cannot create {count} finite-sized bins.")
