@@ -72,6 +72,14 @@ async def _cub(device: Device, rng: np.random.Generator) -> Pair:
     return await device.get(await device.cub.sort(await device.put(keys))), np.sort(keys)
 
 
+async def _cutlass(device: Device, rng: np.random.Generator) -> Pair:
+    """What a GPU compiles for half a minute, the first time."""
+    a, b = (rng.standard_normal((256, 128)).astype(np.float16) for _ in "ab")
+    refs = [await device.put(each) for each in (a, b)]
+    made = await device.cutlass.matmul(*refs, trans_b=True, dtype="float32")
+    return await device.get(made), a.astype("f4") @ b.T.astype("f4")
+
+
 async def _dnn(device: Device, rng: np.random.Generator) -> Pair:
     x = rng.standard_normal((32, 256), np.float32)
     weight, bias = rng.standard_normal((2, 256), np.float32)
@@ -86,6 +94,19 @@ async def _dnn(device: Device, rng: np.random.Generator) -> Pair:
 async def _fft(device: Device, rng: np.random.Generator) -> Pair:
     x = rng.standard_normal((16, 1000), np.float32)
     return await device.get(await device.fft.rfft(await device.put(x))), np.fft.rfft(x.astype("f8"))
+
+
+async def _flash_attention(device: Device, rng: np.random.Generator) -> Pair:
+    """One sequence with a softcap, by the kernels of this package."""
+    q, k, v = (rng.standard_normal((1, 100, 2, 64)).astype(np.float16) for _ in range(3))
+    refs = [await device.put(each) for each in (q, k, v)]
+    made = await device.flash_attention.flash_attn_func(
+        refs[0], refs[1], refs[2], softcap=5.0, backend="kernel"
+    )
+    scores = 5 * np.tanh(np.einsum("bqhd,bkhd->bhqk", q.astype("f8"), k.astype("f8")) / 40)
+    shares = np.exp(scores)
+    shares /= shares.sum(-1, keepdims=True)
+    return await device.get(made), np.einsum("bhqk,bkhd->bqhd", shares, v.astype("f8"))
 
 
 async def _linalg(device: Device, rng: np.random.Generator) -> Pair:
@@ -147,8 +168,10 @@ CHECKS: Final = (
     Check("blas", "gemm 192 x 256 x 320, float32", 1e-5, _blas),
     Check("blaslt", "matmul 128 x 128 x 128 and relu, float16", 2e-3, _blaslt),
     Check("cub", "sort of 50,000 int32", 0.0, _cub),
+    Check("cutlass", "matmul 256 x 256 x 128, float16", 1e-3, _cutlass, True),
     Check("dnn", "layer_norm of 32 rows, float32", 1e-5, _dnn),
     Check("fft", "rfft of 16 x 1000, float32", 1e-5, _fft),
+    Check("flash_attention", "100 queries, 2 heads of 64, float16", 4e-3, _flash_attention),
     Check("linalg", "solve of 8 systems of 48, float64", 1e-12, _linalg),
     Check("nvrtc", "a kernel, compiled and launched", 0.0, _nvrtc),
     # Five standard deviations of the mean of 2**16 numbers, by the mean.

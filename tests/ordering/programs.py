@@ -61,7 +61,9 @@ SIDE: Final = 8
 SLOTS: Final = 5
 EXACT: Final = 2**24
 MOST_CONTENTS: Final = 8
-TOO_MUCH_SHARED: Final = 2**30
+TOO_MANY: Final = {"shared": 200 << 10, "cooperative": True}
+"""By which a launch of many blocks fails that the program cannot refuse: a device holds one block
+of them on each multiprocessor, and cooperative ones have to be there together."""
 LONGEST: Final = 300
 """Microseconds that a slow kernel takes at most."""
 
@@ -135,6 +137,11 @@ Step: TypeAlias = "Callable[[Batch, list[GpuRef], list[Array]], None]"
 
 REFUSED: Final[type[Exception]] = LibraryError if ON_CUDA else LookupError
 """What a launch raises that was made to fail."""
+
+
+def launched(*, fail: bool) -> tuple[int, dict[str, Any]]:
+    """The grid and the options of a launch, which may be one that fails on a device."""
+    return (1000, TOO_MANY) if fail and ON_CUDA else (1, {})
 
 
 @final
@@ -410,8 +417,8 @@ class Run:
         self, a: GpuRef, b: GpuRef, out: GpuRef, wait: int, *, early: bool, fail: bool
     ) -> Callable[[], Awaitable[None]]:
         arguments = (a, b, out, SIDE * SIDE, wait, int(early), int(fail))
-        shared = TOO_MUCH_SHARED if fail else 0
-        return lambda: self.kernel.launch(1, SIDE * SIDE, *arguments, shared=shared)
+        blocks, options = launched(fail=fail)
+        return lambda: self.kernel.launch(blocks, SIDE * SIDE, *arguments, **options)
 
     async def _gemm(self, kind: str, rng: random.Random, cancel: int | None) -> None:
         slots = [rng.choice(self.slots) for _ in range(3)]
@@ -555,12 +562,12 @@ class Run:
         flags: tuple[int, int],
         which: int | None,
     ) -> Step:
-        shared = TOO_MUCH_SHARED if flags[1] else 0
+        blocks, options = launched(fail=bool(flags[1]))
 
         def step(batch: Batch, made: list[GpuRef], _found: list[Array]) -> None:
             first = a if which is None else made[which]
             arguments = (first, b, out, SIDE * SIDE, wait, *flags)
-            batch.launch(self.kernel, 1, SIDE * SIDE, *arguments, shared=shared)
+            batch.launch(self.kernel, blocks, SIDE * SIDE, *arguments, **options)
 
         return step
 

@@ -24,7 +24,7 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 
 from ..harness import ON_CUDA, cancelled_at, on_shared, opened, program, settled, used_by
-from .programs import ADD, REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, add, adder, mix
+from .programs import ADD, REFUSED, SIDE, SOURCE, add, adder, launched, mix
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -177,8 +177,8 @@ async def test_an_error_comes_at_the_end_and_names_its_op(device: Device) -> Non
     a, out = await device.zeros((SIDE, SIDE), "f4"), await device.zeros((SIDE, SIDE), "f4")
 
     def launch(batch: Any, *, fail: bool) -> None:
-        shared = TOO_MUCH_SHARED if fail else 0
-        batch.launch(kernel, 1, 64, a, a, out, SIDE**2, 0, 1, int(fail), shared=shared)
+        blocks, options = launched(fail=fail)
+        batch.launch(kernel, blocks, 64, a, a, out, SIDE**2, 0, 1, int(fail), **options)
 
     reached = False
     with pytest.raises(REFUSED) as info:

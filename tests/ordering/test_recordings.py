@@ -19,7 +19,7 @@ from atomr_accel.libraries.nvrtc.host._modules import Modules
 from atomr_accel.testing import poison
 
 from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
-from .programs import ADD, REFUSED, TOO_MUCH_SHARED, adder
+from .programs import ADD, REFUSED, adder, launched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -294,8 +294,8 @@ async def test_a_replay_that_was_withdrawn_or_failed_gives_no_content(device: De
     for kernel in (good, bad):
         async with device.record(x) as recorded:
             y = recorded.blas.gemm(x, x)
-            shared = TOO_MUCH_SHARED if ON_CUDA and kernel is bad else 0
-            recorded.launch(kernel, 1, 4, cells, 1.0, shared=shared)
+            blocks, options = launched(fail=kernel is bad)
+            recorded.launch(kernel, blocks, 4, cells, 1.0, **options)
         with trio.CancelScope() as scope:
             scope.cancel()
             await recorded.replay()
@@ -381,7 +381,8 @@ async def test_a_recording_that_cannot_be_made_says_why_each_time(device: Device
     kernel = await device.nvrtc.compile(ADD, "add", cpu=Unreadable())
     x = await device.zeros(4, np.float32)
     async with device.record() as recorded:
-        recorded.launch(kernel, 1, 4, x, 1.0, shared=TOO_MUCH_SHARED if ON_CUDA else 0)
+        blocks, options = launched(fail=True)
+        recorded.launch(kernel, blocks, 4, x, 1.0, **options)
     for _ in range(2):
         with pytest.raises(REFUSED, match=None if ON_CUDA else "was not to be loaded"):
             await recorded.replay()

@@ -76,7 +76,9 @@ async def test_it_multiplies(device: Device, dtype: np.dtype[Any]) -> None:
         await hopper_gemm.gemm(device, left, right, out, alpha=0.25)
         exact = 0.25 * a.astype(np.float64) @ b.astype(np.float64).T
         got = (await device.get(out)).astype(np.float64)
-        np.testing.assert_allclose(got, exact, rtol=2**-8, atol=1e-5 * np.abs(exact).max())
+        # Of sums of fp8 the tensor cores keep some 14 bits, which may tip how they are rounded.
+        slack = 1e-5 if dtype == BF16 else 2.0**-12
+        np.testing.assert_allclose(got, exact, rtol=2**-7, atol=slack * np.abs(exact).max())
 
 
 @cpu_only

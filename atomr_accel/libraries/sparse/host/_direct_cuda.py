@@ -200,13 +200,11 @@ class _Factors:
         return self._told("INFO") or self._told("NPIVOTS") or self._lost()
 
     def _lost(self) -> int:
-        """How many pivots count as zero. The library does not count those of rows by themselves."""
+        """How many pivots are zero. The library does not count those of rows by themselves."""
         diagonal = np.empty(self._n, DTYPES[self._system.matrix.dtype])
         args = (self._handle.value, self._data, ENUMS["CUDSS_DATA_DIAG"], diagonal.ctypes.data)
         self._handle.call("cudssDataGet", *args, diagonal.nbytes, byref(c_size_t()))
-        # Where it has put epsilon in the place of a smaller pivot, that is what it tells.
-        lost = ~(np.abs(diagonal) > (self._system.epsilon or 0.0))
-        return int(lost.sum())
+        return int((~(np.abs(diagonal) > 0)).sum())
 
     def solve(self, parts: Sequence[int], b: int, x: int, count: int, trans: int) -> None:
         """Solve for right sides that follow one another."""
