@@ -519,10 +519,13 @@ class Notes:
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         describer.result(result)
 
-    def _note_made(self, program: object, ref: GpuRef) -> None:
-        """Remember a buffer that a recording makes, to be looked at when it was replayed."""
-        if ref.contiguous:
-            block = ref._block.base
+    def _note_made(self, program: Any, ref: GpuRef) -> None:
+        """Remember a buffer that a recording makes, to be looked at when it was replayed.
+
+        Not what stands for one that it was given: ops on that one would not wait for the copy.
+        """
+        block = ref._block.base
+        if ref.contiguous and block in program._made:
             number = self._numbers.of_block(block)
             made = _Made(number, weakref.ref(block), ref.shape, ref.dtype, ref.nbytes)
             self._made.setdefault(program, []).append(made)

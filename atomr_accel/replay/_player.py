@@ -590,23 +590,15 @@ class Player:
             whole = where.startswith("#")
             place = _whole(array, int(where[1:])) if whole else places.get(where)
             if place is not None and place.id in self.restorer.buffers:
-                doubtful = cause or self._doubts.among(self._blocks_of(call, place))
-                now = await self._device.get(self.restorer.ref(place))
+                there = self.restorer.ref(place)
+                doubtful = cause or self._doubts.among([there._block.base])
+                now = await self._device.get(there)
                 await self._compare_one(recall, where, array, now, place, doubtful)
 
     def _blocks_given(self, call: Call) -> list[Block]:
         """The memory that a call is given, as far as it is there."""
         given = [self.restorer.buffers.get(ref.id) for ref in refs_given(call).values()]
         return [ref._block.base for ref in given if ref is not None]
-
-    def _blocks_of(self, call: Call, place: Ref) -> list[Block]:
-        """The memory that an output is in; for what stands for memory in a recording, all of it."""
-        block = self.restorer.buffers[place.id]._block.base
-        parts = [self._programs[at].recording for at in self._parts(call)]
-        if not any(block in part._bound or block in part._inside for part in parts):
-            return [block]
-        bound = [ref._block.base for part in parts for ref in part._bound.values()]
-        return [block, *bound, *self._blocks_given(call)]
 
     async def _compare_one(
         self,

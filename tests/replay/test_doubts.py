@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from atomr_accel.replay import Report, content_hash, open_journal, replay
+from atomr_accel.replay._reading import reading
 
 from ..harness import opened, program
 from .programs import SOURCE, added, scaled, shifted, shifted_by
@@ -159,6 +160,21 @@ async def test_a_body_of_a_recording_that_was_not_begun_is_not_carried_out(tmp_p
         report = await replay(tmp_path / "journal", device, inputs=inputs)
     assert report.differences == [], report
     assert any("was skipped" in each.reason for each in report.skipped)
+
+
+@program
+async def test_of_a_recording_what_it_makes_is_noted_alone(tmp_path: Path) -> None:
+    """What stands for a buffer in it is not: what others do with that would not wait."""
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, tmp_path / "journal", contents=True, results=True):
+            x = await device.put(np.ones(3))
+            async with device.record() as one:
+                y = one.evaluate(x * 2)
+                one.evaluate(y + 1, out=x)
+            await one.replay()
+        async with reading(tmp_path / "journal") as read:
+            whole = [at for each in read.calls for at in each.outputs if at.startswith("#")]
+    assert len(whole) == 1
 
 
 # --- requests --------------------------------------------------------------------------------
