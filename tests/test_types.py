@@ -167,6 +167,24 @@ async def test_requests_say_what_they_are_answered_with(device: Device) -> None:
 
 
 @on_shared
+async def test_return_attn_probs_decides_what_packed_attention_gives(device: Device) -> None:
+    qkv = await device.put(np.ones((2, 4, 3, 2, 16), np.float16))
+    q, kv = qkv[:, :, 0], qkv[:, :, 1:]
+    flag, flash = bool(device.name), device.flash_attention
+    assert_type(await flash.flash_attn_qkvpacked_func(qkv), GpuRef)
+    assert_type(await flash.flash_attn_kvpacked_func(q, kv), GpuRef)
+    two = await flash.flash_attn_qkvpacked_func(qkv, return_attn_probs=True)
+    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+    two = await flash.flash_attn_kvpacked_func(q, kv, return_attn_probs=True)
+    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+    either = await flash.flash_attn_kvpacked_func(q, kv, return_attn_probs=flag)
+    assert_type(either, GpuRef | tuple[GpuRef, GpuRef])
+    async with device.batch() as batch:
+        assert_type(batch.flash_attention.flash_attn_qkvpacked_func(qkv), GpuRef)
+    request = device.requests.flash_attention.flash_attn_qkvpacked_func
+    assert_type(request(qkv, return_attn_probs=True), Request[tuple[GpuRef, GpuRef]])
+
+
 async def test_return_lse_decides_what_attention_gives(device: Device) -> None:
     q = await device.put(np.ones((2, 4, 2, 16), np.float16))
     rows = q.reshape(8, 2, 16)

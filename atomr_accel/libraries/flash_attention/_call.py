@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
+from ...memory import GpuRef
 from .._arguments import require_no_alias, require_readable, require_writable
 from .._library import LaneSpec
 from .._request import Submission
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import Block, MemoryMap
     from .._library import Home
     from .._request import Driver
     from ..dnn.attention._call import AttentionCall
@@ -82,11 +83,35 @@ def workspaces() -> Workspaces:
     return Workspaces(LANE.max_streams, 1 << 22)
 
 
+def require_apart(
+    op: str,
+    outs: Mapping[str, GpuRef | None],
+    reads: Mapping[str, GpuRef | None],
+    names: Mapping[str, str] = _NAMES,
+) -> None:
+    """What is written lies apart from what is read; says so by the names of this library.
+
+    Args:
+        op: what to call it in errors.
+        outs: where results go, by name.
+        reads: what is read, by the names in ``READS`` and ``BACKWARD_READS``.
+        names: what the caller calls that.
+
+    Raises:
+        ValueError: they share memory.
+    """
+    written = [(_OUTPUTS[name], ref) for name, ref in outs.items() if isinstance(ref, GpuRef)]
+    if written:
+        read = [(names.get(name, name), ref) for name, ref in reads.items() if ref is not None]
+        require_no_alias(op, written, read)
+
+
 @final
 class KernelCall:
     """A checked call of our own kernels.
 
     Args:
+        op: what to call it in errors.
         call: what was checked of it.
         options: its options.
         reads: buffers by the names in ``READS`` and ``BACKWARD_READS``; None for those that are
@@ -98,6 +123,7 @@ class KernelCall:
 
     def __init__(
         self,
+        op: str,
         call: AttentionCall,
         options: Options,
         reads: Mapping[str, GpuRef | None],
@@ -106,12 +132,14 @@ class KernelCall:
         splits: int = 0,
         names: Mapping[str, str] | None = None,
     ) -> None:
+        self._op: Final = op
         self._call: Final = call
         self._options: Final = options
         self._reads: Final = {name: ref for name, ref in reads.items() if ref is not None}
         self._outputs: Final = outputs
         self._splits: Final = splits
         self._names: Final = {**_NAMES, **(names or {})}
+        self._cached: Final = "count_k" in self._reads and "count_q" not in self._reads
 
     def submission(
         self, driver: Driver, kept: Workspaces, outs: Mapping[str, GpuRef | None]
@@ -207,6 +235,7 @@ class KernelCall:
             offset=options.offset if spec.dropout else 0,
             scales=(self._scales("q"), self._scales("k"), self._scales("v")),
             splits=self._split(home) if kind == "decode" else 1,
+            limit=call.derived["seq_len_kv"].most if self._cached else -1,
         )
 
     def _scales(self, name: str) -> int:
@@ -274,7 +303,7 @@ class KernelCall:
             read = [each for each in read if each[0] not in ("k_cache", "v_cache")]
             read += [("k", appending.k), ("v", appending.v)]
             written += [(f"{name}_cache", ref) for name, ref in caches.items()]
-        require_no_alias("flash_attention", written, read)
+        require_no_alias(self._op, written, read)
 
 
 def _require_tensor_cores(home: Home) -> None:

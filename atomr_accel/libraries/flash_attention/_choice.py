@@ -58,6 +58,7 @@ class Reason(NamedTuple):
 
 
 REASONS: Final = (
+    Reason("a cache without keys", lambda case: case.spec.keys == 0),
     Reason("numbers in fp8", lambda case: case.narrow),
     Reason(
         "a softcap where sequences have lengths",

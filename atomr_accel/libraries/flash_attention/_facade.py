@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from ..._dtypes import DTYPES
@@ -12,11 +13,13 @@ from ..dnn.attention._call import FP8, NARROW, require
 from ..dnn.attention._checked import AttentionCalls, forward
 from ..dnn.attention._options import checked
 from ..wire._options import flag, whole
-from ._call import LANE, MOST_SPLITS, KernelCall, workspaces
+from ._call import LANE, MOST_SPLITS, KernelCall, require_apart, workspaces
 from ._choice import Case, by_kernel
 from ._signatures import (
     FlashOptions,
     flash_attn_func_op,
+    flash_attn_kvpacked_func_op,
+    flash_attn_qkvpacked_func_op,
     flash_attn_varlen_func_op,
     flash_attn_with_kvcache_op,
 )
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from ..dnn._facade import Dnn
     from ..dnn.attention._call import AttentionCall
     from ..dnn.attention._options import Options
+
+    _Reads = dict[str, GpuRef | None]
 
 _CALLED: Final = {"window": "window_size"}
 _INT32: Final = DTYPES["int32"]
@@ -58,7 +63,8 @@ class FlashAttention(AttentionCalls[D]):
     All methods raise:
         ValueError: shapes or options that do not fit.
         TypeError: dtypes that do not fit.
-        Unsupported: sizes that are no multiples of 8, or above 256; what ``backend`` has not.
+        Unsupported: sizes that are no multiples of 8, in fp8 of 16, or above 256; what
+            ``backend`` has not.
         GpuRefStale: of an older generation, or freed.
         OutOfMemory: no room for results or scratch memory.
     """
@@ -130,7 +136,7 @@ class FlashAttention(AttentionCalls[D]):
         lengths, more = (seqlens_q, seqlens_k), (return_attn_probs, out, options)
         return self._whole("flash_attn_func", q, k, v, lengths, given, *more)
 
-    @op
+    @flash_attn_kvpacked_func_op
     def flash_attn_kvpacked_func(
         self,
         q: GpuRef,
@@ -142,22 +148,23 @@ class FlashAttention(AttentionCalls[D]):
         softcap: float = 0.0,
         alibi_slopes: GpuRef | bool | None = None,
         deterministic: bool = False,
+        return_attn_probs: bool = False,
         *,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """``flash_attn_func`` of keys and values in one buffer, (batch, keys, 2, kv_heads, size).
 
-        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients,
-        call that with the parts.
+        Nothing is copied. Arguments and results are those of ``flash_attn_func``, but without
+        lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``kv[:, :, 0]``.
         """
         k, v = _parts(kv, "kv", 2)
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
         given["deterministic"] = deterministic
-        more = (False, out, options)
+        more = (return_attn_probs, out, options)
         return self._whole("flash_attn_kvpacked_func", q, k, v, (None, None), given, *more)
 
-    @op
+    @flash_attn_qkvpacked_func_op
     def flash_attn_qkvpacked_func(
         self,
         qkv: GpuRef,
@@ -168,19 +175,20 @@ class FlashAttention(AttentionCalls[D]):
         softcap: float = 0.0,
         alibi_slopes: GpuRef | bool | None = None,
         deterministic: bool = False,
+        return_attn_probs: bool = False,
         *,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """``flash_attn_func`` of one buffer, (batch, sequence, 3, heads, size).
 
-        Nothing is copied. Arguments and result are those of ``flash_attn_func``; for gradients,
-        call that with the parts.
+        Nothing is copied. Arguments and results are those of ``flash_attn_func``, but without
+        lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``qkv[:, :, 0]``.
         """
         q, k, v = _parts(qkv, "qkv", 3)
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
         given["deterministic"] = deterministic
-        more = (False, out, options)
+        more = (return_attn_probs, out, options)
         return self._whole("flash_attn_qkvpacked_func", q, k, v, (None, None), given, *more)
 
     @flash_attn_varlen_func_op
@@ -239,7 +247,10 @@ class FlashAttention(AttentionCalls[D]):
         given["deterministic"] = deterministic
         name = "flash_attn_varlen_func"
         chosen, backend = _checked(name, given, options, without=("bias",))
+        flag(return_attn_probs, "return_attn_probs")
         lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+        reads: _Reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
+        reads["table"] = block_table
 
         def make() -> tuple[AttentionCall, Case]:
             call = self._ragged(q, k, v, lists, longest, block_table, chosen, backward=False)
@@ -248,6 +259,7 @@ class FlashAttention(AttentionCalls[D]):
             return call, Case(call.spec, lengths=True, ragged=True)
 
         if not by_kernel(name, backend, make()[1]):
+            require_apart(name, {"o": out}, {**reads, **_scored(chosen)})
             found: Request[Any] = self._dnn.flash_attention_varlen(
                 *(q, k, v, *lists, *longest),
                 block_table=block_table,
@@ -256,8 +268,7 @@ class FlashAttention(AttentionCalls[D]):
                 **_for_cudnn(given, options),
             )
             return found
-        reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
-        return self._forward(name, make, chosen, {**reads, "table": block_table}, out)
+        return self._forward(name, make, chosen, reads, out)
 
     @flash_attn_with_kvcache_op
     def flash_attn_with_kvcache(
@@ -300,8 +311,9 @@ class FlashAttention(AttentionCalls[D]):
             k: new keys, (batch, new, kv_heads, size), of the cache's dtype. What does not fit is
                 not written.
             v: new values, (batch, new, kv_heads, value_size). Both or none.
-            cache_seqlens: int32 (batch,): how long each sequence is before. A number where all
-                are as long and nothing is written; None for the whole cache.
+            cache_seqlens: int32 (batch,): how long each sequence is before. A number, 0 too, where
+                all are as long, nothing is written and there are no pages; None for the whole
+                cache.
             cache_batch_idx: int32 (batch,): which sequence of the cache is whose; the cache may
                 have more of them then.
             block_table: int32 (batch, columns): the pages of each sequence; what comes after its
@@ -317,7 +329,7 @@ class FlashAttention(AttentionCalls[D]):
             q_descale: what queries in fp8 are multiplied by: float32, one or (batch, kv_heads).
             k_descale: the same of keys in fp8.
             v_descale: the same of values in fp8.
-            max_seqlen_k: the most keys of a sequence; by default what fits.
+            max_seqlen_k: the most keys of a sequence, new ones too; by default what fits.
             sink: float32 (heads,): a score of each head beside those of the keys.
             out: where to put the result. Made if absent.
             backend: see ``FlashOptions``.
@@ -334,6 +346,7 @@ class FlashAttention(AttentionCalls[D]):
         del given["dropout_p"]
         given["sink"] = sink
         chosen, _ = _checked(name, given, {})
+        flag(return_softmax_lse, "return_softmax_lse")
         splits = whole(num_splits, "num_splits", 0, MOST_SPLITS)
         if cache_batch_idx is not None:
             if block_table is not None:
@@ -341,17 +354,18 @@ class FlashAttention(AttentionCalls[D]):
             require(cache_batch_idx, self._device.memory, "cache_batch_idx", (_INT32,), q.shape[:1])
             # Sequences of a cache are pages that are as long.
             block_table = cache_batch_idx.reshape(-1, 1)
-        lengths, count = cache_seqlens, None
-        if isinstance(lengths, int):
-            lengths, count = None, lengths
+        lengths = None if isinstance(cache_seqlens, int) else cache_seqlens
+        count = cache_seqlens if isinstance(cache_seqlens, int) else None
         if lengths is None:
-            k_cache, v_cache = _until(count, k_cache, v_cache, k, block_table)
+            k_cache, v_cache = _until(count, k_cache, v_cache, (k, v), block_table)
         scales = {"q": q_descale, "k": k_descale, "v": v_descale}
 
         def make() -> tuple[AttentionCall, Case]:
             if lengths is None:
                 every = (q, k_cache, v_cache, None, None, "bshd", chosen)
                 call = self._dense(*every, backward=False, dtypes=NARROW)
+                if count == 0:
+                    call.spec = call.spec._replace(keys=0)
             else:
                 cached = (q, k_cache, v_cache, k, v, lengths, block_table, max_seqlen_k, chosen)
                 call = self._cached(*cached, dtypes=NARROW)
@@ -360,8 +374,11 @@ class FlashAttention(AttentionCalls[D]):
             narrow = q.dtype in FP8 or k_cache.dtype in FP8
             return call, Case(call.spec, lengths=lengths is not None, narrow=narrow)
 
+        reads: _Reads = {"q": q, "k": k_cache, "v": v_cache}
+        reads |= {"count_k": lengths, "table": block_table}
         wanted = "kernel" if splits and backend == "auto" else backend
         if not by_kernel(name, wanted, make()[1]):
+            require_apart(name, {"o": out}, {**reads, **_scored(chosen)}, _CACHE_NAMES)
             more = {"out": out, "return_lse": return_softmax_lse, **_for_cudnn(given, {})}
             found: Request[Any]
             if lengths is None:
@@ -375,7 +392,6 @@ class FlashAttention(AttentionCalls[D]):
                     **more,
                 )
             return found
-        reads = {"q": q, "k": k_cache, "v": v_cache, "count_k": lengths, "table": block_table}
         reads |= {f"scale_{name}": scale for name, scale in scales.items()}
         return self._forward(name, make, chosen, reads, out, splits=splits, names=_CACHE_NAMES)
 
@@ -434,6 +450,8 @@ class FlashAttention(AttentionCalls[D]):
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
         given["deterministic"] = deterministic
         chosen, backend = _checked(name, given, options)
+        reads: _Reads = {"q": q, "k": k, "v": v, "count_q": seqlens_q, "count_k": seqlens_k}
+        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
 
         def make() -> tuple[AttentionCall, Case]:
             call = self._dense(q, k, v, seqlens_q, seqlens_k, "bshd", chosen, backward=True)
@@ -443,6 +461,7 @@ class FlashAttention(AttentionCalls[D]):
             return call, Case(call.spec, lengths=seqlens_q is not None, backward=True)
 
         if not by_kernel(name, backend, make()[1]):
+            require_apart(name, _targets(grads), {**reads, **_scored(chosen)})
             return self._dnn.flash_attention_grad(
                 *(dout, q, k, v, out, softmax_lse),
                 seqlens_q=seqlens_q,
@@ -450,8 +469,6 @@ class FlashAttention(AttentionCalls[D]):
                 grads=grads,
                 **_for_cudnn(given, options),
             )
-        reads = {"q": q, "k": k, "v": v, "count_q": seqlens_q, "count_k": seqlens_k}
-        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
         return self._backwards(name, make, chosen, reads, grads)
 
     @op
@@ -511,6 +528,8 @@ class FlashAttention(AttentionCalls[D]):
         given["deterministic"] = deterministic
         chosen, backend = _checked(name, given, options, without=("bias",))
         lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+        reads: _Reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
+        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
 
         def make() -> tuple[AttentionCall, Case]:
             call = self._ragged(q, k, v, lists, longest, None, chosen, backward=True)
@@ -519,13 +538,12 @@ class FlashAttention(AttentionCalls[D]):
             return call, Case(call.spec, lengths=True, ragged=True, backward=True)
 
         if not by_kernel(name, backend, make()[1]):
+            require_apart(name, _targets(grads), {**reads, **_scored(chosen)})
             return self._dnn.flash_attention_varlen_grad(
                 *(dout, q, k, v, out, softmax_lse, *lists, *longest),
                 grads=grads,
                 **_for_cudnn(given, options),
             )
-        reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
-        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
         return self._backwards(name, make, chosen, reads, grads)
 
     # --- kernels --------------------------------------------------------------------------
@@ -544,6 +562,8 @@ class FlashAttention(AttentionCalls[D]):
     ) -> Request[Any]:
         """Attention of sequences of one length, or padded to it."""
         chosen, backend = _checked(name, given, options)
+        flag(return_lse, "return_attn_probs")
+        reads: _Reads = {"q": q, "k": k, "v": v, "count_q": lengths[0], "count_k": lengths[1]}
 
         def make() -> tuple[AttentionCall, Case]:
             call = self._dense(q, k, v, *lengths, "bshd", chosen, backward=False)
@@ -551,6 +571,7 @@ class FlashAttention(AttentionCalls[D]):
             return call, Case(call.spec, lengths=lengths[0] is not None)
 
         if not by_kernel(name, backend, make()[1]):
+            require_apart(name, {"o": out}, {**reads, **_scored(chosen)})
             return self._dnn.flash_attention(
                 *(q, k, v),
                 seqlens_q=lengths[0],
@@ -559,7 +580,6 @@ class FlashAttention(AttentionCalls[D]):
                 return_lse=return_lse,
                 **_for_cudnn(given, options),
             )
-        reads = {"q": q, "k": k, "v": v, "count_q": lengths[0], "count_k": lengths[1]}
         return self._forward(name, make, chosen, reads, out)
 
     def _forward(
@@ -579,6 +599,7 @@ class FlashAttention(AttentionCalls[D]):
             call, _ = make()
             lse = {"lse": call.outputs["stats"]} if "stats" in call.outputs else {}
             kernel = KernelCall(
+                name,
                 call,
                 options,
                 {**reads, **_scored(options)},
@@ -605,10 +626,9 @@ class FlashAttention(AttentionCalls[D]):
 
         def prepare(driver: Driver) -> Submission[tuple[GpuRef, ...]]:
             call, _ = make()
-            outputs = {_GRADIENTS[name]: shape for name, shape in call.outputs.items()}
-            kernel = KernelCall(call, options, {**reads, **_scored(options)}, outputs)
-            outs = dict(zip(("dq", "dk", "dv"), grads or (None,) * 3, strict=True))
-            return kernel.submission(driver, self._scratch, outs)
+            outputs = {_GRADIENTS[each]: shape for each, shape in call.outputs.items()}
+            kernel = KernelCall(name, call, options, {**reads, **_scored(options)}, outputs)
+            return kernel.submission(driver, self._scratch, _targets(grads))
 
         return Request(LANE, f"flash_attention.{name}", prepare)
 
@@ -644,7 +664,17 @@ def _given(
 def _checked(
     op: str, given: Mapping[str, Any], options: Any, *, without: tuple[str, ...] = ()
 ) -> tuple[Options, str]:
-    """All options, and the backend."""
+    """All options, and the backend.
+
+    Raises:
+        TypeError: there is no such option, or one is of another type.
+        ValueError: a value that it cannot have.
+    """
+    known = FlashOptions.__annotations__.keys() - set(without)
+    if unknown := sorted(options.keys() - known):
+        named = inspect.signature(getattr(FlashAttention, op)).parameters.keys()
+        known = (named - {"self", "options"}) | known
+        raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
     more = {name: value for name, value in options.items() if name != "backend"}
     if "deterministic" in given:
         flag(given["deterministic"], "deterministic")
@@ -678,6 +708,11 @@ def _scored(options: Options) -> dict[str, GpuRef | None]:
     }
 
 
+def _targets(grads: tuple[GpuRef, GpuRef, GpuRef] | None) -> dict[str, GpuRef | None]:
+    """Where the gradients by q, k and v go."""
+    return dict(zip(("dq", "dk", "dv"), grads or (None,) * 3, strict=True))
+
+
 def _parts(ref: GpuRef, name: str, count: int) -> list[GpuRef]:
     """The parts of a packed buffer, as views."""
     shape: tuple[int, ...] = getattr(ref, "shape", ())
@@ -692,16 +727,18 @@ def _until(
     count: int | None,
     k_cache: GpuRef,
     v_cache: GpuRef,
-    k: GpuRef | None,
+    new: tuple[GpuRef | None, GpuRef | None],
     block_table: GpuRef | None,
 ) -> tuple[GpuRef, GpuRef]:
-    """The first rows of a cache, all of whose sequences are as long."""
-    if k is not None or block_table is not None:
+    """The first rows of a cache, all of whose sequences are as long; one row of an empty one."""
+    if (new[0] is None) != (new[1] is None):
+        raise ValueError("k and v belong together: new keys and new values")
+    if new[0] is not None or block_table is not None:
         raise ValueError(
             "cache_seqlens must be an int32 buffer of shape (batch,) where new keys come, and for "
             "pages and cache_batch_idx"
         )
     if count is None:
         return k_cache, v_cache
-    whole(count, "cache_seqlens", 1, k_cache.shape[1])
-    return k_cache[:, :count], v_cache[:, :count]
+    rows = max(1, whole(count, "cache_seqlens", 0, k_cache.shape[1]))
+    return k_cache[:, :rows], v_cache[:, :rows]

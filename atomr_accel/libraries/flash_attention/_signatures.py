@@ -24,7 +24,8 @@ class FlashOptions(TypedDict, total=False):
         bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
         sink: float32 (heads,): a score of each head beside those of the keys, without a value.
         align: which key is a query's own: counted from the ``"bottom_right"`` or ``"top_left"``.
-        seed, offset: which probabilities are dropped; the backward pass takes the same.
+        seed, offset: which probabilities are dropped, by default 0: then all calls drop the same
+            ones. The backward pass takes the same numbers.
         backend: ``"cudnn"``, ``"kernel"`` for those of this package, or ``"auto"``.
     """
 
@@ -120,6 +121,165 @@ class flash_attn_func_op(op[..., Any]):  # noqa: N801 - used as a decorator
     def __get__(
         self, facade: Facade[Described], owner: Any = None
     ) -> Attention[Request[GpuRef], Request[tuple[GpuRef, GpuRef]]]: ...
+    def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
+        return super().__get__(facade, owner)
+
+
+class KvPackedAttention(Protocol[One_co, More_co]):
+    """``flash_attn_kvpacked_func``: with ``return_attn_probs`` the logarithms come back, too."""
+
+    @overload
+    def __call__(
+        self,
+        q: GpuRef,
+        kv: GpuRef,
+        dropout_p: float = ...,
+        softmax_scale: float | None = ...,
+        causal: bool = ...,
+        window_size: tuple[int, int] = ...,
+        softcap: float = ...,
+        alibi_slopes: GpuRef | bool | None = ...,
+        deterministic: bool = ...,
+        return_attn_probs: Literal[False] = ...,
+        *,
+        out: GpuRef | None = ...,
+        **options: Unpack[FlashOptions],
+    ) -> One_co: ...
+    @overload
+    def __call__(
+        self,
+        q: GpuRef,
+        kv: GpuRef,
+        *,
+        return_attn_probs: Literal[True],
+        dropout_p: float = ...,
+        softmax_scale: float | None = ...,
+        causal: bool = ...,
+        window_size: tuple[int, int] = ...,
+        softcap: float = ...,
+        alibi_slopes: GpuRef | bool | None = ...,
+        deterministic: bool = ...,
+        out: GpuRef | None = ...,
+        **options: Unpack[FlashOptions],
+    ) -> More_co: ...
+    @overload
+    def __call__(
+        self,
+        q: GpuRef,
+        kv: GpuRef,
+        dropout_p: float = ...,
+        softmax_scale: float | None = ...,
+        causal: bool = ...,
+        window_size: tuple[int, int] = ...,
+        softcap: float = ...,
+        alibi_slopes: GpuRef | bool | None = ...,
+        deterministic: bool = ...,
+        return_attn_probs: bool = ...,
+        *,
+        out: GpuRef | None = ...,
+        **options: Unpack[FlashOptions],
+    ) -> One_co | More_co: ...
+
+
+class flash_attn_kvpacked_func_op(op[..., Any]):  # noqa: N801 - used as a decorator
+    """Makes the op of it."""
+
+    @overload
+    def __get__(
+        self, facade: None, owner: Any = None
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef]]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Awaited], owner: Any = None
+    ) -> KvPackedAttention[
+        Coroutine[Any, Any, GpuRef], Coroutine[Any, Any, tuple[GpuRef, GpuRef]]
+    ]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Collected], owner: Any = None
+    ) -> KvPackedAttention[GpuRef, tuple[GpuRef, GpuRef]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Described], owner: Any = None
+    ) -> KvPackedAttention[Request[GpuRef], Request[tuple[GpuRef, GpuRef]]]: ...
+    def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
+        return super().__get__(facade, owner)
+
+
+class PackedAttention(Protocol[One_co, More_co]):
+    """``flash_attn_qkvpacked_func``: with ``return_attn_probs`` the logarithms come back, too."""
+
+    @overload
+    def __call__(
+        self,
+        qkv: GpuRef,
+        dropout_p: float = ...,
+        softmax_scale: float | None = ...,
+        causal: bool = ...,
+        window_size: tuple[int, int] = ...,
+        softcap: float = ...,
+        alibi_slopes: GpuRef | bool | None = ...,
+        deterministic: bool = ...,
+        return_attn_probs: Literal[False] = ...,
+        *,
+        out: GpuRef | None = ...,
+        **options: Unpack[FlashOptions],
+    ) -> One_co: ...
+    @overload
+    def __call__(
+        self,
+        qkv: GpuRef,
+        *,
+        return_attn_probs: Literal[True],
+        dropout_p: float = ...,
+        softmax_scale: float | None = ...,
+        causal: bool = ...,
+        window_size: tuple[int, int] = ...,
+        softcap: float = ...,
+        alibi_slopes: GpuRef | bool | None = ...,
+        deterministic: bool = ...,
+        out: GpuRef | None = ...,
+        **options: Unpack[FlashOptions],
+    ) -> More_co: ...
+    @overload
+    def __call__(
+        self,
+        qkv: GpuRef,
+        dropout_p: float = ...,
+        softmax_scale: float | None = ...,
+        causal: bool = ...,
+        window_size: tuple[int, int] = ...,
+        softcap: float = ...,
+        alibi_slopes: GpuRef | bool | None = ...,
+        deterministic: bool = ...,
+        return_attn_probs: bool = ...,
+        *,
+        out: GpuRef | None = ...,
+        **options: Unpack[FlashOptions],
+    ) -> One_co | More_co: ...
+
+
+class flash_attn_qkvpacked_func_op(op[..., Any]):  # noqa: N801 - used as a decorator
+    """Makes the op of it."""
+
+    @overload
+    def __get__(
+        self, facade: None, owner: Any = None
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef]]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Awaited], owner: Any = None
+    ) -> PackedAttention[
+        Coroutine[Any, Any, GpuRef], Coroutine[Any, Any, tuple[GpuRef, GpuRef]]
+    ]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Collected], owner: Any = None
+    ) -> PackedAttention[GpuRef, tuple[GpuRef, GpuRef]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Described], owner: Any = None
+    ) -> PackedAttention[Request[GpuRef], Request[tuple[GpuRef, GpuRef]]]: ...
     def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
         return super().__get__(facade, owner)
 

@@ -24,6 +24,7 @@ def case(of: dict[str, Any], **spec: Any) -> Case:
 @pytest.mark.parametrize(
     ("of", "spec"),
     [
+        ({}, {"keys": 0}),
         ({"narrow": True}, {}),
         ({"lengths": True}, {"softcap": True}),
         ({"lengths": True}, {"slopes": (1, 4, 1, 1)}),

@@ -44,14 +44,24 @@ async def test_packed(device: Any) -> None:
     packed, pair = await putting(device, whole, whole[:, :, 1:])
     q, k, v = await putting(device, *(whole[:, :, at] for at in range(3)))
     flash = device.flash_attention
-    expected = await device.get(await flash.flash_attn_func(q, k, v, causal=True))
+    out, lse = await flash.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    expected, logs = (await device.get(out)).astype(float), await device.get(lse)
+    grads = await flash.flash_attn_backward(out, q, k, v, out, lse, causal=True)
     for backend in ("auto", "kernel"):
         for call, given in (
             (flash.flash_attn_qkvpacked_func, (packed,)),
             (flash.flash_attn_kvpacked_func, (q, pair)),
         ):
             got = await device.get(await call(*given, causal=True, backend=backend))
-            np.testing.assert_allclose(got.astype(float), expected.astype(float), atol=4e-3)
+            np.testing.assert_allclose(got.astype(float), expected, atol=4e-3)
+            by_place = (0.0, None, True, (-1, -1), 0.0, None, False, True)
+            got, kept = await call(*given, *by_place, backend=backend)
+            np.testing.assert_allclose((await device.get(got)).astype(float), expected, atol=4e-3)
+            np.testing.assert_allclose(await device.get(kept), logs, atol=4e-3)
+        parts = [packed[:, :, at] for at in range(3)]
+        same = await flash.flash_attn_backward(got, *parts, got, kept, causal=True, backend=backend)
+        for one, other in zip(same, grads, strict=True):
+            compare(await device.get(one), Near((await device.get(other)).astype(float)), HALF)
     with pytest.raises(ValueError, match=r"qkv must have shape \(batch, sequence, 3"):
         await flash.flash_attn_qkvpacked_func(pair)
 
@@ -145,8 +155,35 @@ async def test_ways_to_say_how_long_a_cache_is(device: Any) -> None:
     for given in ({"cache_seqlens": 4, "k": k, "v": v}, {"block_table": which}):
         with pytest.raises(ValueError, match="cache_seqlens must be an int32 buffer"):
             await flash.flash_attn_with_kvcache(q, k, v, **given)
-    with pytest.raises(ValueError, match="cache_seqlens must be a whole number from 1 to 20"):
+    with pytest.raises(ValueError, match="cache_seqlens must be a whole number from 0 to 20"):
         await flash.flash_attn_with_kvcache(q, *first, cache_seqlens=21)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 70])
+async def test_a_cache_without_keys(device: Any, queries: int) -> None:
+    """As one whose lengths in device memory are 0."""
+    rng = np.random.default_rng(0)
+    flash = device.flash_attention
+    q, k, v = await putting(
+        device, normal(rng, 2, queries, 4, 16), *[normal(rng, 2, 20, 2, 16) for _ in "kv"]
+    )
+    lengths, sink = await putting(device, integers([0, 0]), floats([1.0, 2.0, 3.0, 4.0]))
+    for more in ({}, {"sink": sink}, {"causal": True}, {"softcap": 2.0, "window_size": (3, 0)}):
+        found = []
+        for count, backend in ((0, "auto"), (lengths, "kernel")):
+            out, lse = await flash.flash_attn_with_kvcache(
+                *(q, k, v),
+                cache_seqlens=count,
+                return_softmax_lse=True,
+                backend=backend,
+                **more,
+            )
+            assert not (await device.get(out)).any()
+            found.append(await device.get(lse))
+        np.testing.assert_array_equal(*found)
+        assert ("sink" in more) == np.isfinite(found[0]).all()
+    with pytest.raises(Unsupported, match="cuDNN does not do a cache without keys"):
+        await flash.flash_attn_with_kvcache(q, k, v, cache_seqlens=0, backend="cudnn")
 
 
 async def test_the_papers_slopes_of_a_single_query(device: Any) -> None:
@@ -230,6 +267,68 @@ async def test_dropout_is_the_same_in_both_passes_and_of_what_is_said(device: An
         assert (((await device.get(other))[0, :, 0] != 0) != kept).mean() > 0.2
 
 
+def kept_of(ones: Any, batch: int, heads: int, queries: int, keys: int, offset: int) -> Any:
+    """Which probabilities a page of the documentation says are not dropped, (batch, heads, ...)."""
+    words = ones[offset : offset + batch * heads * queries * keys]
+    return words.reshape(batch, heads, queries, keys) != 0
+
+
+async def test_words_of_the_mask_of_dropout(device: Any) -> None:
+    """Of our kernels: sizes of the buffers, or the longest sequences as they were told."""
+    rng = np.random.default_rng(0)
+    batch, heads, queries, keys, offset = 2, 2, 3, 6, 9
+    size = offset + batch * heads * 64 * 128
+    every = await device.dnn.dropout(await device.put(np.ones(size, np.float32)), 0.5, seed=3)
+    ones = await device.get(every)
+    # Values by which the result has the probabilities of keys in its columns.
+    values = np.zeros((batch, keys, heads, 16), HALF)
+    values[:, np.arange(keys), :, np.arange(keys)] = 1
+    q, k, v = await putting(
+        device, normal(rng, batch, queries, heads, 16), normal(rng, *values.shape), values
+    )
+    flash = device.flash_attention
+    given: Any = {"dropout_p": 0.5, "seed": 3, "offset": offset, "backend": "kernel"}
+
+    async def mask(out: Any) -> Any:
+        found = (await device.get(out)).reshape(batch, queries, heads, 16)[..., :keys]
+        return found.transpose(0, 2, 1, 3) != 0
+
+    got = await mask(await flash.flash_attn_func(q, k, v, **given))
+    np.testing.assert_array_equal(got, kept_of(ones, batch, heads, queries, keys, offset))
+
+    cu_q, cu_k = await putting(device, ends([queries] * batch), ends([keys] * batch))
+    flat = [each.reshape(-1, heads, 16) for each in (q, k, v)]
+    for most_q, most_k, rows, columns in ((queries, keys, 64, 64), (3, 1000, 64, 64)):
+        out = await flash.flash_attn_varlen_func(*flat, cu_q, cu_k, most_q, most_k, **given)
+        expected = kept_of(ones, batch, heads, rows, columns, offset)[:, :, :queries, :keys]
+        np.testing.assert_array_equal(await mask(out), expected)
+
+    pages = [each.reshape(-1, 2, heads, 16) for each in (k, v)]
+    table = await device.put(integers([[0, 1, 2, 0], [3, 4, 5, 0]]))
+    # The table has room for 8 keys.
+    cases: list[tuple[int, int, dict[str, Any]]] = [(6, 6, {}), (7, 7, {}), (64, 8, {})]
+    if not on_cuda():
+        cases += [(6, 64, {"backend": "auto"})]
+    for most, columns, other in cases:
+        out = await flash.flash_attn_varlen_func(
+            flat[0], *pages, cu_q, cu_k, queries, most, block_table=table, **{**given, **other}
+        )
+        expected = kept_of(ones, batch, heads, 64, columns, offset)[:, :, :queries, :keys]
+        np.testing.assert_array_equal(await mask(out), expected)
+
+
+async def test_dropout_without_a_seed_is_that_of_0(device: Any) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = await putting(device, *[normal(rng, 1, 20, 2, 16) for _ in range(3)])
+    found = [
+        await device.get(await device.flash_attention.flash_attn_func(q, k, v, 0.5, **given))
+        for given in ({}, {}, {"seed": 0, "offset": 0}, {"seed": 1})
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert (found[0] != found[3]).any()
+
+
 async def test_bad_arguments(device: Any) -> None:
     flash = device.flash_attention
     q = await device.put(np.zeros((2, 5, 4, 16), HALF))
@@ -242,11 +341,14 @@ async def test_bad_arguments(device: Any) -> None:
         (TypeError, "k must be float16 or bfloat16", (q, wide, q), {}),
         (ValueError, "each of window_size must be", (q, q, q), {"window_size": (-2, 0)}),
         (TypeError, "window_size must be two", (q, q, q), {"window_size": 3}),
-        (TypeError, "has no rotary", (q, q, q), {"rotary": True}),
+        (TypeError, "has no rotary; .* out, .* seqlens_q, .* window_size", 3 * (q,), {"rotary": 1}),
+        (TypeError, "has no window; ", (q, q, q), {"window": (1, 1)}),
         (ValueError, "backend must be one of", (q, q, q), {"backend": "torch"}),
         (TypeError, "deterministic must be", (q, q, q), {"deterministic": 2}),
-        (TypeError, "return_lse must be", (q, q, q), {"return_attn_probs": "yes"}),
+        (TypeError, "return_attn_probs must be", (q, q, q), {"return_attn_probs": "yes"}),
         (ValueError, "belong together", (q, q, q), {"seqlens_q": counts}),
+        (ValueError, "out shares memory with q, which flash_attn_func", (q, q, q), {"out": q}),
+        (ValueError, "without zeros", (q[:, :0], q, q), {}),
         (Unsupported, "multiples of 8", (odd, odd, odd), {"backend": "kernel"}),
         (TypeError, "out is float32", (q, q, q), {"out": wide, "backend": "kernel"}),
         (ValueError, "out is float16 of shape", (q, q, q), {"out": q[0], "backend": "kernel"}),
@@ -260,9 +362,12 @@ async def test_bad_arguments(device: Any) -> None:
         (ValueError, r"v_descale must have shape \(\) or \(1,\) or \(2, 4\)", {"v_descale": wide}),
         (Unsupported, "cuDNN does not do numbers in fp8", {"backend": "cudnn"}),
         (ValueError, "without pages", {"cache_batch_idx": counts, "block_table": counts}),
+        (TypeError, "return_softmax_lse must be", {"return_softmax_lse": 1}),
+        (ValueError, "k and v belong together", {"k": fp8, "cache_seqlens": None}),
+        (ValueError, "k and v belong together", {"v": fp8, "cache_seqlens": 3}),
     ):  # fmt: skip
         with pytest.raises(error, match=match):
-            await flash.flash_attn_with_kvcache(q, fp8, fp8, cache_seqlens=counts, **options)
+            await flash.flash_attn_with_kvcache(q, fp8, fp8, **{"cache_seqlens": counts, **options})
     with pytest.raises(TypeError, match="has no bias"):
         cu = await device.put(ends([5, 5]))
         flat = q.reshape(10, 4, 16)
@@ -301,3 +406,40 @@ async def test_lengths_that_point_out_of_buffers(device: Any) -> None:
         await flash.flash_attn_with_kvcache(
             x, pages, pages, cache_seqlens=lengths, block_table=table, **given
         )
+    which = await device.put(integers([0, 2]))
+    for backend in ("auto", "kernel"):
+        with pytest.raises(ValueError, match=r"cache_batch_idx(, row 1, \[0\]|\[1, 0\]) is 2"):
+            await flash.flash_attn_with_kvcache(
+                x, x, x, cache_seqlens=lengths, cache_batch_idx=which, backend=backend
+            )
+
+
+@pytest.mark.skipif(on_cuda(), reason="nobody looks at what is in device memory there")
+@pytest.mark.parametrize("backend", ["auto", "kernel"])
+@pytest.mark.parametrize("queries", [1, 2])
+async def test_more_keys_than_the_caller_has_told(device: Any, backend: str, queries: int) -> None:
+    rng = np.random.default_rng(0)
+    flash = device.flash_attention
+    q, new = await putting(device, normal(rng, 2, queries, 4, 16), normal(rng, 2, 2, 4, 16))
+    k, v = await putting(device, *[normal(rng, 2, 8, 4, 16) for _ in "kv"])
+    table = await device.put(integers([[0, 1], [2, 3]]))
+    lengths, before = await device.put(integers([2, 6])), await device.get(k)
+    for caches, pages in (
+        ((k, v), {}),
+        ([each.reshape(4, 4, 4, 16) for each in (k, v)], {"block_table": table}),
+    ):
+        given: Any = {**pages, "cache_seqlens": lengths, "backend": backend}
+        expected = await flash.flash_attn_with_kvcache(q, *caches, **given)
+        got = await flash.flash_attn_with_kvcache(q, *caches, max_seqlen_k=6, **given)
+        compare(await device.get(got), Near((await device.get(expected)).astype(float)), HALF)
+        with pytest.raises(ValueError, match=r"cache_seqlens\[1\] is 6, but .* from 0 to 3"):
+            await flash.flash_attn_with_kvcache(q, *caches, max_seqlen_k=3, **given)
+        with pytest.raises(ValueError, match=r"cache_seqlens\[1\] is 6, but .* from 0 to 5"):
+            await flash.flash_attn_with_kvcache(q, *caches, new, new, max_seqlen_k=7, **given)
+        np.testing.assert_array_equal(await device.get(k), before)  # nothing was written
+        with pytest.raises(ValueError, match="max_seqlen_k must be a whole number from 2 to 8"):
+            await flash.flash_attn_with_kvcache(q, *caches, new, new, max_seqlen_k=1, **given)
+    await flash.flash_attn_with_kvcache(
+        q, k, v, new, new, cache_seqlens=lengths, max_seqlen_k=8, backend=backend
+    )
+    assert ((await device.get(k)) != before).any(axis=(2, 3)).sum() == 2 * 2

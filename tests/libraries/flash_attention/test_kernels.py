@@ -254,3 +254,29 @@ async def test_caches_in_fp8_on_the_host(
     assert any(name.startswith("combine") for name in kernels.ran)
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize("queries", [pytest.param(n, marks=on_host) for n in (3, 70)])
+async def test_a_cache_without_keys_on_the_host(
+    queries: int, kernels: HostKernels, monkeypatch: Any
+) -> None:
+    """By the kernel for few queries, and by that for many."""
+    rng = np.random.default_rng(0)
+    async with opened(isolation="thread", standby=None) as device:
+        q = await device.put(normal(rng, 2, queries, 4, 32))
+        k, v = [await device.put(normal(rng, 2, 9, 2, 32)) for _ in "kv"]
+        sink = await device.put(floats([0, 1, 2, 3]))
+        found = []
+        for numpy in (False, True):
+            if numpy:
+                monkeypatch.undo()
+            flash: Any = device.flash_attention
+            for given in ({}, {"sink": sink, "causal": True, "window_size": (3, 0)}):
+                out, lse = await flash.flash_attn_with_kvcache(
+                    q, k, v, cache_seqlens=0, return_softmax_lse=True, **given
+                )
+                assert not (await device.get(out)).any()
+                found.append(await device.get(lse))
+    assert any(name.startswith("decode" if queries == 3 else "forward") for name in kernels.ran)
+    for one, other in zip(found[:2], found[2:], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)

@@ -78,9 +78,17 @@ def alike(length: int, number: int) -> DerivedInput:
     return DerivedInput("", length, multiplier=0, addend=number)
 
 
-def grown(source: str, count: int, addend: int, room: int) -> DerivedInput:
-    """Lengths of what fits where there is room for so many, after so many more."""
-    return DerivedInput(source, count, addend=addend, most=room, ceiling=room)
+def grown(source: str, count: int, addend: int, room: int, most: int) -> DerivedInput:
+    """Lengths of what fits where there is room for so many, after so many more.
+
+    Args:
+        source: the name of the lengths before, none of which is above ``most``.
+        count: how many sequences.
+        addend: how many more.
+        room: of each sequence.
+        most: see ``source``.
+    """
+    return DerivedInput(source, count, addend=addend, most=most, ceiling=room)
 
 
 class Pages(NamedTuple):

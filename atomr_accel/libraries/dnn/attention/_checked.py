@@ -197,7 +197,12 @@ class AttentionCalls(AttentionPart[D]):
         kv_heads, value_size = v_cache.shape[2:]
         _same_sizes(q, k_cache, v_cache, batch, k_cache.shape[0] if block_table is None else batch)
         room = k_cache.shape[1] * (1 if block_table is None else columns_of(block_table))
-        keys = room if max_seqlen_k is None else whole(max_seqlen_k, "max_seqlen_k", 1, room)
+        new = self._new(k, v, k_cache, v_cache, batch)
+        keys, longest = room, room
+        if max_seqlen_k is not None:
+            keys = whole(max_seqlen_k, "max_seqlen_k", max(1, min(new, room)), room)
+        if keys < room:
+            longest = keys - new  # new ones that do not fit are left out only where room ends
         inputs = {"q": q, "k": k_cache, "v": v_cache}
         spec = AttentionSpec(
             *(q.dtype.name, batch, heads, kv_heads, queries, room, size, value_size),
@@ -206,12 +211,11 @@ class AttentionCalls(AttentionPart[D]):
         )
         if block_table is not None:
             spec = self._paged(spec, inputs, k_cache, block_table, keys)
-        new = self._new(k, v, k_cache, v_cache, batch)
         call = AttentionCall(spec, inputs)
         call = scored(call, options, memory, batch=batch, backward=False)
         call.spec = mask_of(call.spec, options, same=False, bounded=False)
         call.derived["seq_len_q"] = alike(batch, queries)
-        call.derived["seq_len_kv"] = grown("cache_seqlens", batch, new, room)
+        call.derived["seq_len_kv"] = grown("cache_seqlens", batch, new, room, longest)
         if k is not None and v is not None:
             columns = 1 if block_table is None else columns_of(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)

@@ -313,8 +313,8 @@ class FlashAttention(AttentionCalls[D]):
             cache_seqlens: int32 (batch,): how long each sequence is before.
             block_table: int32 (batch, columns): the pages of each sequence; what comes after
                 its last one is not looked at.
-            max_seqlen_k: the most keys of a sequence; by default what fits. With several
-                queries and pages, scratch memory for as many is taken.
+            max_seqlen_k: the most keys of a sequence, new ones too; by default what fits. With
+                several queries and pages, scratch memory for as many is taken.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms of the sums of exponentials.
             **options: see ``AttentionOptions``; no ``bias`` and no dropout.

@@ -12,6 +12,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...blaslt.host._cpu import saturate
 from ...host._indices import require_within
+from ._cpu_sequences import table_name
 from ._philox import kept
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def _gathered(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
         used = min(-(-length // size), table.shape[2])
         if used:  # the pages of an empty sequence may be any
             places = table[entry, 0, :used, 0]
-            require_within(places, 0, len(pages) - 1, f"block_table, row {entry}, ")
+            require_within(
+                places, 0, len(pages) - 1, f"{table_name(table.shape[2])}, row {entry}, "
+            )
             rows = pages[places].swapaxes(0, 1)
             rows = rows.reshape(pages.shape[1], used * size, -1)[:, : min(length, keys)]
             found[entry, :, : rows.shape[1]] = rows

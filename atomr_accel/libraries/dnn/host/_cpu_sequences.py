@@ -32,6 +32,11 @@ _INT32: Final = DTYPES["int32"]
 _INT64: Final = DTYPES["int64"]
 
 
+def table_name(columns: int) -> str:
+    """What callers call a table; one column may be the sequences of a cache without pages."""
+    return "block_table" if columns > 1 else "block_table or cache_batch_idx"
+
+
 @final
 class CpuSequences:
     """Executes the messages of ``_sequence_messages``.
@@ -57,11 +62,11 @@ class CpuSequences:
         for upload in message.uploads:
             data = np.frombuffer(upload.data, np.uint8)
             self._context.bytes_at(upload.target, len(data))[...] = data
-        if message.append is not None:
-            self.append(message.append)
         places = iter(message.places)
         for derived in decode_derived(message.derived):
             self._derive(derived, next(places), next(places))
+        if message.append is not None:  # after lengths were looked at
+            self.append(message.append)
         for clean in message.clean:
             self._clean(clean)
         if message.run is None:
@@ -126,7 +131,8 @@ class CpuSequences:
             # Those before the rows, too, before anything is written: attention reads them.
             lasts = np.where(used, place, -1).max(axis=1, keepdims=True)
             entries = np.arange(message.columns) <= lasts // page
-            require_within(np.where(entries, table, 0), 0, message.pages - 1, "block_table")
+            name = table_name(message.columns)
+            require_within(np.where(entries, table, 0), 0, message.pages - 1, name)
         fits &= (found >= 0) & (found < message.pages)
         return found.astype(np.int64) * page + place % page, fits
 

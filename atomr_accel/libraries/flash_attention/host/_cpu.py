@@ -8,7 +8,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...dnn.host._cpu_attention import FUNCTIONS
-from ...dnn.host._cpu_sequences import CpuSequences
+from ...dnn.host._cpu_sequences import CpuSequences, table_name
 from ...host._indices import require_within
 from ..wire._messages import PLACES, STEPPED, Flash
 
@@ -38,9 +38,10 @@ class CpuFlashAttention:
 
     def _flash(self, message: Flash) -> None:
         self._context.check()
+        call = CpuCall(self._context, message)  # looks at lengths, before anything is written
         if message.append is not None:
             self._sequences.append(message.append)
-        CpuCall(self._context, message).run()
+        call.run()
 
 
 @final
@@ -120,7 +121,8 @@ class CpuCall:
             cache = not self._places["count_q"]
             name = "cache_seqlens" if cache else f"seqlens_{count[-1]}"
             found = self._array(count, (batch,), "int32").astype(np.int64)
-            require_within(found, 0, most, name)
+            limit = self._form.limit if cache else -1
+            require_within(found, 0, most if limit < 0 else limit, name)
             return np.minimum(found + added, most)
         if self._places[begin]:
             ends = self._array(begin, (batch + 1,), "int32").astype(np.int64)
@@ -156,7 +158,8 @@ class CpuCall:
             dtype = form.out_dtype
         steps = form.steps[STEPPED.index(_STEPS_LIKE.get(name, name))]
         shape = (count, heads, rows, size)
-        extent = 1 + sum((each - 1) * step for each, step in zip(shape, (*steps, 1), strict=True))
+        last = [max(0, each - 1) for each in shape]
+        extent = 1 + sum(each * step for each, step in zip(last, (*steps, 1), strict=True))
         flat = self._array(name, (extent,), dtype)
         width = flat.dtype.itemsize
         strides = (*(step * width for step in steps), width)
@@ -184,7 +187,7 @@ class CpuCall:
         if name in _KEYS and form.page:
             table = self._array("table", (form.batch, form.columns), "int32")[entry]
             used = table[: -(-count // form.page)]
-            require_within(used, 0, form.pages - 1, f"block_table, row {entry}, ")
+            require_within(used, 0, form.pages - 1, f"{table_name(form.columns)}, row {entry}, ")
             rows = view[used].swapaxes(0, 1)
             return np.asarray(rows.reshape(view.shape[1], -1, view.shape[3])[:, :count])
         first = self._first(name, entry)

@@ -49,6 +49,8 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
         dropout: the share that is dropped, by ``seed`` and ``offset``.
         scales: of q, k and v: how many scales there are, 0, 1 or batch * kv_heads.
         splits: among how many blocks the keys of a sequence are split.
+        limit: what lengths of sequences in a cache may be, without ``added``; -1 for ``keys``. The
+            CPU checks it.
     """
 
     kind: str
@@ -82,6 +84,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     offset: int = 0
     scales: tuple[int, int, int] = (0, 0, 0)
     splits: int = 1
+    limit: int = -1
 
 
 STEPPED: Final = ("q", "k", "v", "o", "grad", "lse")
