@@ -230,7 +230,9 @@ class Position:
             except (struct.error, OverflowError):
                 pass  # it does not fit, which is said below
         if isinstance(arg, TensorMap | Texture | Surface):
-            if not arg._fits(self.parameter.dtype, self._size):
+            others = {Texture, Surface} - {type(arg)}
+            said = any(other.declared in self.parameter.text for other in others)
+            if said or not arg._fits(self.parameter.dtype, self._size):
                 raise TypeError(
                     f"argument {self._at} is a {type(arg).__name__}, but the kernel declares "
                     f"'{self.parameter.text}'; it is for '{arg.declared}'"
