@@ -67,8 +67,7 @@ def _apply(
         initial = options.pop("initial", None)
         if options:
             raise TypeError(f"{name}.reduce of refs takes no {', '.join(options)}")
-        given = values[0]
-        assert isinstance(given, Operand)
+        given = values[0] if isinstance(values[0], Operand) else constant(values[0])
         return masked(name, given, axis, kind, keepdims=keepdims, initial=initial, mask=mask)
     if method == "outer" and not options:
         one, other = (each if isinstance(each, Operand) else constant(each) for each in values)
@@ -90,6 +89,11 @@ def masked(
 ) -> Operand:
     """A reduction with NumPy's ``initial`` and ``where``."""
     if mask is not True:
+        if np.ndim(mask) > len(x.shape):
+            raise ValueError(
+                "input operand has more dimensions than allowed by the axis remapping: where has "
+                f"{np.ndim(mask)} axes, and what is reduced {len(x.shape)}"
+            )
         identity = find_ufunc(name).identity
         if identity is None:
             if initial is None:

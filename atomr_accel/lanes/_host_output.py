@@ -90,7 +90,7 @@ class HostOutput:
         with contextlib.suppress(trio.ClosedResourceError):
             while pipe.fd >= 0:
                 await trio.lowlevel.wait_readable(pipe.fd)
-                if not self._read(pipe):
+                if self._read(pipe) == 0:
                     return
 
     def drain(self) -> None:
@@ -119,12 +119,17 @@ class HostOutput:
                 os.close(pipe.fd)
                 pipe.fd = -1
 
-    def _read(self, pipe: _Pipe) -> int:
-        """Tell the lines that the next piece completes; how long that is."""
+    def _read(self, pipe: _Pipe) -> int | None:
+        """Tell the lines that the next piece completes.
+
+        Returns:
+            How long that is: 0 at the end, None if there is nothing at the moment, as after
+            another task has told it.
+        """
         try:
             data = os.read(pipe.fd, _PIECE) if pipe.fd >= 0 else b""
         except BlockingIOError:
-            return 0
+            return None
         *lines, rest = (pipe.rest + data).split(b"\n")
         while len(rest) > _LONGEST:
             lines.append(rest[:_LONGEST])

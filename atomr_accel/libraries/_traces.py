@@ -265,9 +265,9 @@ def signature(
             add(rest)
             continue
         if kind is float:
-            if value == 0.0 or math.isnan(value):  # zeros have a sign, and NaN equals nothing
+            if value == 0.0 or math.isnan(value):  # both have a sign, and NaN equals nothing
                 add(kind)
-                add(repr(value))
+                add((repr(value), math.copysign(1.0, value)))
                 continue
         elif kind is tuple:
             if not all(map(_is_int, value)):

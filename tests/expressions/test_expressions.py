@@ -435,6 +435,7 @@ async def test_a_function_that_looks_at_what_refs_hold_is_told(device: Device) -
         (lambda x: (x + 1)[:, None, None, :], IndexError, "too many indices"),
         (lambda x: np.where(x > 0), TypeError, r"where\(condition, x, y\)"),
         (lambda x: np.max(x, where=x > 0), ValueError, "specify 'initial'"),
+        (lambda x: np.sum(3, where=x > 0), ValueError, "more dimensions than allowed"),
         (lambda x: np.broadcast_to(x, (2, 2)), ValueError, "could not be broadcast"),
     ],
 )

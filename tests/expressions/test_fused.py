@@ -109,6 +109,22 @@ async def test_numbers_inside_arguments_are_told_apart(device: Device) -> None:
 
 
 @on_shared
+async def test_nans_have_a_sign_and_classes_may_change(device: Device) -> None:
+    x = await device.put(np.array([1, 2], np.float32))
+    signed = device.fuse(lambda x, number: np.copysign(x, number))
+    for number, sign in ((np.nan, 1), (-np.nan, -1), (np.nan, 1), (0.0, 1), (-0.0, -1)):
+        assert (await device.get(await signed(x, number))).tolist() == [sign, 2 * sign]
+
+    class Rate:
+        value = 2.0
+
+    scaled = device.fuse(lambda x, settings: x * settings.value)
+    for value in (2.0, 5.0):
+        Rate.value = value
+        assert (await device.get(await scaled(x, Rate))).tolist() == [value, 2 * value]
+
+
+@on_shared
 async def test_what_is_not_known_is_called_each_time(device: Device) -> None:
     x = await device.put(np.ones(3))
     calls = []

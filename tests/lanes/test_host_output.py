@@ -182,3 +182,26 @@ async def test_closing_twice(written: Written) -> None:
     written.output.close()
     written.output.drain()
     written.output.close()
+
+
+@program
+async def test_what_another_task_has_told_is_not_the_end(
+    written: Written, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = trio.lowlevel.wait_readable
+
+    async def wait_too_long(fd: int) -> None:
+        await wait(fd)
+        written.output.drain()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.lowlevel, "wait_readable", wait_too_long)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(written.output.run, {})
+            for line in (b"one\n", b"two\n"):
+                await trio.testing.wait_all_tasks_blocked()
+                os.write(written.out, line)
+            await trio.testing.wait_all_tasks_blocked()
+            assert told(caplog) == [(20, "one"), (20, "two")]
+            written.end()
+    written.output.close()

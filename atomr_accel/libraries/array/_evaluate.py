@@ -536,10 +536,11 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
     if kind is dict:
         return kind, tuple([(_signed(at, refs), _signed(each, refs)) for at, each in value.items()])
     if kind in (float, complex):
-        return kind, repr(value)  # zeros have a sign, and NaN is no key
+        return kind, np.array(value).tobytes()  # zeros and NaN have a sign, and NaN is no key
     if isinstance(value, np.generic):
         return kind, value.dtype, value.tobytes()
-    if kind in _PLAIN or isinstance(value, np.dtype | np.ufunc | type | Enum):
+    names_dtype = isinstance(value, type) and value in _TYPES
+    if names_dtype or kind in _PLAIN or isinstance(value, np.dtype | np.ufunc | Enum):
         return kind, value  # 1 and True are one key
     if kind is FunctionType and not (
         value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
@@ -555,6 +556,9 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
 
 _PLAIN: Final = frozenset((bool, int, str, bytes, type(None), EllipsisType, BuiltinFunctionType))
 """Types of what is a key, and holds no buffer."""
+
+_TYPES: Final = frozenset((bool, int, float, complex, *np.sctypeDict.values()))
+"""Classes that say a dtype; what others have may change."""
 
 
 def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:

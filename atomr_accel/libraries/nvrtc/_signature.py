@@ -230,7 +230,10 @@ class Position:
             except (struct.error, OverflowError):
                 pass  # it does not fit, which is said below
         if isinstance(arg, TensorMap | Texture | Surface):
-            if not arg._fits(self.parameter.dtype, self._size):
+            other = Surface if isinstance(arg, Texture) else Texture
+            if other.declared in self.parameter.text or not arg._fits(
+                self.parameter.dtype, self._size
+            ):
                 raise TypeError(
                     f"argument {self._at} is a {type(arg).__name__}, but the kernel declares "
                     f"'{self.parameter.text}'; it is for '{arg.declared}'"
