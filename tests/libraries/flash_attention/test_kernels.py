@@ -109,7 +109,7 @@ def test_tiles_fit_into_the_shared_memory_of_every_device() -> None:
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     every = every_launch(HOPPER if capability == (9, 0) else LEAST_SHARED)
     assert len(every) > 100
-    names = [*every][:: sized(4, 1) if capability == (9, 0) else sized(16, 4)]
+    names = [*every][:: sized(8, 1) if capability == (9, 0) else sized(32, 4)]
     for name in names:
         image, lowered, log = compile_cubin(every[name].source.text, name, (), capability)
         assert lowered.encode() in image
@@ -151,7 +151,7 @@ def mark(operation: Any) -> Any:
 @pytest.mark.parametrize("operation", [mark(each) for each in OPERATIONS])
 async def test_they_conform_on_the_host(operation: Any, kernels: HostKernels) -> None:
     """The rows of the library; the same dtype for all, since each takes compiling."""
-    step = sized(3, 1)
+    step = sized(6, 1)
     async with opened(isolation="thread", standby=None) as device:
         for case in operation.cases[::step]:
             await check(device, operation, "float16", case, "flash_attention on the host")
