@@ -6,20 +6,15 @@ SQLite's are.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
-
-import trio
+from typing import TYPE_CHECKING, Any, Final, final
 
 from .._errors import LibraryMissing
 from ._entries import SCHEMA
 from ._storage import JournalError, Record, Stored
+from ._threaded import ThreadedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Callable, Mapping, Sequence
 
 _LOCK: Final = 0x61746A6C
 """Of the advisory lock that who makes tables holds: IF NOT EXISTS alone may fail beside another."""
@@ -52,7 +47,7 @@ _TABLES: Final = (
 
 
 @final
-class PostgresStorage:
+class PostgresStorage(ThreadedStorage):
     """A journal in a PostgreSQL server, such as one that outlives the program's machine.
 
     An append is a transaction. The tables are made where they are missing, in the first schema of
@@ -60,7 +55,7 @@ class PostgresStorage:
     and ``atomr_accel_contents``. Deleting a journal's row in the first deletes the journal.
 
     Calls wait for the server in a worker thread, where they cannot be cancelled: an append that
-    has begun is completed.
+    has begun is completed. Without package psycopg ``open`` raises ``LibraryMissing``.
 
     Args:
         conninfo: a connection string or URL of libpq, such as ``"postgresql://host/database"``.
@@ -68,49 +63,22 @@ class PostgresStorage:
     """
 
     def __init__(self, conninfo: str, name: str) -> None:
+        super().__init__()
         self._conninfo: Final = conninfo
         self._name: Final = name
         self._connection: Any = None
         self._journal = 0
-        self._limiter: Final = trio.CapacityLimiter(1)
 
     def __repr__(self) -> str:
         return f"PostgresStorage(..., {self._name!r})"  # a connection string may have a password
 
-    @asynccontextmanager
-    async def open(self, *, create: bool) -> AsyncIterator[None]:
-        """Connect, for the length of a block; see ``Storage.open``.
+    def _create(self) -> None:
+        self._connect(self._made)
 
-        Raises:
-            LibraryMissing: package psycopg is not installed.
-        """
-        try:
-            await self._in_thread(self._open, create)
-            yield
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._in_thread(self._close)
+    def _open(self) -> None:
+        self._connect(self._found)
 
-    async def append(
-        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
-    ) -> None:
-        """Add records and contents in one transaction; see ``Storage.append``."""
-        await self._in_thread(self._append, records, contents, first)
-
-    async def records(self) -> list[Record]:
-        """All records, in their order; see ``Storage.records``."""
-        return await self._in_thread(self._records)
-
-    async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
-        return await self._in_thread(self._content, key)
-
-    # --- in a thread ------------------------------------------------------------------------
-
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
-
-    def _open(self, create: bool) -> None:
+    def _connect(self, journal: Callable[[], int]) -> None:
         try:
             import psycopg
         except ImportError as error:
@@ -120,12 +88,12 @@ class PostgresStorage:
             ) from error
         try:
             self._connection = psycopg.connect(self._conninfo, autocommit=True)
-            self._journal = self._create() if create else self._found()
+            self._journal = journal()
         except psycopg.Error as error:
             why = f"the journal {self._name!r} cannot be opened in PostgreSQL: {error}"
             raise JournalError(why) from error
 
-    def _create(self) -> int:
+    def _made(self) -> int:
         connection = self._opened()
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import asynccontextmanager, closing, contextmanager
-from functools import partial
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
-
-import trio
+from typing import TYPE_CHECKING, Final, final
 
 from ._entries import SCHEMA
 from ._storage import JournalDamaged, JournalError, Record, Stored
+from ._threaded import ThreadedStorage
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Iterator, Mapping, Sequence
 
 _MARK: Final = 0x61746A6C
 """SQLite's ``application_id`` of a journal: "atjl"."""
@@ -47,7 +43,7 @@ _TABLES: Final = f"""
 
 
 @final
-class SqliteStorage:
+class SqliteStorage(ThreadedStorage):
     """A journal in a file, with a write-ahead log beside it while it is open.
 
     Each append is a transaction (``synchronous=NORMAL``): what was appended is there after the
@@ -59,41 +55,12 @@ class SqliteStorage:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
         self.path: Final = Path(path)
         self._connection: sqlite3.Connection | None = None
-        self._limiter: Final = trio.CapacityLimiter(1)
 
     def __repr__(self) -> str:
         return f"SqliteStorage({str(self.path)!r})"
-
-    @asynccontextmanager
-    async def open(self, *, create: bool) -> AsyncIterator[None]:
-        """Open the file, for the length of a block; see ``Storage.open``."""
-        try:
-            await self._in_thread(self._create if create else self._open)
-            yield
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._in_thread(self._close)
-
-    async def append(
-        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
-    ) -> None:
-        """Add records and contents in one transaction; see ``Storage.append``."""
-        await self._in_thread(self._append, records, contents, first)
-
-    async def records(self) -> list[Record]:
-        """All records, in their order; see ``Storage.records``."""
-        return await self._in_thread(self._records)
-
-    async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
-        return await self._in_thread(self._content, key)
-
-    # --- in a thread ------------------------------------------------------------------------
-
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
 
     def _create(self) -> None:
         self.path.touch(mode=_OURS_ALONE, exist_ok=False)

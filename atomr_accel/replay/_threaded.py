@@ -1,0 +1,71 @@
+"""Journals in databases whose calls wait: each is made in a worker thread, one after the other."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from ._storage import Record, Stored
+
+T = TypeVar("T")
+
+
+class ThreadedStorage:
+    """A ``Storage`` of functions that wait. Those that begin with ``_`` run in a thread."""
+
+    def __init__(self) -> None:
+        self._limiter: Final = trio.CapacityLimiter(1)
+
+    @asynccontextmanager
+    async def open(self, *, create: bool) -> AsyncIterator[None]:
+        """Open the journal, for the length of a block; see ``Storage.open``."""
+        try:
+            await self._in_thread(self._create if create else self._open)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self._close)
+
+    async def append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None:
+        """Add records and contents in one transaction; see ``Storage.append``."""
+        await self._in_thread(self._append, records, contents, first)
+
+    async def records(self) -> list[Record]:
+        """All records, in their order; see ``Storage.records``."""
+        return await self._in_thread(self._records)
+
+    async def content(self, key: bytes) -> bytes | None:
+        """The array of a hash, if it is there."""
+        return await self._in_thread(self._content, key)
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
+
+    @abstractmethod
+    def _create(self) -> None: ...
+
+    @abstractmethod
+    def _open(self) -> None: ...
+
+    @abstractmethod
+    def _append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None: ...
+
+    @abstractmethod
+    def _records(self) -> list[Record]: ...
+
+    @abstractmethod
+    def _content(self, key: bytes) -> bytes | None: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
