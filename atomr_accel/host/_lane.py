@@ -38,8 +38,7 @@ from ..wire import (
     encoder,
 )
 from ..wire._failures import pack_exception
-from ._slots import Group, Later, Malformed, StreamSlot
-from ._templates import Templates
+from ._slots import Group, Later, Malformed, StreamSlot, Templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.host._templates import Template
+from atomr_accel.host._slots import Template
 from atomr_accel.libraries.nvrtc._signature import read_signature
 from atomr_accel.libraries.nvrtc.host import _compiler
 from atomr_accel.libraries.nvrtc.wire._messages import Array, Launch, Load, Scalar, Unload

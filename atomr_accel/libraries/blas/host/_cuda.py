@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ....host._templates import Template
+    from ....host._slots import Template
 
 _LAUNCH_BOUND: Final = 1 << 26
 _SHALLOW: Final = 512

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ....host._templates import Template
+    from ....host._slots import Template
     from ...host._cuda_kernels import Kernels
 
 _MOST_PLANS: Final = 512

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ....host._templates import Template
+    from ....host._slots import Template
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
