@@ -69,6 +69,7 @@ async def main(seconds: float) -> None:
         ]
         async with open_dashboard(system) as page, trio.open_nursery() as nursery:
             print(f"Look at {page.url}", flush=True)
+            faulted = trio.Event()
 
             async def ask() -> None:
                 while True:
@@ -80,11 +81,13 @@ async def main(seconds: float) -> None:
                     await trio.sleep(min(5, seconds / 3))
                     with suppress(ContextPoisoned, GpuRefStale):  # it may be down already
                         await poison(random.choice(devices))
+                    faulted.set()
 
             for _ in range(6):
                 nursery.start_soon(ask)
             nursery.start_soon(fault)
             await trio.sleep(seconds)
+            await faulted.wait()
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
                 state = await trio.to_thread.run_sync(fetch, page)

@@ -117,6 +117,8 @@ def _milliseconds(latencies: list[int], share: float) -> float | None:
 class History(DeviceInstrument):
     """What is kept whether somebody looks or not."""
 
+    sampled = True
+
     def __init__(self) -> None:
         self._events = Ring(EVENTS)
         self._pulses: dict[str, _Pulse] = {}
@@ -182,12 +184,13 @@ class History(DeviceInstrument):
         pulse = self._of.get(ops.device)
         if pulse is None:
             pulse = self._of[ops.device] = self._pulses.setdefault(ops.device.path, _Pulse())
-        pulse.ops += len(ops.seqs)
+        number = len(ops.seqs) + len(ops.untimed)
+        pulse.ops += number
         if ops.outcome == "done":
             some = ops.submitted[: _MOST_LATENCIES - len(pulse.latencies)]
             pulse.latencies += map(sub, ops.answered, some)
         elif ops.outcome != "withdrawn":
-            pulse.failed += len(ops.seqs)
+            pulse.failed += number
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
         """Note it."""

@@ -7,7 +7,7 @@ buffers = await state_at("run.journal", 41, device)              # the state aft
 print(await explain("run.journal", out="fault.py"))              # the least that faults again
 """
 
-from ._compare import TOLERANCES, Deviation
+from ._compare import TOLERANCES, Compared, Deviation
 from ._entries import SCHEMA
 from ._explain import Explanation, explain
 from ._journal import Journal, open_journal
@@ -22,6 +22,7 @@ from ._storage import JournalDamaged, JournalError, JournalFull, Record, Storage
 __all__ = [
     "SCHEMA",
     "TOLERANCES",
+    "Compared",
     "Deviation",
     "Difference",
     "Explanation",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from .._dtypes import DTYPES
+from ..actors._util import check_number
 
 TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -28,6 +30,32 @@ TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
 
 What has no entry, such as integers, has to be equal.
 """
+
+
+def check_tolerance(
+    tolerance: float | Mapping[str, float] | None,
+) -> float | Mapping[str, float] | None:
+    """What elements may differ by, as ``replay`` is given it.
+
+    Raises:
+        TypeError: no number, and no dict of numbers by the names of dtypes.
+        ValueError: a number that is negative or NaN, or a name that no dtype has.
+    """
+    if tolerance is None:
+        return None
+    if isinstance(tolerance, Mapping):
+        for name in tolerance:
+            if name not in DTYPES:
+                raise ValueError(f"tolerance has the names of dtypes, and none is {name!r}")
+        return {name: _checked(f"tolerance[{name!r}]", tolerance[name]) for name in tolerance}
+    return _checked("tolerance", tolerance)
+
+
+def _checked(what: str, value: float) -> float:
+    check_number(what, value)
+    if not value >= 0:
+        raise ValueError(f"{what} must be 0 or more, not {value!r}")
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +89,63 @@ class Deviation:
         )
 
 
+@dataclass(slots=True)
+class Compared:
+    """How near what a method gave came to what it may differ by.
+
+    Attributes:
+        outputs: how many were compared.
+        largest: the largest difference of all, as a part of what it might have been: 0 where all
+            are equal bit for bit, above 1 where one differs by too much, and infinity where none
+            is allowed, or one of two is no number.
+    """
+
+    outputs: int = 0
+    largest: float = 0.0
+
+
 def deviation(
     recorded: np.ndarray[Any, Any], replayed: np.ndarray[Any, Any], tolerance: float
-) -> Deviation | None:
-    """How an array differs from another of its shape and dtype, if by more than it may.
+) -> tuple[float, Deviation | None]:
+    """How an array differs from another of its shape and dtype.
 
     Args:
         recorded: as it was.
         replayed: as it is.
         tolerance: what elements may differ by, as a part of the largest finite one; 0: they have
             to be equal bit for bit, but for NaNs, which are all alike.
+
+    Returns:
+        The largest difference as a part of what it may be, as ``Compared`` has it; and, if that is
+        too much, where and by how much.
     """
     if recorded.size == 0 or recorded.tobytes() == replayed.tobytes():
-        return None
+        return 0.0, None
     wide: Any = np.complex128 if recorded.dtype.kind == "c" else np.float64
     if recorded.dtype.kind in "biu":
         wide = object  # which has whole numbers of any size
     was, now = (each.astype(wide) for each in (recorded, replayed))
     same = _bits(recorded) == _bits(replayed)
     if wide is object:
-        apart = np.abs(was.astype(object) - now.astype(object)).astype(np.float64)
+        apart = np.asarray(np.abs(was - now), np.float64)  # of one number it is no array
+        may = 0.0
         differs = ~same
     else:
         with np.errstate(invalid="ignore", over="ignore"):
             apart = np.abs(was - now)
             finite = np.isfinite(was)
             largest = float(np.abs(was[finite]).max()) if finite.any() else 0.0
-            within = apart <= tolerance * largest if tolerance else np.zeros(apart.shape, bool)
-        differs = ~(same | within | (np.isnan(was) & np.isnan(now)))
+        may = tolerance * largest
+        same |= np.isnan(was) & np.isnan(now)
+        differs = ~same & ~(apart <= may if tolerance else np.zeros(apart.shape, bool))
+    unlike = np.nan_to_num(apart[~same], nan=np.inf, posinf=np.inf)
+    furthest = float(unlike.max(initial=0.0))
+    share = furthest / may if may else math.inf if differs.any() else 0.0
     if not differs.any():
-        return None
+        return share, None
     rank = np.where(differs, np.nan_to_num(apart, nan=np.inf, posinf=np.inf), -1.0)
     index = tuple(int(at) for at in np.unravel_index(int(np.argmax(rank)), recorded.shape))
-    return Deviation(
+    return share, Deviation(
         index,
         was[index].item() if hasattr(was[index], "item") else was[index],
         now[index].item() if hasattr(now[index], "item") else now[index],

@@ -309,12 +309,15 @@ def refs_in(value: Any, where: str) -> Iterator[tuple[str, GpuRef]]:
     """The buffers in an argument or a result, with where in it they are."""
     if type(value) is GpuRef:
         yield where, value
+        return
+    own = type(value).__module__.startswith(__package__.partition(".")[0])
+    fields = fields_of(value) if own else None  # as they are described, also of named tuples
+    if fields is not None:
+        for name, item in fields.items():
+            yield from refs_in(item, f"{where}.{name}")
     elif isinstance(value, list | tuple):
         for at, item in enumerate(value):
             yield from refs_in(item, f"{where}[{at}]")
     elif type(value) is dict:
         for key, item in value.items():
             yield from refs_in(item, f"{where}[{key!r}]")
-    elif type(value).__module__.startswith(__package__.partition(".")[0]):
-        for name, item in (fields_of(value) or {}).items():
-            yield from refs_in(item, f"{where}.{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._errors import AccelError
+from ..actors._util import check_whole
 from ..memory import GpuRef
-from ._compare import TOLERANCES, Deviation, deviation
+from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
 from ._describe import digest
 from ._doubts import Doubts
 from ._entries import Array, Brought, Handle, Outside, Ref
@@ -30,6 +32,7 @@ _PROGRAMS: Final = ("batch", "record")
 _NO_OPS: Final = ("put", "copy", "run", "replay", "call")
 _SECTIONS: Final = ("when", "loop")
 _REFUSED: Final = ("GpuRefStale", "GpuRefSealed")
+_GONE: Final = ("GpuRefStale", "ContextPoisoned")
 _READ_ONLY: Final = ("get", "share", "export", "seal", "unseal", "free")
 
 
@@ -81,6 +84,8 @@ class Report:
     Attributes:
         calls: how many calls were made again.
         compared: how many outputs were compared.
+        methods: how near these came to what they may differ by, for each method: ``"blas.gemm"``,
+            ``"device.get"``, or ``"launch"`` of what has no name.
         differences: what is not as it was recorded, in the order of the calls. Where the journal
             has the contents of outputs, each call starts from those that were recorded, so that
             it answers for itself alone.
@@ -90,6 +95,7 @@ class Report:
 
     calls: int = 0
     compared: int = 0
+    methods: dict[str, Compared] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     complete: bool = True
@@ -136,12 +142,15 @@ async def replay(
         What differs, and what could not be made again.
 
     Raises:
+        TypeError: a tolerance that is neither a number nor a dict of numbers.
+        ValueError: one that is negative or NaN, or of a dtype that there is not.
         JournalError: it is no journal, or one of another version; a ``JournalDamaged`` where it is
             not what was written.
         FileNotFoundError: there is none.
     """
+    may_differ = check_tolerance(tolerance)
     async with reading(path) as recorded:
-        player = Player(recorded, device, functions or {}, inputs or {}, tolerance)
+        player = Player(recorded, device, functions or {}, inputs or {}, may_differ)
         await player.play(None)
         return player.report
 
@@ -170,8 +179,10 @@ async def state_at(
     Raises:
         JournalError: as ``replay``.
         FileNotFoundError: there is none.
+        TypeError: the number is no whole number.
         ValueError: there is no such call.
     """
+    check_whole("number", number)
     async with reading(path) as recorded:
         last = recorded.calls[-1].call.number if recorded.calls else 0
         if not 0 <= number <= last:
@@ -234,7 +245,7 @@ class Player:
         self._not_begun: Final[dict[int, str]] = {}  # recordings that could not be, and why
         self._left_out: Final[dict[int, set[int]]] = {}  # buffers of skipped calls, by program
         self._spoilt: Final = {  # batches that did not end well, and how that was
-            recall.call.target.id: recall.done.outcome
+            recall.call.target.id: recall.done
             for recall in recorded.calls
             if recall.call.method == "leave" and isinstance(recall.call.target, Handle)
             if recall.done is not None and recall.done.outcome != "ok"
@@ -342,12 +353,12 @@ class Player:
             await self._left(recall)
             return
         spoilt = self._spoilt.get(call.program)
-        if done is not None and "cancelled" in (done.outcome, spoilt):
+        if done is not None and "cancelled" in (done.outcome, spoilt and spoilt.outcome):
             await self._skip_cancelled(recall)
             return
         if done is not None and done.error[0] in _REFUSED and recall.overlapped:
             return  # nothing has happened, because of what others did meanwhile
-        stale = done is not None and done.error[0] in ("GpuRefStale", "ContextPoisoned")
+        stale = done is not None and (done.error[0] in _GONE or self._went_down(call))
         try:
             args = [await self.restorer.value(each) for each in call.args]
             kwargs = {name: await self.restorer.value(each) for name, each in call.kwargs.items()}
@@ -369,6 +380,11 @@ class Player:
         self.report.calls += 1
         if self._ended_alike(recall, error) and error is None:
             await self._compare(recall, result, cause)
+
+    def _went_down(self, call: Call) -> bool:
+        """Whether a call is of a batch that a fault has taken down, maybe before it was made."""
+        spoilt = self._spoilt.get(call.program)
+        return spoilt is not None and spoilt.fault
 
     def _cause(self, recall: Recall) -> str | None:
         """Why nobody knows what a call writes, whatever it reads."""
@@ -506,12 +522,13 @@ class Player:
         done, program = recall.done, self._programs.get(recall.call.program)
         if done is None:
             return False
+        name = "" if error is None else type(error).__name__
         if done.outcome == "sent" and error is not None and program is not None:
-            program.raised[type(error).__name__] = recall, error
-            self._forget(recall, f"call {recall.call.number} has raised {type(error).__name__}")
+            if not (name in _GONE and self._went_down(recall.call)):
+                program.raised[name] = recall, error
+            self._forget(recall, f"call {recall.call.number} has raised {name}")
             return False
         wanted = done.error[0] if done.outcome == "error" else ""
-        name = "" if error is None else type(error).__name__
         if name == wanted or (done.fault and (error is None or isinstance(error, AccelError))):
             return True
         if self._doubts.among(self._blocks_given(recall.call)) is None:
@@ -611,27 +628,40 @@ class Player:
     ) -> None:
         """Compare one output; where it differs, put there what was recorded, if that is known."""
         was = await self._content(array)
-        if doubtful is None:
-            self.report.compared += 1
         if was is None:
-            if doubtful is None and content_hash(now) != array.hash:
-                self._differs(recall, "is another; the journal has its hash alone", where)
+            same = content_hash(now) == array.hash
+            if doubtful is None:
+                self._count(recall, 0.0 if same else math.inf)
+                if not same:
+                    self._differs(recall, "is another; the journal has its hash alone", where)
             return
         if now.shape != was.shape or now.dtype != was.dtype:
             if doubtful is None:
                 what = f"is {now.dtype} {now.shape}, not {was.dtype} {was.shape}"
+                self._count(recall, math.inf)
                 self._differs(recall, what, where)
             return
         tolerance = self._tolerance
-        if not isinstance(tolerance, int | float):
+        if not isinstance(tolerance, float):
             tolerance = tolerance.get(array.dtype, 0.0)
-        found = deviation(was, now, tolerance)
-        if found is not None and doubtful is None:
-            self._differs(recall, str(found), where, found)
+        share, found = deviation(was, now, tolerance)
+        if doubtful is None:
+            self._count(recall, share)
+            if found is not None:
+                self._differs(recall, str(found), where, found)
         if ref is not None and was.tobytes() != now.tobytes():
             await self._set(ref, was)
         elif ref is not None:
             self._doubts.settle(self.restorer.ref(ref))
+
+    def _count(self, recall: Recall, share: float) -> None:
+        """One more output was compared."""
+        call = recall.call
+        name = f"{call.target}.{call.method}" if isinstance(call.target, str) else call.method
+        method = self.report.methods.setdefault(name, Compared())
+        method.outputs += 1
+        method.largest = max(method.largest, share)
+        self.report.compared += 1
 
     async def _set(self, described: Ref, content: np.ndarray[Any, Any]) -> None:
         """Have a buffer hold what was recorded."""

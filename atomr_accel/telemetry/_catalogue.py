@@ -273,16 +273,17 @@ class Histogram:
         self.counts: Final = [0] * (len(bounds) + 1)
         self.total = 0
 
-    def add(self, value: int) -> None:
-        """One more."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, value: int, times: int = 1) -> None:
+        """One more, or so many times the same."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
-    def add_all(self, values: NDArray[np.int64]) -> None:
-        """As many more as there are values: where these are hundreds, this takes far less."""
-        buckets = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+    def add_all(self, values: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """Each value so many times: where these are hundreds, this takes far less."""
+        found = np.searchsorted(self.bounds, values)
+        buckets = np.bincount(found, times, minlength=len(self.counts)).astype(np.int64)
         self.counts[:] = map(add, self.counts, buckets.tolist())
-        self.total += int(values.sum())
+        self.total += int(values @ times)
 
 
 @final

@@ -9,14 +9,15 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import time
 from pathlib import Path
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, final
 
-import trio
+from trio.lowlevel import current_task
 
 from ..device._core import ASKING_FOR_TIMES
 from ..lanes import DeviceInstrument
+from ..lanes._instrument import UNMEASURED
 from ._perfetto import Encoder
 
 if TYPE_CHECKING:
@@ -36,7 +37,13 @@ if TYPE_CHECKING:
 
 _OpsNote = tuple["FinishedOps", "Sequence[int]"]
 _Later = tuple["Callable[..., None]", tuple[Any, ...]]
-Notes = tuple[list[_OpsNote], list[_Later], list[Any], list[Any]]
+Notes = tuple[list[_OpsNote], list[_Later], list[Any]]
+
+_Key = tuple["ActorRef", int]
+"""A message to an actor, by its id."""
+
+_SENT, _STARTED, _FINISHED, _ENDED, _DROPPED = range(5)
+"""What becomes of a message; ``_ENDED`` is that who has asked goes on."""
 
 
 @final
@@ -132,14 +139,14 @@ class Recorder(DeviceInstrument):
         self._encoder: Encoder | None = None
         self._ops: list[_OpsNote] = []
         self._later: list[_Later] = []
-        # These come by the ten thousand: one flat list each, since the garbage collector would look
-        # at tuples again and again.
-        self._asks: list[Any] = []
-        self._messages: list[Any] = []
+        # What becomes of messages comes by the ten thousand: one flat list, since the garbage
+        # collector would look at tuples again and again. Messages are known by their ids, which
+        # others have once they are gone: so these are looked at in their order.
+        self._mail: list[Any] = []
+        self._sent: dict[_Key, list[int]] = {}
+        self._started: dict[_Key, tuple[int, int]] = {}
+        self._asked: dict[int, tuple[int, type[Message[Any]]]] = {}
         self._flows: dict[tuple[WatchedDevice, int], int] = {}
-        self._sent: dict[tuple[int, int], list[int]] = {}
-        self._started: dict[tuple[int, int], tuple[int, int]] = {}
-        self._asked: dict[int, int] = {}
         self._begun: dict[int, int] = {}
 
     # --- noting, in trio's thread ------------------------------------------------------------
@@ -166,49 +173,42 @@ class Recorder(DeviceInstrument):
 
     def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
         """It waits in the mailbox from now on."""
-        now = time.monotonic_ns()
-        self._sent.setdefault((id(ref), id(message)), []).append(now)
-        if trio.lowlevel.in_trio_task():
-            self._asked[id(trio.lowlevel.current_task())] = now
+        try:
+            task = id(current_task())
+        except RuntimeError:  # of no task, such as a callback of trio's
+            task = 0
+        self._mail += _SENT, ref, id(message), type(message), task, monotonic_ns()
 
     def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
         """A slice of the asker: the last that it has sent is what it has asked."""
-        task = trio.lowlevel.current_task()
-        begun = self._asked.pop(id(task), 0)
-        if begun:
-            self._asks += task.name, type(message), ref, begun, time.monotonic_ns()
-        key = id(ref), id(message)
-        if key in self._sent and key not in self._started:  # taken back
-            self._taken(ref, message)
+        task = current_task()
+        self._mail += _ENDED, ref, id(message), task.name, id(task), monotonic_ns()
 
     def message_started(self, ref: ActorRef, message: Message[Any]) -> None:
         """It has waited so long."""
-        sent = self._taken(ref, message)
-        now = time.monotonic_ns()
-        self._started[id(ref), id(message)] = sent or now, now
+        self._mail += _STARTED, ref, id(message), None, None, monotonic_ns()
 
     def message_finished(
         self, ref: ActorRef, message: Message[Any], failure: BaseException | None
     ) -> None:
         """A slice of the actor's mailbox, and one of the actor."""
-        found = self._started.pop((id(ref), id(message)), None)
-        if found is not None:
-            failed = None if failure is None else type(failure)
-            self._messages += ref, type(message), failed, *found, time.monotonic_ns()
+        failed = None if failure is None else type(failure)
+        self._mail += _FINISHED, ref, id(message), type(message), failed, monotonic_ns()
 
     def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
         """It is not handled."""
-        self._taken(ref, message)
+        now = monotonic_ns()
+        self._mail += _DROPPED, ref, id(message), None, None, now
         name = f"dead letter: {type(message).__name__}"
-        self._note(self._add_to_actor, ref.path, name, time.monotonic_ns(), reason)
+        self._note(self._add_to_actor, ref.path, name, now, reason)
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
         """A mark on the actor's track."""
-        self._note(self._add_to_actor, ref.path, "restart", time.monotonic_ns(), repr(cause))
+        self._note(self._add_to_actor, ref.path, "restart", monotonic_ns(), repr(cause))
 
     def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
         """It is under way from now on."""
-        self._begun[id(transfer)] = time.monotonic_ns()
+        self._begun[id(transfer)] = monotonic_ns()
 
     def transfer_finished(
         self, device: WatchedDevice, transfer: WatchedTransfer, failure: BaseException | None
@@ -219,44 +219,44 @@ class Recorder(DeviceInstrument):
             name = f"{transfer.name} {transfer.nbytes / (1 << 20):.1f} MiB"
             if failure is not None:
                 name += f" ({type(failure).__name__})"
-            self._note(self._add_transfer, device, name, begun, time.monotonic_ns())
+            self._note(self._add_transfer, device, name, begun, monotonic_ns())
 
     def slab_added(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
         """A counter."""
-        self._note(self._add_memory, device, nbytes, time.monotonic_ns())
+        self._note(self._add_memory, device, nbytes, monotonic_ns())
 
     def slab_removed(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
         """A counter."""
-        self._note(self._add_memory, device, -nbytes, time.monotonic_ns())
+        self._note(self._add_memory, device, -nbytes, monotonic_ns())
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
         """A mark on the device's track."""
-        self._note(self._mark, device, "out of memory", time.monotonic_ns(), str(error))
+        self._note(self._mark, device, "out of memory", monotonic_ns(), str(error))
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
         """A mark on the device's track, and the end of its generation."""
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         self._note(self._mark, device, f"fault: {fault.status_name}", now, str(fault))
         self._note(self._live, device, 0, now)
 
     def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
         """The rebuild's phases, and the beginning of a generation."""
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         parts = (phases.open, phases.remap, phases.lanes)
         self._note(self._add_rebuild, device, generation, parts, now)
         self._note(self._live, device, generation, now)
 
     def standby_changed(self, device: WatchedDevice, state: str) -> None:
         """A slice for each state."""
-        self._note(self._stand_by, device, state, time.monotonic_ns())
+        self._note(self._stand_by, device, state, monotonic_ns())
 
     def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
         """A mark on the device's track."""
-        self._note(self._mark, device, "lost", time.monotonic_ns(), str(error))
+        self._note(self._mark, device, "lost", monotonic_ns(), str(error))
 
     def there(self, device: WatchedDevice, reserved: int, state: str | None) -> None:
         """A device as it is when the timeline begins."""
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         self._note(self._live, device, device.generation, now)
         self._note(self._add_memory, device, reserved, now)
         if state is not None:
@@ -264,25 +264,15 @@ class Recorder(DeviceInstrument):
 
     def finish(self) -> None:
         """The timeline ends."""
-        self._note(self._end_all, time.monotonic_ns())
+        self._note(self._end_all, monotonic_ns())
 
     def _note(self, add: Callable[..., None], *args: Any) -> None:
         self._later.append((add, args))
 
-    def _taken(self, ref: ActorRef, message: Message[Any]) -> int:
-        key = id(ref), id(message)
-        waiting = self._sent.get(key)
-        if not waiting:
-            return 0
-        sent = waiting.pop(0)
-        if not waiting:
-            del self._sent[key]
-        return sent
-
     def take(self) -> Notes:
         """What was noted since the last time, for ``encode``."""
-        notes = self._ops, self._later, self._asks, self._messages
-        self._ops, self._later, self._asks, self._messages = [], [], [], []
+        notes = self._ops, self._later, self._mail
+        self._ops, self._later, self._mail = [], [], []
         return notes
 
     # --- encoding, in a worker thread ----------------------------------------------------------
@@ -291,14 +281,12 @@ class Recorder(DeviceInstrument):
         """The packets for what was noted."""
         if self._encoder is None:
             self._begin()
-        finished, later, asks, messages = notes
+        finished, later, mail = notes
         self._slices: list[Slice] = []
         for add, args in later:
             add(*args)
-        for ask in zip(*[iter(asks)] * 5, strict=True):
-            self._add_ask(*ask)
-        for message in zip(*[iter(messages)] * 6, strict=True):
-            self._add_message(*message)
+        for event in zip(*[iter(mail)] * 6, strict=True):
+            self._follow(*event)
         for ops, flows in finished:
             self._add_ops(ops, flows)
         encoder = self._encoder
@@ -342,20 +330,19 @@ class Recorder(DeviceInstrument):
         title = ops.name if ops.outcome == "done" else f"{ops.name} ({ops.outcome})"
         number, own = self._encoder.name(title), self._encoder.name(ops.name)
         place, add, queued = tracks.lane(ops.lane).place, self._slices.append, self._queued
+        rows = ops.rows
         each = zip(
+            ops.seqs,
             ops.submitted,
             ops.sent,
             ops.answered,
-            ops.measured,
             flows or itertools.repeat(0),
             strict=False,
         )
-        for submitted, sent, answered, measured, flow in each:
+        for seq, submitted, sent, answered, flow in each:
             track, start = place(submitted, answered)
             add((start, answered, track, number, flow))
-            launched = started = ended = stream = 0
-            if measured is not None:
-                _, (_, launched, started, ended, stream) = measured
+            launched, started, ended, _, stream = rows.get(seq, UNMEASURED)
             begun = launched or sent
             if begun:
                 add((start, max(start, begun), track, queued, 0))
@@ -369,6 +356,37 @@ class Recorder(DeviceInstrument):
         assert self._encoder is not None
         track, start = self._tracks(device).lane(lane).place(times.submitted, sys.maxsize)
         self._encoder.begin(start, track, name, {"outcome": "not finished"})
+
+    def _follow(self, what: int, ref: ActorRef, message: int, kind: Any, who: Any, at: int) -> None:
+        """What has become of a message."""
+        key = ref, message
+        if what == _SENT:
+            self._sent.setdefault(key, []).append(at)
+            if who:
+                self._asked[who] = at, kind
+        elif what == _STARTED:
+            self._started[key] = self._taken(key) or at, at
+        elif what == _FINISHED:
+            if key in self._started:
+                self._add_message(ref, kind, who, *self._started.pop(key), at)
+        elif what == _ENDED:
+            if who in self._asked:
+                begun, asked = self._asked.pop(who)
+                self._add_ask(kind, asked, ref, begun, at)
+            if key not in self._started:  # taken back
+                self._taken(key)
+        else:
+            self._taken(key)
+
+    def _taken(self, key: _Key) -> int:
+        """When a message was sent that waits no more; 0 if that is not known."""
+        waiting = self._sent.get(key)
+        if not waiting:
+            return 0
+        sent = waiting.pop(0)
+        if not waiting:
+            del self._sent[key]
+        return sent
 
     def _add_ask(
         self, task: str, message: type[Message[Any]], ref: ActorRef, start: int, end: int

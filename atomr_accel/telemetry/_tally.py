@@ -1,7 +1,8 @@
 """What is counted as it happens: ops, faults, restarts. Plain integers in trio's thread.
 
 Ops come by the hundred thousand a second. So their times are kept as they come, and sorted into
-histograms some thousand at a time.
+histograms some thousand at a time. Where many are in flight, those that have times stand for the
+others (``DeviceInstrument.sampled``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from .. import DeviceInstrument
+from ..lanes._instrument import UNMEASURED
 from ._catalogue import SECONDS, Histogram
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class LibraryTally:
         executed: on the device, likewise.
     """
 
-    __slots__ = ("_number", "_unsorted", "answered", "executed", "outcomes", "queued")
+    __slots__ = ("_number", "_unsorted", "_untimed", "answered", "executed", "outcomes", "queued")
 
     def __init__(self) -> None:
         self.outcomes: Final[dict[Outcome, int]] = {
@@ -72,36 +74,58 @@ class LibraryTally:
         self.answered: Final = durations()
         self.queued: Final = durations()
         self.executed: Final = durations()
-        self._unsorted: Final[list[FinishedOps]] = []
-        self._number = 0
+        self._unsorted: Final[list[tuple[FinishedOps, int]]] = []
+        self._number = self._untimed = 0
 
     def add(self, ops: FinishedOps) -> None:
         """Some more."""
-        number = len(ops.seqs)
-        self.outcomes[ops.outcome] += number
+        timed = len(ops.seqs)
+        untimed = len(ops.untimed)
+        self.outcomes[ops.outcome] += timed + untimed
         if ops.outcome == "done":
-            self._unsorted.append(ops)
-            self._number += number
-            if self._number > _MOST_UNSORTED:
-                self.sort()
+            self._untimed += untimed
+            if timed:  # which stand for those before as well
+                self._unsorted.append((ops, timed + self._untimed))
+                self._untimed = 0
+                self._number += timed
+                if self._number > _MOST_UNSORTED:
+                    self.sort()
 
     def sort(self) -> None:
         """Bring the histograms up to date."""
         if self._unsorted:
-            submitted = _joined(ops.submitted for ops in self._unsorted)
-            sent = _joined(ops.sent for ops in self._unsorted)
-            answered = _joined(ops.answered for ops in self._unsorted)
-            self.answered.add_all(answered - submitted)
-            self.queued.add_all((sent - submitted)[sent > 0])  # or nobody was told just then
-            rows = [each[1] for ops in self._unsorted for each in ops.measured if each is not None]
-            executed = [ended - started for _, _, started, ended, _ in rows if ended]
-            self.executed.add_all(np.array(executed, np.int64))
+            number = self._number
+            unsorted = [ops for ops, _ in self._unsorted]
+            submitted = _joined((ops.submitted for ops in unsorted), number)
+            sent = _joined((ops.sent for ops in unsorted), number)
+            answered = _joined((ops.answered for ops in unsorted), number)
+            shares = [_shares(of, len(ops.seqs)) for ops, of in self._unsorted]
+            each = _joined(shares, number)
+            self.answered.add_all(answered - submitted, each)
+            known = sent > 0  # or nobody was told just then
+            self.queued.add_all((sent - submitted)[known], each[known])
+            for ops, of in zip(unsorted, shares, strict=True):
+                if ops.measured:
+                    self._add_executed(ops, of)
             self._unsorted.clear()
             self._number = 0
 
+    def _add_executed(self, ops: FinishedOps, shares: list[int]) -> None:
+        rows = ops.rows
+        for seq, share in zip(ops.seqs, shares, strict=True):
+            _, started, ended, _, _ = rows.get(seq, UNMEASURED)
+            if ended:
+                self.executed.add(ended - started, share)
 
-def _joined(parts: Iterable[list[int]]) -> NDArray[np.int64]:
-    return np.array([*itertools.chain.from_iterable(parts)], np.int64)
+
+def _joined(parts: Iterable[Iterable[int]], number: int) -> NDArray[np.int64]:
+    return np.fromiter(itertools.chain.from_iterable(parts), np.int64, number)
+
+
+def _shares(of: int, among: int) -> list[int]:
+    """How many ops each of some stands for, of so many in all."""
+    share, left = divmod(of, among)
+    return [share + 1] * left + [share] * (among - left)
 
 
 @final
@@ -182,6 +206,7 @@ class SystemTally(DeviceInstrument):
     Args:
         wanted: which devices to count.
         timed: whether hosts are to measure how long the device executes ops.
+        every_op: whether the times of some ops will not do.
 
     Attributes:
         devices: what has happened on each.
@@ -189,8 +214,11 @@ class SystemTally(DeviceInstrument):
         stops: likewise, with ``"failure"`` or ``"normal"``.
     """
 
-    def __init__(self, wanted: Callable[[WatchedDevice], bool], *, timed: bool) -> None:
+    def __init__(
+        self, wanted: Callable[[WatchedDevice], bool], *, timed: bool, every_op: bool = False
+    ) -> None:
         self.timed = timed
+        self.sampled = not every_op
         self._wanted: Final = wanted
         self._tallies: Final[dict[WatchedDevice, DeviceTally]] = {}
         self.devices: Final[dict[WatchedDevice, DeviceTally]] = {}

@@ -129,6 +129,7 @@ def contenders(device: Device) -> Iterator[dict[str, Callable[[], Any]]]:
             "some ops at a time": lambda: device.system.instrumented(together),
             "with hosts' times": lambda: device.system.instrumented(Timed()),
             "metrics": lambda: Metrics().observe(device.system),
+            "metrics, every op": lambda: Metrics().observe(device.system, every_op=True),
             "timeline, untimed": lambda: trace(device, path, timed=False),
             "timeline": lambda: trace(device, path),
         }

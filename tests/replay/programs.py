@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .ops import DRAWN, OPS, made
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
 
 SIDE = 4
+VARIANTS = 6  # of each input: journals of many programs are smaller where these come again
 SOURCE = """
     extern "C" __global__ void scaled(const float* x, float factor, float* out) {
         out[threadIdx.x] = x[threadIdx.x] * factor;
@@ -42,7 +45,7 @@ def dies_of_seven(x: Any) -> None:
         raise SystemExit  # which no host survives
 
 
-def dies_when_told(pipe: str) -> None:
+def dies_when_told(pipe: str, *_given: object) -> None:
     with open(pipe, "rb") as told:  # noqa: PTH123 (no file, but what it waits for)
         told.read()
     os._exit(3)
@@ -53,7 +56,7 @@ def drawn(out: Any, line: Any, n: Any, steps: Any) -> None:
     out[:n] = line["slope"] * np.arange(n) + line["offset"] + steps[0]
 
 
-def dies(_pipe: str) -> None:
+def dies(*_given: object) -> None:
     os._exit(3)
 
 
@@ -188,3 +191,50 @@ class Random:
         except ValueError:
             return
         raise AssertionError("it should have been refused")
+
+
+class Wide(Random):
+    """Likewise, and twice as often any of many more ops, with inputs of their own.
+
+    Without functions of the program, so that any backend can do it again.
+    """
+
+    def __init__(self, device: Device, seed: int) -> None:
+        super().__init__(device, seed)
+        self.steps.remove(self._run)
+        narrow = len(self.steps)
+        self.steps += [self._op] * narrow + [self._several] * (narrow // 2)
+        self.steps += [self._distribution] * (narrow // 2)
+        self.there: dict[tuple[str, str], GpuRef] = {}
+
+    async def _op(self) -> None:
+        name = self.rng.choice([*OPS])
+        await OPS[name].call(self.device, *await self.given(name))
+
+    async def _several(self) -> None:
+        names = self.rng.sample([name for name, op in OPS.items() if not op.alone], 3)
+        given = [await self.given(name) for name in names]
+        async with self.device.batch() as batch:
+            for name, refs in zip(names, given, strict=True):
+                OPS[name].call(batch, *refs)
+
+    async def _distribution(self) -> None:
+        name = self.rng.choice([*DRAWN])
+        await getattr(self.generator, name)(**DRAWN[name])
+
+    async def given(self, name: str) -> list[GpuRef]:
+        """What a row's op is given: what was put before, unless that is written into."""
+        op = OPS[name]
+        dtype = self.rng.choice(op.dtypes)
+        chance = np.random.default_rng(self.rng.randrange(VARIANTS))
+        refs = []
+        for at, spec in enumerate(op.inputs):
+            key = f"{spec} {at}", dtype
+            if op.writes or key not in self.there or self.there[key].is_stale:
+                ref = await self.device.put(made(spec, dtype, chance))
+                if not op.writes:
+                    self.there[key] = ref
+            else:
+                ref = self.there[key]
+            refs.append(ref)
+        return refs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import random
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from atomr_accel import CompileOptions, ContextPoisoned, GpuRefStale
 from atomr_accel.replay import (
+    Compared,
     Deviation,
     Report,
     content_hash,
@@ -31,13 +33,14 @@ from atomr_accel.replay import (
 from atomr_accel.replay._compare import deviation, ulps_between
 from atomr_accel.replay._entries import Call, Done, Handle, Ref
 from atomr_accel.replay._player import taken_down
-from atomr_accel.replay._reading import Recall
+from atomr_accel.replay._reading import Recall, reading
 from atomr_accel.testing import kill_host
 
 from ..harness import cpu_only, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
+from .ops import OPS
 from .programs import SOURCE as PLAIN
-from .programs import Random, dies, dies_when_told, drawn, scaled, shifted
+from .programs import Random, Wide, dies, dies_when_told, drawn, scaled, shifted
 
 
 async def again(path: Path, **options: Any) -> Report:
@@ -80,6 +83,35 @@ async def test_random_programs_are_replayed_bit_for_bit(tmp_path: Path) -> None:
             assert report.complete
             assert report.compared >= 10
             path.unlink()
+
+
+@pytest.mark.slow
+@program
+async def test_random_programs_over_every_library_are_replayed_bit_for_bit(tmp_path: Path) -> None:
+    async with opened(isolation="thread") as one, opened(isolation="thread") as other:
+        for seed in range(sized(3, 500)):
+            path = tmp_path / f"{seed}.journal"
+            async with open_journal(one, path, contents=True, results=True):
+                await Wide(one, seed).run(18)
+            report = await replay(path, other)
+            assert report.same, f"{seed}: {report}"
+            path.unlink()
+
+
+@program
+@pytest.mark.parametrize("at", range(4))
+async def test_every_op_of_the_table_is_replayed(at: int, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        wide = Wide(device, at)
+        async with open_journal(device, path, contents=True, results=True):
+            for name in [*OPS][at::4]:
+                await OPS[name].call(device, *await wide.given(name))
+        report = await replay(path, device)
+    assert report.same, str(report)
+    assert report.compared == sum(each.outputs for each in report.methods.values())
+    async with reading(path) as recorded:
+        assert report.compared == sum(len(each.outputs) for each in recorded.calls)
 
 
 @program
@@ -244,8 +276,9 @@ async def test_without_results_the_first_thing_that_is_fetched_tells(tmp_path: P
     await record_three(path, contents=True)
     report = await again(path, functions={"doubled": doubled_wrongly})
     assert [each.call for each in report.differences] == [5]
-    within = await again(path, functions={"doubled": doubled_wrongly}, tolerance=1e-6)
+    within = await again(path, functions={"doubled": doubled_wrongly}, tolerance=2.0**-20)
     assert within.same
+    assert within.methods == {"device.get": Compared(1, 2.0**-21 / (7 * 2.0**-20))}
     exact = {"float32": 0.0}
     assert not (await again(path, functions={"doubled": doubled_wrongly}, tolerance=exact)).same
 
@@ -264,7 +297,29 @@ async def test_without_contents_inputs_come_from_elsewhere_and_hashes_are_compar
     assert (await again(path, inputs=inputs)).same
     wrong = await again(path, inputs=inputs, functions={"doubled": doubled_wrongly})
     assert [each.call for each in wrong.differences] == [3, 4, 5]
+    assert wrong.methods["device.run"] == Compared(2, math.inf)
     assert wrong.differences[0].deviation is None
+
+
+@program
+async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True):
+            await device.put(np.ones(2))
+        exact: Any = np.float32(0)
+        assert (await replay(path, device, tolerance={"float64": exact})).same
+        for kind in ("x", True, {"float64": (1, 1)}, {"float64": False}):
+            with pytest.raises(TypeError, match=r"tolerance.* must be a number"):
+                await replay(path, device, tolerance=kind)  # type: ignore[arg-type]
+        for value in (math.nan, -1, {"float64": -1.0}):
+            with pytest.raises(ValueError, match=r"tolerance.* must be 0 or more"):
+                await replay(path, device, tolerance=value)
+        with pytest.raises(ValueError, match="none is 'float46'"):
+            await replay(path, device, tolerance={"float46": 1.0})
+        for number in (0.5, True):
+            with pytest.raises(TypeError, match="number must be a whole number"):
+                await state_at(path, number, device)  # type: ignore[arg-type]
 
 
 @program
@@ -396,6 +451,39 @@ async def test_what_ended_well_beside_a_fault_ends_well_again(tmp_path: Path) ->
     assert report.calls == 5
 
 
+@pytest.mark.slow
+@cpu_only
+@program
+async def test_a_batch_that_went_down_with_a_call_before_it_goes_down_again(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "journal", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    async with opened(standby=None) as device:
+        async with open_journal(device, path, contents=True, results=True):
+            x = await device.put(np.eye(4))
+            await device.run(shifted, x)  # so that there is a lane
+            await device.array.cumsum(await device.blas.gemm(x, x))
+            async with trio.open_nursery() as nursery:
+
+                async def die() -> None:
+                    with pytest.raises(ContextPoisoned):
+                        await device.run(dies_when_told, str(pipe), x)
+
+                async def multiply() -> None:
+                    with pytest.raises(ContextPoisoned):
+                        async with device.batch() as batch:
+                            batch.array.cumsum(batch.blas.gemm(x, x))  # after the function
+
+                nursery.start_soon(die)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(multiply)
+                await trio.testing.wait_all_tasks_blocked()
+                async with await trio.open_file(pipe, "wb"):
+                    pass
+            await device.put(np.ones(2))
+        report = await replay(path, device, functions={"dies_when_told": dies})
+    assert report.same, report
+
+
 def recalled(number: int, method: str, *given: int, outcome: str = "ok", **named: Any) -> Recall:
     fault = outcome == "fault"
     made = Handle(9) if method == "batch" else None
@@ -428,7 +516,7 @@ def test_neighbours_are_one_ulp_apart(array: np.ndarray[Any, Any], data: st.Data
     other = array.copy()
     with np.errstate(over="ignore"):
         other[at] = np.nextafter(array[at], np.asarray(np.inf, array.dtype))
-    found = deviation(array, other, 0)
+    _, found = deviation(array, other, 0)
     if np.isnan(array[at]) or same_bits(array, other):
         assert found is None
         return
@@ -441,7 +529,7 @@ def test_what_counts_as_different() -> None:
     nan, inf = float("nan"), float("inf")
 
     def differ(one: Any, other: Any, tolerance: float = 0.0, dtype: Any = np.float64) -> int:
-        found = deviation(np.array(one, dtype), np.array(other, dtype), tolerance)
+        _, found = deviation(np.array(one, dtype), np.array(other, dtype), tolerance)
         return 0 if found is None else found.count
 
     assert differ([nan, 1], [nan, 1]) == 0
@@ -453,10 +541,27 @@ def test_what_counts_as_different() -> None:
     assert differ([2**63 - 1], [2**63 - 2], 0.0, np.int64) == 1
     assert differ([1 + 1j, 2], [1 + 1j, 2j], 0.0, np.complex128) == 1
     assert differ([], []) == 0
+    assert differ(3, 5, dtype=np.int64) == 1
     assert ulps_between(np.float32(-0.0), np.float32(0)) == 0
     assert ulps_between(np.float32(-1e-45), np.float32(1e-45)) == 2
     assert ulps_between(np.int8(-128), np.int8(127)) == 255
     assert ulps_between(np.complex64(1), np.complex64(2)) is None
+
+
+def test_how_much_of_what_is_allowed_a_difference_takes() -> None:
+    def share(one: Any, other: Any, tolerance: float, dtype: Any = np.float64) -> float:
+        return deviation(np.array(one, dtype), np.array(other, dtype), tolerance)[0]
+
+    nan, inf = float("nan"), float("inf")
+    assert share([8.0, 1], [8, 1.25], 0.125) == 0.25
+    assert share([8.0, nan, inf], [9, nan, inf], 0.0625) == 2
+    assert share([8.0, 0.0], [8, -0.0], 0.5) == 0
+    assert share([8.0, 1], [8, nan], 0.5) == inf
+    assert share([8.0, 1], [8, 2], 0) == inf
+    assert share([0.0, 0], [0, 2], 0.5) == inf
+    assert share(3, 5, 0.5, np.int64) == inf
+    assert share(8j, 9j, 0.25, np.complex64) == 0.5
+    assert share([], [], 0.0) == 0
 
 
 @program

@@ -19,13 +19,20 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
 
-from atomr_accel import ContextPoisoned, DeviceLost, OutOfMemory, open_system, patterns
+from atomr_accel import (
+    ContextPoisoned,
+    DeviceLost,
+    FinishedOps,
+    OutOfMemory,
+    open_system,
+    patterns,
+)
 from atomr_accel.actors import Actor, Message, handler
 from atomr_accel.actors import open_system as open_actors
 from atomr_accel.patterns import CircuitBreaker, open_batcher
 from atomr_accel.telemetry import METRICS, Metrics, PrometheusCollector, _metrics, open_nvml
 from atomr_accel.telemetry._states import _PATTERN_FIELDS, _UNMEASURED
-from atomr_accel.telemetry._tally import library_of
+from atomr_accel.telemetry._tally import LibraryTally, library_of
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
@@ -55,6 +62,29 @@ def test_the_library_of_an_op() -> None:
     assert library_of("put", "memory") == "memory"
     assert library_of("run f.<locals>.<lambda>", "run.mine") == "run"
     assert library_of("program.replay", "programs") == "program"
+
+
+def test_ops_with_times_stand_for_those_without() -> None:
+    def some(timed: int, untimed: int, took: int) -> FinishedOps:
+        begun, ended = [1_000] * timed, [1_000 + took] * timed
+        ops = FinishedOps(None, "blas", "blas.gemm", "done", [*range(timed)])  # type: ignore[arg-type]
+        ops.submitted, ops.sent, ops.answered = begun, begun, ended
+        ops.untimed = [*range(untimed)]
+        return ops
+
+    tally = LibraryTally()
+    tally.add(some(0, 5, 0))  # their times are those of the next that have any
+    tally.add(some(2, 4, 1_000_000))
+    tally.add(some(3, 0, 5_000_000))
+    tally.add(some(0, 2, 0))
+    tally.sort()
+    assert tally.outcomes["done"] == 16
+    assert sum(tally.answered.counts) == sum(tally.queued.counts) == 14
+    assert [count for count in tally.answered.counts if count] == [11, 3]
+    assert tally.answered.total == 11 * 1_000_000 + 3 * 5_000_000
+    tally.add(some(1, 0, 1_000))
+    tally.sort()
+    assert sum(tally.answered.counts) == tally.outcomes["done"] == 17
 
 
 # --- devices -------------------------------------------------------------------------------
@@ -205,6 +235,24 @@ async def test_the_state_of_a_device() -> None:
 
 
 @cpu_only
+@program
+@pytest.mark.parametrize("every_op", [False, True])
+async def test_ops_are_counted_exactly_and_timed_as_is_asked(every_op: bool) -> None:
+    metrics = Metrics()
+    async with opened(isolation="thread") as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        with metrics.observe(device, every_op=every_op):
+            async with trio.open_nursery() as nursery:
+                for _ in range(600):
+                    nursery.start_soon(device.blas.gemm, a, a)
+            await device.blas.gemm(a, a)
+            told = {metric.name: points for metric, points in metrics.collect()}
+    (done,) = [one for one in told["ops"] if one.labels[2:] == ("blas", "done")]
+    (times,) = [one for one in told["op_seconds"] if one.labels[2:] == ("blas",)]
+    assert done.value == 601
+    assert (0 if not every_op else 601) < sum(times.buckets) + every_op <= 601 + every_op
+
+
 @program
 async def test_the_plans_of_libraries() -> None:
     metrics = Metrics()
