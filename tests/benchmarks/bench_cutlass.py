@@ -1,4 +1,4 @@
-"""Products by CUTLASS beside those of cuBLASLt and cuBLAS, which the same device has.
+"""Products by CUTLASS beside those of cuBLASLt, cuBLAS and cuDNN, which the same device has.
 
 Kernels are compiled first, which takes a minute the first time. Without a GPU sizes are small.
 """
@@ -103,7 +103,21 @@ async def grouped(device: Device, n: int) -> Calls:
     )
 
 
-CASES = {case.__name__: case for case in (bf16, fp8, epilogue, short, grouped)}
+async def conv(device: Device, n: int) -> Calls:
+    """A 3 x 3 layer in the middle of ResNet-50."""
+    images, size, channels = n // 64, 14, min(256, n)
+    x = await random(device, images, size, size, channels)
+    w = await random(device, channels, 3, 3, channels)
+    out = await device.empty(x.shape, BFLOAT16)
+    return (
+        2 * x.size * 9 * channels,
+        lambda on: on.cutlass.conv(x, w, padding=1, layout="NHWC", out=out),
+        {"cudnn": lambda on: on.dnn.conv(x, w, padding=1, layout="NHWC", out=out)},
+        {"cudnn": 1.0},
+    )
+
+
+CASES = {case.__name__: case for case in (bf16, fp8, epilogue, short, grouped, conv)}
 
 
 async def run() -> None:

@@ -1,1 +1,1 @@
-"""CUTLASS: matrix products with tiles, schedules and epilogues of choice."""
+"""CUTLASS: products and convolutions with tiles, schedules and epilogues of choice."""

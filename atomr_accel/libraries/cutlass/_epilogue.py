@@ -20,6 +20,10 @@ WRITES: Final = (*READS, "float8_e4m3fn", "float8_e5m2")
 """Dtypes of what they write: the result, and ``store``."""
 
 _MOST_STEPS: Final = 64
+_LONGEST: Final = 200
+_INFIX: Final = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+
+Shape = tuple[int, ...]
 
 
 @final
@@ -30,7 +34,8 @@ class Epilogue:
     ``-``, ``*`` and ``/`` with numbers, with buffers and with each other, and by the methods here.
     All is computed in float32, while the product is in registers. A buffer is broadcast as in
     NumPy: one of shape (n,) is added to each row, one of (m, 1) to each column, one of (m, n) to
-    all.
+    all. Where ``a`` is a stack and ``b`` is not, all their rows are those of one product, and
+    (..., m, 1) stands for (m, 1).
 
     It is kept like a value: ``matmul`` may be called with it again and again.
     """
@@ -94,6 +99,35 @@ class Epilogue:
         visit(self)
         return [*found.values()]
 
+    def __repr__(self) -> str:
+        return f"<Epilogue {self._text()}>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "an epilogue is neither true nor false: nobody has computed it yet; choose with "
+            "maximum, minimum or relu"
+        )
+
+    def _text(self) -> str:
+        """What is computed, as a program has it; long parts are left out."""
+        texts: dict[int, str] = {}
+        for step in self._steps():
+            text = step._text_of([texts[id(each)] for each in step._inputs])
+            texts[id(step)] = text if len(text) <= _LONGEST else "..."
+        return texts[id(self)]
+
+    def _text_of(self, given: list[str]) -> str:
+        ref = "" if self._ref is None else f"{NAMES[self._ref.dtype]}{[*self._ref.shape]}"
+        if not self._inputs:
+            return ref or (f"{self._value:g}" if self._op == "number" else self._op)
+        if self._op in _INFIX:
+            return f"({given[0]} {_INFIX[self._op]} {given[1]})"
+        if self._op == "negative":
+            return f"-{given[0]}"
+        axis = {"sum_rows": ["0"], "sum_columns": ["1"]}.get(self._op, [])
+        name = "sum" if axis else self._op
+        return f"{given[0]}.{name}({', '.join([*axis, *given[1:], *([ref] if ref else [])])})"
+
     def __add__(self, other: Epilogue | GpuRef | float) -> Epilogue:
         return _binary("add", self, other)
 
@@ -113,7 +147,10 @@ class Epilogue:
         return _binary("multiply", other, self)
 
     def __truediv__(self, other: Epilogue | GpuRef | float) -> Epilogue:
-        return _binary("divide", self, other)
+        by = term(other)
+        if by._op == "number" and not by._value:
+            raise ValueError("an epilogue is divided by zero")
+        return _binary("divide", self, by)
 
     def __rtruediv__(self, other: GpuRef | float) -> Epilogue:
         return _binary("divide", other, self)
@@ -176,7 +213,7 @@ class Epilogue:
 
         Args:
             axis: 0 for the sum over m, one of each column; 1 for that over n, one of each row.
-            out: float32 of shape (n,), or (m,).
+            out: float32 of shape (n,), or (m,): (..., m) where all of a stack are one product.
         """
         over = ("sum_rows", "sum_columns")[whole(axis, "axis", 0, 1)]
         return Epilogue(over, (self,), _ref(out, "out"))
@@ -231,19 +268,27 @@ class Lowered(NamedTuple):
     source: GpuRef | None
 
 
-def lower(epilogue: Epilogue, shape: tuple[int, ...]) -> Lowered:
+def lower(epilogue: Epilogue, shape: Shape, rows: Shape, column: Shape) -> Lowered:
     """An epilogue, for a result of some shape.
+
+    Args:
+        epilogue: what is computed.
+        shape: of the result.
+        rows: the axes of it that are rows of a product.
+        column: the shape of what has a number for each of those.
 
     Raises:
         TypeError: dtypes that do not fit.
         ValueError: shapes that do not fit; too many steps; a value that is written twice.
     """
-    return _Lowering(shape).all_of(epilogue)
+    return _Lowering(shape, rows, column).all_of(epilogue)
 
 
 class _Lowering:
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: Shape, rows: Shape, column: Shape) -> None:
         self._shape = shape
+        self._rows = rows
+        self._column = column
         self._numbers: list[float] = []
         self._buffers: list[GpuRef] = []
         self._written: list[int] = []
@@ -291,7 +336,7 @@ class _Lowering:
         dtype = NAMES[ref.dtype]
         if dtype not in READS:
             raise TypeError(f"an epilogue reads {', '.join(READS)}, not {dtype}")
-        m, n = self._shape[-2:]
+        n, column = self._shape[-1], self._column
         if ref.shape == self._shape and self._source is None:
             self._source = ref
             return Node(SOURCE, dtype=dtype)
@@ -302,22 +347,21 @@ class _Lowering:
         for op, shapes in (
             ("full", [self._shape]),
             ("row", [(n,), (1, n)]),
-            ("column", [(m, 1)]),
+            ("column", [column]),
         ):
             if ref.shape in shapes:
                 return self._slot(op, ref)
         raise ValueError(
             f"a buffer of shape {ref.shape} in an epilogue of {self._shape}: it takes "
-            f"{self._shape}, ({n},) for rows, ({m}, 1) for columns, or () for one number"
+            f"{self._shape}, ({n},) for rows, {column} for columns, or () for one number"
         )
 
     def _write(self, op: str, inputs: tuple[Node, ...], ref: GpuRef) -> Node:
-        m, n = self._shape[-2:]
         shape, dtypes = {
             "store": (self._shape, WRITES),
             "amax": ((), ("float32",)),
-            "sum_rows": ((n,), ("float32",)),
-            "sum_columns": ((m,), ("float32",)),
+            "sum_rows": (self._shape[-1:], ("float32",)),
+            "sum_columns": (self._rows, ("float32",)),
         }[op]
         if NAMES[ref.dtype] not in dtypes:
             raise TypeError(f"{_SHOWN[op]} writes {' or '.join(dtypes)}, not {NAMES[ref.dtype]}")

@@ -1,21 +1,18 @@
-"""``device.cutlass``: matrix products with tiles, schedules and epilogues of choice."""
+"""``device.cutlass``: products and convolutions with tiles, schedules and epilogues of choice."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal, final
 
 from ..._dtypes import DTYPES
-from .._arguments import require_no_race
-from .._op import D, Facade, op
+from .._op import D, op
 from .._request import Request, Submission
-from ._builds import LANE, Builds, untraceable
+from ._builds import LANE, untraceable
+from ._convolutions import Convolutions
 from ._epilogue import ACCUMULATED
 from ._grouped import check_groups
-from ._product import check, chosen, read, read_choice, space
-from .wire._messages import Tune
-from .wire._spec import decode, encode
+from ._product import chosen, read, read_choice
+from .wire._spec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,32 +20,15 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from .._library import Home
     from .._request import Driver
     from ._builds import CutlassStatistics
+    from ._calls import Tuned
     from ._epilogue import Epilogue
-    from .wire._spec import Triple
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """What a kernel was found to take.
-
-    Attributes:
-        tile, cluster, schedule, swizzle: as ``matmul`` takes them.
-        milliseconds: of one product; 0 on the CPU backend.
-    """
-
-    tile: Triple
-    cluster: Triple
-    schedule: str
-    swizzle: int
-    milliseconds: float
 
 
 @final
-class Cutlass(Facade[D]):
-    """Matrix products by CUTLASS on CUDA, by NumPy on the CPU.
+class Cutlass(Convolutions[D]):
+    """Matrix products and convolutions by CUTLASS on CUDA, by NumPy on the CPU.
 
     Kernels are for compute capability 9.0 (Hopper): TMA loads tiles, warps take turns at loading
     and computing, and an epilogue of the program's choice is computed before anything is stored.
@@ -66,12 +46,6 @@ class Cutlass(Facade[D]):
     trans_b=True``. Rows of all operands have to be whole multiples of 16 bytes. Results beyond the
     range of fp8 become its largest number of that sign.
     """
-
-    traced = True
-
-    def __init__(self, device: Home) -> None:
-        self._device = device
-        self._builds = Builds(device)
 
     @property
     def accumulator(self) -> Epilogue:
@@ -155,28 +129,7 @@ class Cutlass(Facade[D]):
             fast_accum=fast_accum,
         )
         choice = read_choice(tile, cluster, schedule, stages, swizzle)
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            product = check(given, self._device, driver.memory)
-            sizes = product.sizes
-            tuned = []
-            if choice.tile is None:
-                tuned = self._builds.tuned(driver, encode(product.spec), sizes)
-            if tuned:
-                spec, turn = tuned[0]
-            else:
-                made, turn = chosen(product.spec, choice, sizes)
-                spec = encode(made)
-            building = self._builds.require(driver, (spec, sizes, turn))
-            reads = product.reads if building is None else [*product.reads, building]
-            result = product.out
-            if result is None:
-                result = driver.output(product.shape, product.dtype)
-            message = product.message(spec, turn, result, product.lowered.buffers)
-            sent = None if building is None else untraceable
-            return Submission(message, reads, [result._block, *product.writes], result, sent=sent)
-
-        return Request(LANE, "cutlass.matmul", prepare)
+        return self._multiply("cutlass.matmul", given, choice)
 
     @op
     def matmul_grouped(
@@ -313,7 +266,6 @@ class Cutlass(Facade[D]):
             ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``matmul``.
             OutOfMemory: no room for results.
         """
-        require_no_race(self._device, autotune=True)
         given = read(
             *(a, b),
             out=None,
@@ -327,48 +279,8 @@ class Cutlass(Facade[D]):
             epilogue=epilogue,
             fast_accum=fast_accum,
         )
-
-        def prepare(driver: Driver) -> Submission[list[Tuned]]:
-            product = check(given, self._device, driver.memory)
-            found = space(
-                *(product.spec, product.sizes),
-                tiles=tiles,
-                clusters=clusters,
-                schedules=schedules,
-                swizzles=swizzles,
-            )
-            candidates = tuple((encode(spec), turn) for spec, turn in found)
-            for spec, turn in candidates:
-                self._builds.require(driver, (spec, product.sizes, turn))
-            out, buffers = product.scratch(driver)
-            wanted = encode(product.spec)
-            trial = product.message(*candidates[0], out, buffers)
-            written = [buffers[slot]._block for slot in product.lowered.written]
-            return Submission(
-                Tune(wanted, trial, candidates),
-                product.reads,
-                [out._block, *written],
-                finish=partial(self._timed, wanted, trial.sizes, candidates),
-            )
-
-        return Request(LANE, "cutlass.tune", prepare)
+        return self._try("cutlass.tune", given, tiles, clusters, schedules, swizzles)
 
     def statistics(self) -> CutlassStatistics:
         """A snapshot of the kernels."""
         return self._builds.statistics()
-
-    def _timed(
-        self,
-        wanted: bytes,
-        sizes: tuple[int, int, int, int],
-        candidates: tuple[tuple[bytes, int], ...],
-        times: list[float],
-    ) -> list[Tuned]:
-        order = sorted(range(len(candidates)), key=times.__getitem__)
-        self._builds.note(wanted, sizes, candidates[order[0]])
-        found = []
-        for at in order:
-            encoded, turn = candidates[at]
-            spec = decode(encoded)
-            found.append(Tuned(spec.tile, spec.cluster, spec.schedule, turn, times[at]))
-        return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ..._dtypes import DTYPES
 from ...memory import part_of
@@ -23,8 +25,6 @@ from ._product import ROW_BYTES, Arguments, require_device, require_rows, result
 from .wire._messages import Grouped, table_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ...memory import Block, GpuRef, MemoryMap
     from .._library import Home
     from .wire._messages import Sizes
@@ -89,6 +89,8 @@ def check_groups(given: Arguments, sizes: Sequence[int], device: Home, memory: M
     require_rank(a, 2, "a")
     require_rank(b, 3, "b")
     dtype = result_dtype(given)
+    if not isinstance(sizes, Sequence | np.ndarray):
+        raise TypeError(f"sizes must be whole numbers, one for each matrix of b, not {sizes!r}")
     every = [whole(size, f"sizes[{at}]", 0) for at, size in enumerate(sizes)]
     m, k = a.shape
     groups = b.shape[0]
@@ -104,7 +106,7 @@ def check_groups(given: Arguments, sizes: Sequence[int], device: Home, memory: M
         raise ValueError(f"b of shape {b.shape} has no elements to multiply")
     require_int32(device, "a product", (a.size, b.size, m * n))
     tree = wrapped(given.epilogue, alpha=given.alpha, beta=0.0, c=None, bias=None)
-    lowered = lower(tree, (m, n))
+    lowered = lower(tree, (m, n), (m,), (m, 1))
     if lowered.buffers or lowered.source is not None:
         raise ValueError("an epilogue of grouped products has numbers and functions, no buffers")
     spec = msgspec.structs.replace(spec_of(given, dtype, lowered), grouped=True)

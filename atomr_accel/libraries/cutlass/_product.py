@@ -30,6 +30,7 @@ from .wire._spec import (
     Triple,
     refusal,
 )
+from .wire._window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .._library import Home
     from .._request import Driver
     from ._epilogue import Lowered
+    from ._movement import Movement
     from .wire._messages import Sizes
 
 _FP8: Final = ("float8_e4m3fn", "float8_e5m2")
@@ -58,6 +60,9 @@ _SWIZZLE: Final = 4
 
 ROW_BYTES: Final = 16
 """Rows begin at multiples of this: TMA takes no others."""
+
+_PROCESSORS: Final = 132
+"""Multiprocessors of the devices that kernels are for."""
 
 _CAPABILITY: Final = (9, 0)
 """The devices that kernels are for: they have wgmma, which no other has."""
@@ -133,7 +138,7 @@ class Product(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """Those of ``Cutlass.matmul`` that say what is computed."""
+    """Those of ``Cutlass.matmul`` that say what is computed; and how filters move, if they do."""
 
     a: GpuRef
     b: GpuRef
@@ -147,6 +152,12 @@ class Arguments(NamedTuple):
     bias: GpuRef | None
     epilogue: Epilogue | None
     fast: bool
+    movement: Movement | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the program calls a and b."""
+        return ("a", "b") if self.movement is None else self.movement.names
 
 
 def read(
@@ -163,6 +174,7 @@ def read(
     bias: GpuRef | None,
     epilogue: Epilogue | None,
     fast_accum: bool,
+    movement: Movement | None = None,
 ) -> Arguments:
     """The arguments, each of its type.
 
@@ -185,6 +197,7 @@ def read(
         bias,
         epilogue,
         flag(fast_accum, "fast_accum"),
+        movement,
     )
 
 
@@ -242,14 +255,16 @@ def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
         ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed: as ``Cutlass.matmul``.
     """
     a, b = given.a, given.b
+    first, second = given.names
     others: dict[str, object] = {"bias": given.bias, "c": given.c, "out": given.out}
     for name, ref in others.items():
         if ref is not None and not isinstance(ref, GpuRef):
             raise ref_error(ref, memory, name)
     require_device(device)
-    reads = [require_readable(a, memory, "a"), require_readable(b, memory, "b")]
+    reads = [require_readable(a, memory, first), require_readable(b, memory, second)]
     out_dtype = result_dtype(given)
     sizes, shape = _sizes(given)
+    rows, column = _rows(given, shape)
     require_int32(device, "a product", (*sizes, *map(math.prod, (a.shape, b.shape, shape))))
     whole_tree = wrapped(
         given.epilogue, alpha=given.alpha, beta=given.beta, c=given.c, bias=given.bias
@@ -258,13 +273,13 @@ def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
         raise ValueError(f"c has shape {given.c.shape}, and the product {shape}")
     if given.bias is not None and given.bias.shape != shape[-1:]:
         raise ValueError(f"bias has shape {given.bias.shape}; it takes {shape[-1:]}")
-    lowered = lower(whole_tree, shape)
+    lowered = lower(whole_tree, shape, rows, column)
     source = lowered.source
     spec = spec_of(given, out_dtype, lowered)
-    require_rows(spec, sizes)
+    require_rows(spec, sizes, given.names)
     out = given.out
     written = [("out", out)] if out is not None else []
-    read_too = [("a", a), ("b", b)]
+    read_too = [(first, a), (second, b)]
     if source is not None:
         reads.append(require_readable(source, memory, "a buffer in the epilogue"))
         read_too.append(("a buffer in the epilogue", source))
@@ -285,7 +300,7 @@ def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
             require_alignment(ref, ROW_BYTES, name, "TMA reads and writes 16 bytes at a time")
     if written:
         in_place = (("out", "a buffer in the epilogue"),) if source is not None else ()
-        require_no_alias("cutlass.matmul", written, read_too, in_place=in_place)
+        require_no_alias("device.cutlass", written, read_too, in_place=in_place)
     return Product(a, b, spec, sizes, shape, lowered, out, reads, writes)
 
 
@@ -302,6 +317,7 @@ def spec_of(given: Arguments, dtype: str, lowered: Lowered) -> Spec:
         *(a, NAMES[given.b.dtype], dtype, given.trans_a, given.trans_b, lowered.node),
         "" if source is None else NAMES[source.dtype],
         *((0, 0, 0), (0, 0, 0), "", 0, given.fast and a in _FP8),
+        space=0 if given.movement is None else given.a.ndim - 2,
     )
 
 
@@ -323,6 +339,7 @@ def require_device(device: Home) -> None:
 def result_dtype(given: Arguments) -> str:
     """The dtype of the result."""
     a, b = NAMES[given.a.dtype], NAMES[given.b.dtype]
+    first, second = given.names
     if "float4_e2m1fn" in (a, b):
         raise Unsupported(
             "types with scales of blocks need compute capability 10.0; device.cutlass has kernels "
@@ -330,8 +347,8 @@ def result_dtype(given: Arguments) -> str:
         )
     if a not in _DEFAULTS or (a != b and not (a in _FP8 and b in _FP8)):
         raise TypeError(
-            f"a is {a} and b {b}; they must both be one of {', '.join(_DEFAULTS)}, or two kinds of "
-            "fp8"
+            f"{first} is {a} and {second} {b}; they must both be one of {', '.join(_DEFAULTS)}, or "
+            "two kinds of fp8"
         )
     out = given.out
     found = _DEFAULTS[a] if given.dtype is None else NAMES[given.dtype]
@@ -348,6 +365,8 @@ def result_dtype(given: Arguments) -> str:
 def _sizes(given: Arguments) -> tuple[Sizes, tuple[int, ...]]:
     """m, n, k and how many; and the shape of the result."""
     a, b = given.a.shape, given.b.shape
+    if given.movement is not None:
+        return given.movement.over(a, b)
     if len(a) < 2 or len(b) < 2:
         raise ValueError(f"a has shape {a} and b {b}; products are of two dimensions or more")
     m, k = (a[-1], a[-2]) if given.trans_a else (a[-2], a[-1])
@@ -369,18 +388,36 @@ def _sizes(given: Arguments) -> tuple[Sizes, tuple[int, ...]]:
     return (m, n, k, count), shape
 
 
-def require_rows(spec: Spec, sizes: Sizes) -> None:
+def _rows(given: Arguments, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What stands for m in the shape of a result, and the shape of a number for each of these."""
+    if given.movement is None:  # of a stack with one b, which is one product, all rows
+        rows = shape[:-1] if len(given.b.shape) == 2 else shape[-2:-1]
+    elif given.movement.filters is None:  # positions, whatever their axes
+        rows = shape[:-1]
+    else:
+        return shape[:1], (shape[0], *(1 for _ in shape[1:]))
+    return rows, (*rows, 1)
+
+
+def require_rows(spec: Spec, sizes: Sizes, names: tuple[str, str] = ("a", "b")) -> None:
     """Rows of all operands begin at multiples of 16 bytes, and lie as tensor cores take them."""
-    m, n, k, _ = sizes
+    m, n, k, *_ = sizes
+    if spec.space:  # of which TMA gathers some at a time
+        k = Window.of(sizes, spec.space).channels
     size = DTYPES[spec.a].itemsize
     if (spec.trans_a or not spec.trans_b) and spec.a not in ("float16", "bfloat16"):
+        if spec.space:
+            raise Unsupported(
+                f"gradients of convolutions in {spec.a}: what they are sums over does not lie "
+                "innermost, as tensor cores want it; they take float16 and bfloat16 in any layout"
+            )
         raise ValueError(
             f"tensor cores take {spec.a} with trans_a=False and trans_b=True, so that rows of both "
             "lie along k; transpose what does not lie so first"
         )
     for name, length, dtype in (
-        ("a", m if spec.trans_a else k, spec.a),
-        ("b", k if spec.trans_b else n, spec.b),
+        (names[0], m if spec.trans_a else k, spec.a),
+        (names[1], k if spec.trans_b else n, spec.b),
         ("the result", n, spec.out),
         ("what is added", n, spec.source or spec.out),
     ):
@@ -402,10 +439,12 @@ def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
     Raises:
         ValueError: no kernel can have these.
     """
-    m, n, _, _ = sizes
+    m, n, *_ = sizes
     tile = choice.tile
     if tile is None:
         rows, columns = (128, 256) if _large(spec, m, n) else (128, 128)
+        if n <= 64:
+            rows, columns = 256 if m >= _PROCESSORS * 256 else 128, 64
         tile = rows, columns, 128 // DTYPES[spec.a].itemsize
     schedule = choice.schedule or (COOPERATIVE if tile[0] >= 128 else PINGPONG)
     cluster = choice.cluster or ((2, 1, 1) if m > tile[0] else (1, 1, 1))
@@ -421,7 +460,7 @@ def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
 def _large(spec: Spec, m: int, n: int) -> bool:
     """Whether wide tiles do best: of 16-bit types, enough for all multiprocessors."""
     sizes = {DTYPES[spec.a].itemsize, DTYPES[spec.out].itemsize}
-    return sizes == {2} and -(-m // 128) * -(-n // 256) >= 132
+    return sizes == {2} and -(-m // 128) * -(-n // 256) >= _PROCESSORS
 
 
 def space(
@@ -436,8 +475,12 @@ def space(
     """All that is tried, without what no kernel can have.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: one of them is empty, or nothing is left.
     """
+    given = {"tiles": tiles, "clusters": clusters, "schedules": schedules, "swizzles": swizzles}
+    for name, wanted in given.items():
+        if wanted is not None and not len(wanted):
+            raise ValueError(f"{name} is empty; leave it out for what mostly does well")
     deep = 128 // DTYPES[spec.a].itemsize
     rows = ((64, 128), (64, 256), (128, 128), (128, 256), (256, 128))
     every = [_triple(each, "tile") for each in tiles or [(*each, deep) for each in rows]]

@@ -112,10 +112,29 @@ async def test_epilogues_that_are_refused(device: Device) -> None:
         np.ones(3) * x  # type: ignore[operator]
     with pytest.raises(TypeError, match="is computed by itself: evaluate it first"):
         x + ones["sums"] * 2  # type: ignore[operator]
+    with pytest.raises(ValueError, match="divided by zero"):
+        x / 0
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(x)
     with pytest.raises(ValueError, match="axis must be"):
         x.sum(2, ones["sums"])
     with pytest.raises(TypeError, match="out must be a GpuRef"):
         x.store(np.zeros(3))  # type: ignore[arg-type]
+
+
+@on_shared
+async def test_an_epilogue_is_written_as_a_program_has_it(device: Device) -> None:
+    x, sums = device.cutlass.accumulator, await device.zeros((24,), "float32")
+    text = repr((-x / 2 + sums).sum(0, sums).relu().maximum(1.5))
+    assert (
+        text
+        == "<Epilogue ((-accumulator / 2) + float32[24]).sum(0, float32[24]).relu().maximum(1.5)>"
+    )
+    many = x
+    for _ in range(50):
+        many = many * many
+    assert len(repr(many)) < 1000
+    assert "..." in repr(many)
 
 
 @on_shared
@@ -149,6 +168,7 @@ async def test_groups_that_are_refused(device: Device) -> None:
         ([8, 9], None, ValueError, "17 rows in all"),
         ([-1, 17], None, ValueError, r"sizes\[0\]"),
         ([8, 8.0], None, TypeError, r"sizes\[1\]"),
+        (None, None, TypeError, "sizes must be whole numbers"),
         ([8, 8], x + vector, ValueError, "numbers and functions, no buffers"),
     )
     for sizes, epilogue, error, said in wrong:
@@ -156,3 +176,7 @@ async def test_groups_that_are_refused(device: Device) -> None:
             await device.cutlass.matmul_grouped(a, b, sizes, epilogue=epilogue)
     with pytest.raises(ValueError, match="nothing of this can be a kernel"):
         await device.cutlass.tune(a, b[0], tiles=[(512, 512, 64)])
+    for name in ("tiles", "clusters", "schedules", "swizzles"):
+        empty: dict[str, Any] = {name: []}
+        with pytest.raises(ValueError, match=f"{name} is empty"):
+            await device.cutlass.tune(a, b[0], **empty)

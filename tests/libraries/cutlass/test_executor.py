@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError
+from atomr_accel.libraries.cutlass._movement import Movement
 from atomr_accel.libraries.cutlass.host import _plans, _tuned
 from atomr_accel.libraries.cutlass.host._builds import Build as Built
 from atomr_accel.libraries.cutlass.host._cuda import CudaCutlass
@@ -70,6 +71,7 @@ class Kernels(FakeDriver):
         configs: what it was launched with.
         filled: the sizes that parameters were filled for.
         tables: of products of several sizes: parameters, and where the table is.
+        windows: of convolutions: where images are, their sizes, the window's corners and steps.
         status: what launches give.
         grouped: whether the kernel is one for those.
     """
@@ -79,6 +81,7 @@ class Kernels(FakeDriver):
         self.configs: list[Any] = []
         self.filled: list[tuple[int, ...]] = []
         self.tables: list[tuple[bytes, int]] = []
+        self.windows: list[tuple[Any, ...]] = []
         self.status = 0
         self.grouped = False
         self._maps: list[Any] = []
@@ -114,7 +117,8 @@ class Kernels(FakeDriver):
     def cuLaunchKernel(self, function: str, *rest: Any) -> Any:
         assert function == "fill"
         data = parameters(rest[-1])
-        *sizes, params, grid = struct.unpack("<6iQQ", data)
+        count = (len(data) - 16) // 4
+        *sizes, params, grid = struct.unpack(f"<{count}iQQ", data)
         self.filled.append(tuple(sizes))
         made = bytearray(PARAMS)
         for number in range(11):
@@ -129,6 +133,19 @@ class Kernels(FakeDriver):
         kind, rank, pointer, sizes, strides, box, *_ = given
         assert len(sizes) == len(box) == rank == len(strides) + 1
         numbers = (int(kind), rank, pointer, *sizes, *strides, *box)
+        self._maps.append(
+            ctypes.create_string_buffer(struct.pack(f"<{len(numbers)}Q", *numbers), 128)
+        )
+        return 0, SimpleNamespace(getPtr=partial(ctypes.addressof, self._maps[-1]))
+
+    def cuTensorMapEncodeIm2col(self, *given: Any) -> Any:
+        kind, rank, pointer, sizes, strides, lower, upper, channels, pixels, steps, *_ = given
+        assert len(sizes) == len(strides) + 1 == len(steps) == len(lower) + 2 == rank
+        assert len(upper) == len(lower)
+        self.windows.append(
+            (pointer, *map(tuple, (map(int, sizes), lower, upper, map(int, steps))))
+        )
+        numbers = int(kind), rank, pointer, *map(int, strides), channels, pixels
         self._maps.append(
             ctypes.create_string_buffer(struct.pack(f"<{len(numbers)}Q", *numbers), 128)
         )
@@ -153,6 +170,9 @@ class Kernels(FakeDriver):
     def _product(self, params: bytes) -> None:
         pointers = struct.unpack_from("<11Q", params, POINTERS)
         (number,) = struct.unpack_from("<f", params, NUMBER)
+        if self.windows:
+            self.tables.append((params, 0))
+            return
         if self.grouped:
             _, rank, somewhere = struct.unpack_from("<3Q", params, OFFSETS[0])
             assert (rank, somewhere) == (2, pointers[0])
@@ -283,6 +303,25 @@ def test_products_of_several_sizes_are_a_table(driver: Kernels) -> None:
     assert table[16:19].view(np.int32).tolist() == [3, 12, 8, 5, 12, 8]
     pointers = struct.unpack_from("<11Q", params, POINTERS)
     assert pointers == tuple(begin + at for at in table_parts(2, PROCESSORS)[:-1])
+
+
+def test_images_are_found_by_a_window(driver: Kernels) -> None:
+    one = spec(space=2, **F32, tile=(128, 128, 32))
+    movement = Movement((2, 1), [(1, 0), (2, 2)], (1, 3), 1, None)
+    x, w = np.zeros((4, 9, 8, 16), "f4"), np.zeros((24, 3, 2, 16), "f4")
+    sizes, shape = movement.over(x.shape, w.shape)
+    out = np.zeros(shape, "f4")
+    images, filters, result = (array.ctypes.data for array in (x, w, out))
+    message = Matmul(encode(one), sizes, 4, images, filters, 0, result, (64,) * 7, (0.5,))
+    executor().handlers[Matmul](message)
+    assert driver.filled == [(*sizes, PROCESSORS, 4)]
+    # From the innermost axis: the corners count from the ends of an image.
+    assert driver.windows == [
+        (images, (16, 8, 9, 4), (-2, -1), (-1, -3), (1, 1, 2, 1)),
+    ]
+    ((params, _),) = driver.tables
+    maps = [struct.unpack_from("<8Q", params, offset) for offset in OFFSETS[:2]]
+    assert maps == [(11, 4, images, 64, 512, 4608, 32, 64), (11, 3, filters, 16, 24, 6, 384, 64)]
 
 
 def test_the_fastest_is_kept(driver: Kernels) -> None:

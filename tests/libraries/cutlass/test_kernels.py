@@ -55,6 +55,22 @@ KERNELS: Final[dict[str, dict[str, Any]]] = {
     "int8": {**dict.fromkeys("ab", "int8"), "out": "int32", "tile": (128, 128, 128)},
     "tf32": {**dict.fromkeys(("a", "b", "out"), "float32"), "tile": (128, 128, 32), "stages": 3},
     "layouts": {"trans_a": True, "trans_b": False, "cluster": (1, 2, 1)},
+    "conv 1-D": {"space": 1, "cluster": (2, 2, 1), "schedule": "pingpong"},
+    "conv 2-D": {
+        **dict.fromkeys("ab", "int8"),
+        "space": 2,
+        "out": "float16",
+        "tile": (128, 128, 128),
+        "epilogue": Node("add", (Node("relu", (PRODUCT,)), VECTOR)),
+    },
+    "conv 3-D": {
+        **dict.fromkeys(("a", "b"), "float8_e4m3fn"),
+        "space": 3,
+        "tile": (128, 128, 256),
+        "cluster": (1, 2, 1),
+    },
+    "gradient by images": {"space": 2, "trans_b": False},
+    "gradient by filters": {"space": 3, "trans_a": True, "trans_b": False, "cluster": (2, 2, 1)},
     "grouped": {"grouped": True, "epilogue": Node("silu", (PRODUCT,)), "schedule": "pingpong"},
 }
 
@@ -82,12 +98,13 @@ def test_a_kernel_compiles_and_tells_of_itself(name: str, kept: DiskCache) -> No
     assert facts.stages == one.stages or not one.stages
     # As much as was thought, but for what barriers and alignment take.
     assert abs(facts.shared - shared_bytes(one, facts.stages)) <= 2048 + 1024 * one.grouped
-    _, _, depth = one.tile
+    rows, columns, depth = one.tile
+    wide = 128 // DTYPES[one.a].itemsize
     a, b, c, out = facts.maps
-    assert a.box[0] * DTYPES[one.a].itemsize == 128
-    if not one.trans_a:
-        assert a.box[:2] == (depth, one.tile[0])
-        assert b.box[:2] == (depth, one.tile[1] // one.cluster[0])
+    # Blocks along n share rows, and those along m columns; images are gathered as matrices are.
+    x, y, _ = one.cluster
+    assert a.box == (wide, (depth if one.trans_a else rows) // y, 1)
+    assert b.box == (wide, (columns if one.trans_b else depth) // x, 1)
     assert a.modes == b.modes == out.modes == (2 if one.grouped else 3)
     offsets = [each.offset for each in (a, b, c, out)]
     assert all(offset % 64 == 0 and offset + 128 <= facts.params for offset in offsets)

@@ -10,7 +10,14 @@ import pytest
 from atomr_accel.libraries.cutlass._product import Choice, chosen
 from atomr_accel.libraries.cutlass.host import _plans, _tuned
 from atomr_accel.libraries.cutlass.host._images import Facts, Map, _map
-from atomr_accel.libraries.cutlass.host._plans import Kernel, Plan, extents_of, filled, marks
+from atomr_accel.libraries.cutlass.host._plans import (
+    Kernel,
+    Plan,
+    extents_of,
+    filled,
+    marks,
+    packed,
+)
 from atomr_accel.libraries.cutlass.host._source import NUMBER_MARK, POINTER_MARK, source_of
 from atomr_accel.libraries.cutlass.wire._messages import table_parts
 from atomr_accel.libraries.cutlass.wire._spec import (
@@ -46,6 +53,20 @@ def test_every_step_of_an_epilogue_has_a_type(op: str) -> None:
     assert text.count("{") == text.count("}")
     assert "using Fusion = fusion::Sm90EVT<fusion::Sm90Compute<F_negative, ElementD" in text
     assert (f"struct F_{op} " in text) == (op in FUNCTIONS)
+
+
+@pytest.mark.parametrize("space", [1, 2, 3])
+@pytest.mark.parametrize("along", [1, 2])
+def test_convolutions_have_a_mainloop_of_their_own(space: int, along: int) -> None:
+    text = source_of(spec(space=space, cluster=(1, along, 1)))
+    assert text.count("{") == text.count("}")
+    assert f"int positions[{space}], corner[{space}]" in text
+    assert f"SM90_TMA_LOAD_IM2COL{'_MULTICAST' * (along > 1)}_{space + 2}D::copy(" in text
+    assert "struct Mainloop : Dense {" in text
+    back = source_of(spec(space=space, cluster=(1, along, 1), trans_a=True, trans_b=False))
+    assert f"SM90_TMA_LOAD_IM2COL_{space + 2}D::copy(" in back
+    assert "strides<Gemm::StrideD>(1ll * p.count * p.n, p.n)" in back
+    assert "Window" not in source_of(spec(cluster=(1, along, 1)))
 
 
 def test_sums_of_int8_pass_through_no_float() -> None:
@@ -112,7 +133,8 @@ def test_parameters_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     one = spec(source="float16")
     kernel = Kernel(one, Facts(1024, 0, 384, 4, maps), None, None)  # type: ignore[arg-type]
     extents = extents_of(one, (10, 20, 30, 2))
-    assert extents == ((30, 10, 2), (30, 20, 2), (20, 10, 2), (20, 10, 2))
+    assert extents == (packed(30, 10, 2), packed(30, 20, 2), *[packed(20, 10, 2)] * 2)
+    assert extents[0] == ((30, 10, 2), (30, 300), None)
     plan = Plan(kernel, bytes(params), (1, 1, 1), *marks(bytes(params)), extents)
     monkeypatch.setattr(
         _plans, "_tensor_map", lambda *given: repr(given[:3]).encode().ljust(128, b".")
@@ -154,6 +176,7 @@ def test_what_was_found_fastest_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
         ({}, 8192, ((128, 256, 64), (2, 1, 1), 1)),
         ({}, 1024, ((128, 128, 64), (2, 1, 1), 4)),
         ({}, 100, ((128, 128, 64), (1, 1, 1), 4)),
+        ({}, 64, ((128, 64, 64), (1, 1, 1), 4)),
         ({"out": "float32"}, 8192, ((128, 128, 64), (2, 1, 1), 4)),
         (dict.fromkeys("ab", "float8_e5m2"), 8192, ((128, 128, 128), (2, 1, 1), 4)),
         (dict.fromkeys(("a", "b", "out"), "float32"), 8192, ((128, 128, 32), (2, 1, 1), 4)),
@@ -163,6 +186,8 @@ def test_what_is_taken_where_nothing_is_said(
     changed: dict[str, Any], m: int, expected: tuple[Any, ...]
 ) -> None:
     nothing = Choice(None, None, None, 0, None)
+    tall, _ = chosen(spec(space=2), nothing, (132 * 256, 64, 64, 1))
+    assert tall.tile == (256, 64, 64)
     found, swizzle = chosen(spec(**changed), nothing, (m, m, 64, 1))
     assert (found.tile, found.cluster, swizzle) == expected
     assert found.schedule == "cooperative"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,44 +10,15 @@ import pytest
 from atomr_accel.libraries.cutlass._epilogue import ACCUMULATED
 
 from ...harness import on_shared
-from ..conformance import MARKS, dtype_of
+from ..conformance import dtype_of
+from .specs import COMPILING, FIXED, near, put
 
 if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import Device
 
-pytestmark = MARKS
+pytestmark = COMPILING
 
 Array = np.ndarray[Any, Any]
-
-FIXED: Final[Any] = {"tile": (128, 128, 64), "cluster": (2, 1, 1)}
-"""One kernel for several tests, since on a GPU each takes half a minute."""
-
-EPS: Final = {
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-    "float32": 2.0**-9,
-    "float8_e4m3fn": 2.0**-3,
-    "int32": 0.0,
-}
-"""Roundings of results; of float32, TF32's of operands."""
-
-
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
-
-
-async def put(device: Device, shape: tuple[int, ...], dtype: str) -> tuple[GpuRef, Array]:
-    made = rng().integers(-4, 5, shape) / 4 if dtype != "int8" else rng().integers(-9, 9, shape)
-    array = made.astype(dtype_of(dtype))
-    return await device.put(array), array.astype(np.float64)
-
-
-async def near(device: Device, ref: GpuRef, expected: Array, dtype: str) -> None:
-    assert ref.dtype == dtype_of(dtype)
-    got = (await device.get(ref)).astype(np.float64)
-    bound = EPS[dtype] * (1 + np.abs(expected))
-    assert got.shape == expected.shape
-    assert (np.abs(got - expected) <= bound).all()
 
 
 @pytest.mark.parametrize(
@@ -143,6 +114,25 @@ async def test_what_is_written_beside_the_result(device: Device) -> None:
     await near(device, rows, 2 * p.sum(0), "float32")
     await near(device, columns, 2 * p.sum(1), "float32")
     await near(device, largest, np.abs(2 * p).max(), "float32")
+
+
+@on_shared
+async def test_rows_of_a_stack_that_has_one_matrix_are_those_of_one_product(device: Device) -> None:
+    (a, x), (b, y) = await put(device, (3, 16, 8), "float16"), await put(device, (24, 8), "float16")
+    column, z = await put(device, (3, 16, 1), "float32")
+    p = x @ y.T
+    beside = await device.put(np.full((4, 3, 16), 7, np.float32))
+    sums = beside[1]
+    accumulator = device.cutlass.accumulator
+    epilogue = accumulator.sum(1, sums) + column
+    out = await device.cutlass.matmul(a, b, trans_b=True, epilogue=epilogue, **FIXED)
+    await near(device, out, p + z, "float16")
+    await near(device, sums, p.sum(-1), "float32")
+    for index in (0, 2, 3):
+        assert (await device.get(beside[index]) == 7).all()
+    for wrong in (accumulator + column[0], accumulator.sum(1, beside[0, 0])):
+        with pytest.raises(ValueError, match=r"\(3, 16"):
+            await device.cutlass.matmul(a, b, trans_b=True, epilogue=wrong, **FIXED)
 
 
 @on_shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -11,9 +12,10 @@ from ...._dtypes import DTYPES
 from ...blaslt.host._cpu import saturate
 from ..wire._messages import Build, Grouped, Matmul, Recall, Tune
 from ..wire._spec import ACCUMULATOR, SOURCE, decode
+from ..wire._window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ....backends.cpu.host._context import CpuContext, CpuStream
     from ..wire._spec import Node, Spec
@@ -82,8 +84,9 @@ class _Product:
         self._array: Final = context.array
         self._spec: Final = spec
         self._message: Final = message
-        m, n, k, count = message.sizes
+        m, n, k, count, *_ = message.sizes
         self._shape: Final = (count, m, n)
+        self._per_tap: Final = bool(spec.space and spec.trans_a)
         self._of_a: Final = (count, k, m) if spec.trans_a else (count, m, k)
         self._of_b: Final = (count, n, k) if spec.trans_b else (count, k, n)
         self._seen: Final[dict[Node, Array]] = {}
@@ -92,19 +95,63 @@ class _Product:
         """Compute it."""
         spec, message = self._spec, self._message
         result = self._value(spec.epilogue)
-        out = self._array(message.out, self._shape, DTYPES[spec.out])
+        out = self._full(message.out, spec.out)
         out[...] = saturate(result, out.dtype)
 
     def _accumulator(self) -> Array:
+        if not self._spec.space:
+            product = self._product()
+        else:
+            product = self._by_filters() if self._per_tap else self._convolution()
+        # Only where nothing follows is it more than float32 holds that counts.
+        alone = self._spec.epilogue.op == ACCUMULATOR
+        return product if alone else product.astype(_FLOAT32)
+
+    def _product(self) -> Array:
         spec, message = self._spec, self._message
         a = _wide(self._array(message.a, self._of_a, DTYPES[spec.a]))
         b = _wide(self._array(message.b, self._of_b, DTYPES[spec.b]))
         a = a.swapaxes(1, 2) if spec.trans_a else a
         b = b.swapaxes(1, 2) if spec.trans_b else b
-        product = a @ b
-        # Only where nothing follows is it more than float32 holds that counts.
-        alone = spec.epilogue.op == ACCUMULATOR
-        return product if alone else product.astype(_FLOAT32)
+        product: Array = a @ b
+        return product
+
+    def _convolution(self) -> Array:
+        """The sums over all taps of what they meet, times their filters."""
+        spec, message = self._spec, self._message
+        m, n, *_ = message.sizes
+        window = Window.of(message.sizes, spec.space)
+        outer, inner = (n, window.channels) if spec.trans_b else (window.channels, n)
+        w = _wide(self._array(message.b, (outer, window.taps, inner), DTYPES[spec.b]))
+        w = w.transpose(1, 2, 0) if spec.trans_b else w.swapaxes(0, 1)
+        total: Array = np.zeros((m, n), w.dtype)
+        for tap, met in enumerate(self._met(window, message.a, m)):
+            total += met @ w[window.taps - 1 - tap if window.flipped else tap]
+        return total[None]
+
+    def _by_filters(self) -> Array:
+        """For each tap the gradients, times what it has met."""
+        spec, message = self._spec, self._message
+        m, _, k, *_ = message.sizes
+        grad = _wide(self._array(message.a, (k, m), DTYPES[spec.a])).T
+        window = Window.of(message.sizes, spec.space)
+        return np.stack([grad @ met for met in self._met(window, message.b, k)])
+
+    def _met(self, window: Window, address: int, count: int) -> Iterator[Array]:
+        """What each tap meets at all positions, channels innermost."""
+        images = count // math.prod(window.positions)
+        shape = images, *window.image, window.channels
+        x = self._array(address, shape, DTYPES[self._spec.a])
+        padded = _wide(np.pad(x, ((0, 0), *window.margins, (0, 0))))
+        for tap in np.ndindex(window.filter):
+            yield padded[(slice(None), *window.slices(tap))].reshape(count, window.channels)
+
+    def _full(self, address: int, dtype: str) -> Array:
+        """A buffer of the result's shape, as the products have it: one for each tap is apart."""
+        if not self._per_tap:
+            return self._array(address, self._shape, DTYPES[dtype])
+        taps, m, n = self._shape
+        return self._array(address, (m, taps, n), DTYPES[dtype]).swapaxes(0, 1)
 
     def _value(self, node: Node) -> Array:
         found = self._seen.get(node)
@@ -119,8 +166,7 @@ class _Product:
         if op == "number":
             return np.asarray(self._message.numbers[node.slot], _FLOAT32)
         if op == SOURCE:
-            read = self._array(self._message.c, self._shape, DTYPES[node.dtype])
-            return read.astype(_FLOAT32)
+            return self._full(self._message.c, node.dtype).astype(_FLOAT32)
         inputs = [self._value(each) for each in node.inputs]
         if op in FUNCTIONS:
             with np.errstate(all="ignore"):
@@ -133,8 +179,12 @@ class _Product:
             "sum_rows": (n,),
             "sum_columns": (m,),
         }
-        shape = shapes.get(op, self._shape)
-        there = self._array(self._message.buffers[node.slot], shape, DTYPES[node.dtype])
+        address = self._message.buffers[node.slot]
+        there = (
+            self._array(address, shapes[op], DTYPES[node.dtype])
+            if op in shapes
+            else self._full(address, node.dtype)
+        )
         if not inputs:
             return there.astype(_FLOAT32)
         (value,) = inputs

@@ -116,7 +116,7 @@ class CudaCutlass:
         options = LaunchOptions(kernel.spec.cluster)
         block = (facts.threads, 1, 1)
         launch = Launch(0, 0, plan.grid, block, facts.shared, (), options)
-        m, n, _, _ = sizes
+        m, n, *_ = sizes
         lengths = {"amax": 1, "sum_rows": n, "sum_columns": m}
         zeros = [
             (node.slot, lengths[node.op] * _FLOAT_BYTES)

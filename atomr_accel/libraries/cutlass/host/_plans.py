@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 import time
@@ -18,6 +19,7 @@ from ...host._cuda_kernels import Arguments
 from ...host._vendor import undone_on_error
 from ...wire._recent import Recent
 from ..wire._spec import MOST_NUMBERS, decode
+from ..wire._window import Window
 from ._builds import find_build
 from ._source import NUMBER_MARK, POINTER_MARK
 
@@ -52,6 +54,25 @@ class Kernel(NamedTuple):
     fill: Any
 
 
+class Extents(NamedTuple):
+    """A tensor as its map has it, innermost axis first.
+
+    Attributes:
+        sizes: along each axis.
+        strides: between elements, of all axes but the innermost.
+        window: how a filter moves over it, if one does.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    window: Window | None = None
+
+
+def packed(*sizes: int, window: Window | None = None) -> Extents:
+    """Of a tensor without gaps."""
+    return Extents(sizes, tuple(accumulate(sizes[:-1], mul)), window)
+
+
 class Plan(NamedTuple):
     """What products of a size are launched with.
 
@@ -61,7 +82,7 @@ class Plan(NamedTuple):
         grid: its blocks.
         pointers: where pointers belong, each with its number.
         numbers: where the epilogue's numbers belong, each with its own.
-        extents: of a, b, what is added and the result: elements of a row, rows, matrices.
+        extents: of a, b, what is added and the result; none where the kernel makes the maps.
     """
 
     kernel: Kernel
@@ -69,7 +90,12 @@ class Plan(NamedTuple):
     grid: tuple[int, int, int]
     pointers: tuple[tuple[int, int], ...]
     numbers: tuple[tuple[int, int], ...]
-    extents: tuple[tuple[int, int, int], ...]
+    extents: tuple[Extents, ...]
+
+
+def _by_tap(inner: int, outer: int, taps: int) -> Extents:
+    """Of filters, as a matrix for each tap."""
+    return Extents((inner, outer, taps), (taps * inner, inner))
 
 
 @final
@@ -152,8 +178,8 @@ def _fill(kernel: Kernel, sizes: Sizes, swizzle: int, processors: int) -> Plan:
         none_default = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         stream = check("cuStreamCreate", driver.cuStreamCreate(none_default))
         made.callback(driver.cuStreamDestroy, stream)
-        m, n, k, count = sizes
-        problem = struct.pack("<6iQQ", m, n, k, count, processors, swizzle, memory, memory + nbytes)
+        numbers = *sizes, processors, swizzle  # as many as are aligned for pointers
+        problem = struct.pack(f"<{len(numbers)}iQQ", *numbers, memory, memory + nbytes)
         arguments = Arguments(problem)
         check(
             "cuLaunchKernel",
@@ -167,8 +193,7 @@ def _fill(kernel: Kernel, sizes: Sizes, swizzle: int, processors: int) -> Plan:
     check("cuMemFree", driver.cuMemFree(memory))
     x, y, z = struct.unpack_from("<3i", there.raw, nbytes)
     params = there.raw[: kernel.facts.params]
-    pointers, numbers = marks(params)
-    return Plan(kernel, params, (x, y, z), pointers, numbers, extents_of(kernel.spec, sizes))
+    return Plan(kernel, params, (x, y, z), *marks(params), extents_of(kernel.spec, sizes))
 
 
 def marks(params: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
@@ -185,16 +210,27 @@ def marks(params: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, 
     return tuple(pointers), tuple(numbers)
 
 
-def extents_of(spec: Spec, sizes: Sizes) -> tuple[tuple[int, int, int], ...]:
-    """Elements of a row, rows and matrices of a, b, what is added, and the result."""
-    m, n, k, count = sizes
+def extents_of(spec: Spec, sizes: Sizes) -> tuple[Extents, ...]:
+    """Of a, b, what is added, and the result."""
+    m, n, k, count, *_ = sizes
     if spec.grouped:  # the kernel itself writes what they are
         return ()
+    out = packed(n, m, count)
+    if spec.space:
+        window = Window.of(sizes, spec.space)
+        channels, taps = window.channels, window.taps
+        images = (k if spec.trans_a else m) // math.prod(window.positions)
+        gathered = packed(channels, *reversed(window.image), images, window=window)
+        if spec.trans_a:
+            out = _by_tap(n, m, taps)
+            return packed(m, k, 1), gathered, out, out
+        filters = _by_tap(channels, n, taps) if spec.trans_b else _by_tap(n, channels, taps)
+        return gathered, filters, out, out
     return (
-        (m, k, count) if spec.trans_a else (k, m, count),
-        (k, n, count) if spec.trans_b else (n, k, count),
-        (n, m, count),
-        (n, m, count),
+        packed(m, k, count) if spec.trans_a else packed(k, m, count),
+        packed(k, n, count) if spec.trans_b else packed(n, k, count),
+        out,
+        out,
     )
 
 
@@ -223,56 +259,70 @@ def filled(
     dtypes = spec.a, spec.b, spec.source, spec.out
     for number, (dtype, pointer, part) in enumerate(zip(dtypes, mapped, facts.maps, strict=True)):
         if pointer:
-            extents = plan.extents[number] if plan.extents else part.box
+            extents = plan.extents[number] if plan.extents else packed(*part.box)
             encoded = _tensor_map(dtype, number in _OPERANDS, pointer, extents, part)
             params[part.offset : part.offset + _MAP_BYTES] = encoded
     return bytes(params)
 
 
 @lru_cache(1024)
-def _tensor_map(
-    dtype: str, rounded: bool, pointer: int, extents: tuple[int, int, int], part: Map
-) -> bytes:
-    """A tensor map (``cuTensorMapEncodeTiled``).
+def _tensor_map(dtype: str, rounded: bool, pointer: int, extents: Extents, part: Map) -> bytes:
+    """A tensor map (``cuTensorMapEncodeTiled``, ``cuTensorMapEncodeIm2col``).
 
     Args:
         dtype: of elements.
         rounded: whether float32 becomes TF32.
         pointer: where they begin.
-        extents: elements of a row, rows, matrices.
+        extents: of the tensor.
         part: what is loaded at a time.
     """
-    kinds = driver.CUtensorMapDataType
     size = DTYPES[dtype].itemsize
-    if size == 4:
-        number = rounded and dtype == "float32"
-        kind = (
-            kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-            if number
-            else kinds.CU_TENSOR_MAP_DATA_TYPE_UINT32
-        )
-    else:  # what is copied as it is
-        kind = (
-            kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8
-            if size == 1
-            else kinds.CU_TENSOR_MAP_DATA_TYPE_UINT16
-        )
-    modes = part.modes
-    strides = [stride * size for stride in accumulate(extents, mul)][: modes - 1]
-    made = check(
-        "cuTensorMapEncodeTiled",
-        driver.cuTensorMapEncodeTiled(
-            kind,
-            modes,
-            pointer,
-            [driver.cuuint64_t(extent) for extent in extents[:modes]],
-            [driver.cuuint64_t(stride) for stride in strides],
-            [driver.cuuint32_t(extent) for extent in part.box[:modes]],
-            [driver.cuuint32_t(1)] * modes,
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle(part.swizzle),
-            driver.CUtensorMapL2promotion(_L2_128B),
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ),
+    modes = part.modes if extents.window is None else len(extents.sizes)
+    begin = (
+        _kind(dtype, size, rounded),
+        modes,
+        pointer,
+        [driver.cuuint64_t(extent) for extent in extents.sizes[:modes]],
+        [driver.cuuint64_t(stride * size) for stride in extents.strides[: modes - 1]],
     )
+    end = (
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle(part.swizzle),
+        driver.CUtensorMapL2promotion(_L2_128B),
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if extents.window is None:
+        box = [driver.cuuint32_t(extent) for extent in part.box[:modes]]
+        steps = [driver.cuuint32_t(1)] * modes
+        made = check(
+            "cuTensorMapEncodeTiled", driver.cuTensorMapEncodeTiled(*begin, box, steps, *end)
+        )
+    else:
+        window = extents.window
+        channels, pixels, _ = part.box
+        last = [at - (size - 1) for at, size in zip(window.last, window.image, strict=True)]
+        made = check(
+            "cuTensorMapEncodeIm2col",
+            driver.cuTensorMapEncodeIm2col(
+                *begin,
+                [*reversed(window.corner)],
+                [*reversed(last)],
+                channels,
+                pixels,
+                [driver.cuuint32_t(step) for step in (1, *reversed(window.stride), 1)],
+                *end,
+            ),
+        )
     return ctypes.string_at(int(made.getPtr()), _MAP_BYTES)
+
+
+def _kind(dtype: str, size: int, rounded: bool) -> Any:
+    """The type of a map's elements; what is not rounded is copied as it is."""
+    kinds = driver.CUtensorMapDataType
+    if size == 4 and rounded and dtype == "float32":
+        return kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+    return {
+        1: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        2: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        4: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT32,
+    }[size]

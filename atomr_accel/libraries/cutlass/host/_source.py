@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...._dtypes import DTYPES
 from ..wire._spec import ACCUMULATOR, COOPERATIVE, FUNCTIONS, SOURCE
+from . import _im2col
 
 if TYPE_CHECKING:
     from ..wire._spec import Node, Spec
@@ -123,12 +124,12 @@ using Epilogue = epilogue::collective::CollectiveBuilder<
     ElementC, cutlass::layout::RowMajor{each}, {align_c},
     ElementD, cutlass::layout::RowMajor{each}, {align_d},
     epilogue::{epilogue_schedule}, Fusion>::CollectiveOp;
-using Mainloop = gemm::collective::CollectiveBuilder<
+using {mainloop} = gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
     ElementA, cutlass::layout::{layout_a}{each}, {align_a},
     ElementB, cutlass::layout::{layout_b}{each}, {align_b}, Accumulator,
     cta::Tile, cta::Cluster, gemm::collective::{stages}, gemm::{schedule}>::CollectiveOp;
-using Sizes = {sizes};
+{window}using Sizes = {sizes};
 using Gemm = gemm::kernel::GemmUniversal<Sizes, Mainloop, Epilogue>;
 using MainloopParams = Mainloop::Params;
 using EpilogueParams = Epilogue::Params;
@@ -140,7 +141,7 @@ product(const __grid_constant__ Gemm::Params params) {{
 }}
 
 struct Problem {{
-  int m, n, k, count, processors, swizzle;
+  int m, n, k, count, {problem}processors, swizzle;
 }};
 
 template <class S>
@@ -251,11 +252,14 @@ def source_of(spec: Spec) -> str:
     if not spec.grouped and spec.schedule != COOPERATIVE:
         kind_of_schedule = ""
     source = _TYPES[spec.source] if spec.source else "void"
-    fill = (_FILL_GROUPED if spec.grouped else _FILL).format(
-        row_a="p.m" if spec.trans_a else "p.k",
-        row_b="p.k" if spec.trans_b else "p.n",
-        fusion=arguments,
-    )
+    if spec.space:
+        fill = _im2col.fill(spec, arguments)
+    else:
+        fill = (_FILL_GROUPED if spec.grouped else _FILL).format(
+            row_a="p.m" if spec.trans_a else "p.k",
+            row_b="p.k" if spec.trans_b else "p.n",
+            fusion=arguments,
+        )
     return "".join(
         (
             _HEAD,
@@ -286,6 +290,9 @@ def source_of(spec: Spec) -> str:
                 else "StageCountAutoCarveout<int(sizeof(Epilogue::SharedStorage))>",
                 schedule=schedule,
                 epilogue_schedule=f"{array}TmaWarpSpecialized{kind_of_schedule}",
+                mainloop="Dense" if spec.space else "Mainloop",
+                window=_im2col.mainloop(spec) if spec.space else "",
+                problem=_im2col.PROBLEM.format(space=spec.space) if spec.space else "",
                 pointer_mark=hex(POINTER_MARK),
                 number_mark=hex(NUMBER_MARK),
                 fill=fill,
@@ -309,6 +316,7 @@ class _Fusion:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._used: dict[str, None] = {}
+        self._strides = _im2col.strides(spec) if spec.space else "p.n, mn"
 
     def functions(self) -> list[str]:
         """What it computes with."""
@@ -364,13 +372,13 @@ class _Fusion:
         if op == "full":
             return (
                 f"fusion::Sm90AuxLoad<0, void, {kind}, Matrix, void, void, {aligned}, false>",
-                f"{{{read}, {kind}(0), strides<Matrix>(p.n, mn)}}",
+                f"{{{read}, {kind}(0), strides<Matrix>({self._strides})}}",
             )
         write = f"pointer<{kind}>({slot})"
         visitor, given = {
             "store": (
                 f"Sm90AuxStore<0, void, {kind}, ROUND, Matrix, void, void, {aligned}, false>",
-                f"{{{write}, strides<Matrix>(p.n, mn)}}",
+                f"{{{write}, strides<Matrix>({self._strides})}}",
             ),
             "amax": (
                 "Sm90ScalarReduction<Larger, cutlass::atomic_maximum, float, float, ROUND>",

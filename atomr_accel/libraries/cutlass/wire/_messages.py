@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Final
 
 from ....wire import Message
 
-Sizes = tuple[int, int, int, int]
-"""Of products: m, n, k, and how many there are."""
+Sizes = tuple[int, ...]
+"""Of products: m, n, k, and how many there are; of convolutions a ``Window`` follows."""
 
 
 class Build(Message, frozen=True):
@@ -31,7 +31,7 @@ class Build(Message, frozen=True):
 
 
 class Matmul(Message, frozen=True):
-    """Multiply matrices, building the kernel first if it is not there.
+    """Multiply matrices, or what is found in images, building the kernel first if it is not there.
 
     Attributes:
         spec: what is run, encoded.

@@ -96,6 +96,8 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
         stages: tiles that are loaded ahead; 0: as many as fit.
         fast: whether sums of fp8 are rounded as the tensor cores do it.
         grouped: whether there are several products, of sizes of their own.
+        space: axes of images in which an operand is found: a, or with ``trans_a`` b, a product for
+            each tap; 0 for products of matrices.
     """
 
     a: str
@@ -111,6 +113,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     stages: int
     fast: bool
     grouped: bool = False
+    space: int = 0
 
     @property
     def accumulator(self) -> str:

@@ -1,0 +1,126 @@
+"""What products and convolutions are sent with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .._arguments import require_no_race
+from .._op import D, Facade
+from .._request import Request, Submission
+from ._builds import LANE, Builds, untraceable
+from ._product import check, chosen, space
+from .wire._messages import Tune
+from .wire._spec import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...memory import GpuRef
+    from .._library import Home
+    from .._request import Driver
+    from ._product import Arguments, Choice
+    from .wire._messages import Sizes
+    from .wire._spec import Triple
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a kernel was found to take.
+
+    Attributes:
+        tile, cluster, schedule, swizzle: as ``matmul`` takes them.
+        milliseconds: of one product; 0 on the CPU backend.
+    """
+
+    tile: Triple
+    cluster: Triple
+    schedule: str
+    swizzle: int
+    milliseconds: float
+
+
+class Calls(Facade[D]):
+    """Has what takes calls to kernels that fit."""
+
+    traced = True
+
+    def __init__(self, device: Home) -> None:
+        self._device = device
+        self._builds = Builds(device)
+
+    def _multiply(self, name: str, given: Arguments, choice: Choice) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            product = check(given, self._device, driver.memory)
+            sizes = product.sizes
+            tuned = []
+            if choice.tile is None:
+                tuned = self._builds.tuned(driver, encode(product.spec), sizes)
+            if tuned:
+                spec, turn = tuned[0]
+            else:
+                made, turn = chosen(product.spec, choice, sizes)
+                spec = encode(made)
+            building = self._builds.require(driver, (spec, sizes, turn))
+            reads = product.reads if building is None else [*product.reads, building]
+            result = product.out
+            if result is None:
+                result = driver.output(product.shape, product.dtype)
+            message = product.message(spec, turn, result, product.lowered.buffers)
+            sent = None if building is None else untraceable
+            return Submission(message, reads, [result._block, *product.writes], result, sent=sent)
+
+        return Request(LANE, name, prepare)
+
+    def _try(
+        self,
+        name: str,
+        given: Arguments,
+        tiles: Sequence[Sequence[int]] | None,
+        clusters: Sequence[Sequence[int]] | None,
+        schedules: Sequence[str] | None,
+        swizzles: Sequence[int],
+    ) -> Request[list[Tuned]]:
+        require_no_race(self._device, autotune=True)
+
+        def prepare(driver: Driver) -> Submission[list[Tuned]]:
+            product = check(given, self._device, driver.memory)
+            found = space(
+                *(product.spec, product.sizes),
+                tiles=tiles,
+                clusters=clusters,
+                schedules=schedules,
+                swizzles=swizzles,
+            )
+            candidates = tuple((encode(spec), turn) for spec, turn in found)
+            for spec, turn in candidates:
+                self._builds.require(driver, (spec, product.sizes, turn))
+            out, buffers = product.scratch(driver)
+            wanted = encode(product.spec)
+            trial = product.message(*candidates[0], out, buffers)
+            written = [buffers[slot]._block for slot in product.lowered.written]
+            return Submission(
+                Tune(wanted, trial, candidates),
+                product.reads,
+                [out._block, *written],
+                finish=partial(self._timed, wanted, trial.sizes, candidates),
+            )
+
+        return Request(LANE, name, prepare)
+
+    def _timed(
+        self,
+        wanted: bytes,
+        sizes: Sizes,
+        candidates: tuple[tuple[bytes, int], ...],
+        times: list[float],
+    ) -> list[Tuned]:
+        order = sorted(range(len(candidates)), key=times.__getitem__)
+        self._builds.note(wanted, sizes, candidates[order[0]])
+        found = []
+        for at in order:
+            encoded, turn = candidates[at]
+            spec = decode(encoded)
+            found.append(Tuned(spec.tile, spec.cluster, spec.schedule, turn, times[at]))
+        return found

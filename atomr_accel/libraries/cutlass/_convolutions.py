@@ -1,0 +1,344 @@
+"""Convolutions of ``device.cutlass``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from .._op import D, op
+from ..wire._options import whole
+from ._calls import Calls
+from ._movement import Movement
+from ._product import read, read_choice
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ...memory import GpuRef
+    from .._request import Request
+    from ..dnn.graph._layout import Padding, Steps
+    from ._calls import Tuned
+    from ._epilogue import Epilogue
+
+
+class Convolutions(Calls[D]):
+    """Convolutions in one to three dimensions of space, with channels last, and their gradients."""
+
+    @op
+    def conv(
+        self,
+        x: GpuRef,
+        w: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        c: GpuRef | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: GpuRef | None = None,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        dtype: DTypeLike | None = None,
+        epilogue: Epilogue | None = None,
+        fast_accum: bool = True,
+        tile: Sequence[int] | None = None,
+        cluster: Sequence[int] | None = None,
+        schedule: Literal["auto", "cooperative", "pingpong"] = "auto",
+        stages: int | Literal["auto"] = "auto",
+        swizzle: int | None = None,
+    ) -> Request[GpuRef]:
+        """Cross-correlation of images with filters: ``epilogue(alpha * conv + beta * c + bias)``.
+
+        An implicit product: one row for each position of the filter, with what all taps meet there.
+        TMA gathers those rows tile by tile (im2col), and nothing of them is ever in memory; all
+        else is that of ``matmul``.
+
+        Args:
+            x: images, (N, ..., C), with one to three dimensions of space; their channels have to be
+                whole multiples of 16 bytes.
+            w: filters, (K, ..., C), of the same dtype.
+            out: where to put the result: (N, ..., K), not sealed, no memory in common with other
+                arguments but ``c``. Made if absent.
+            c: what to add, of the result's shape.
+            alpha: scales the convolution.
+            beta: scales ``c``; 0 ignores it, NaNs included.
+            bias: (K,), added to each channel.
+            stride: steps of the filter; a number, or one for each dimension; up to 8.
+            padding: zeros around the image: a number; a number or a pair (before, after) for each
+                dimension; ``"same"`` (with stride 1) or ``"valid"``.
+            dilation: steps between the taps of a filter.
+            groups: 1; there are no others.
+            layout: ``"NWC"``, ``"NHWC"`` or ``"NDHWC"``, as there are dimensions, or None for that.
+            dtype: the dtype of the result, as for ``matmul``.
+            epilogue: what becomes of all that; an expression of ``accumulator``. Its rows are
+                channels, (K,), and its columns positions, (N, ..., 1).
+            fast_accum: let fp8 accumulate less precisely, and faster.
+            tile: positions, filters and channels of one tap, that a block of threads computes at a
+                time; as for ``matmul``, as all that follows.
+            cluster: blocks that share what they load.
+            schedule: how warps share the work.
+            stages: tiles that are loaded ahead.
+            swizzle: how many tiles follow each other along the shorter side.
+
+        Returns:
+            ``out``, or a new buffer.
+
+        Raises:
+            ValueError: shapes, options, alignment, tiles or stages that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: channels that are not last, groups, a stride over 8; padding or filters
+                that reach further than TMA has bits for: 128 elements in two dimensions of space,
+                16 in three; devices that there are no kernels for.
+            CompileError, LibraryMissing, GpuRefStale, GpuRefSealed, OutOfMemory: as for ``matmul``.
+        """
+        given = read(
+            *(x, w),
+            out=out,
+            c=c,
+            alpha=alpha,
+            beta=beta,
+            trans_a=False,
+            trans_b=True,
+            dtype=dtype,
+            bias=bias,
+            epilogue=epilogue,
+            fast_accum=fast_accum,
+            movement=Movement(stride, padding, dilation, groups, layout),
+        )
+        choice = read_choice(tile, cluster, schedule, stages, swizzle)
+        return self._multiply("cutlass.conv", given, choice)
+
+    @op
+    def conv_grad_input(
+        self,
+        grad: GpuRef,
+        w: GpuRef,
+        shape: Sequence[int],
+        *,
+        out: GpuRef | None = None,
+        c: GpuRef | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        dtype: DTypeLike | None = None,
+        epilogue: Epilogue | None = None,
+        tile: Sequence[int] | None = None,
+        cluster: Sequence[int] | None = None,
+        schedule: Literal["auto", "cooperative", "pingpong"] = "auto",
+        stages: int | Literal["auto"] = "auto",
+        swizzle: int | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``conv`` by its images, where its stride is 1.
+
+        The same kernels: what is gathered is ``grad``, and taps are taken from the last.
+
+        Args:
+            grad: the gradient by the result of ``conv``, (N, ..., K), float16 or bfloat16.
+            w: the filters, (K, ..., C).
+            shape: the shape of the images, (N, ..., C).
+            out: where to put the result; as for ``conv``, as all that follows.
+            c: what to add, of the result's shape.
+            alpha: scales the gradient.
+            beta: scales ``c``.
+            stride: of the convolution; 1.
+            padding: zeros around the image.
+            dilation: steps between the taps of a filter.
+            groups: 1.
+            layout: channels last.
+            dtype: the dtype of the result.
+            epilogue: what becomes of all that; its rows are the channels of images.
+            tile: positions, channels of images and filters of one tap.
+            cluster: blocks that share what they load.
+            schedule: how warps share the work.
+            stages: tiles that are loaded ahead.
+            swizzle: how many tiles follow each other along the shorter side.
+
+        Returns:
+            The gradient, of ``shape``.
+
+        Raises:
+            Unsupported: a stride other than 1, dtypes other than float16 and bfloat16, and what
+                ``conv`` refuses.
+            ValueError, TypeError, CompileError, LibraryMissing: as for ``conv``.
+            GpuRefStale, GpuRefSealed, OutOfMemory: as for ``conv``.
+        """
+        sizes = _extents(shape)
+        given = read(
+            *(grad, w),
+            out=out,
+            c=c,
+            alpha=alpha,
+            beta=beta,
+            trans_a=False,
+            trans_b=False,
+            dtype=dtype,
+            bias=None,
+            epilogue=epilogue,
+            fast_accum=True,
+            movement=Movement(stride, padding, dilation, groups, layout, sizes),
+        )
+        choice = read_choice(tile, cluster, schedule, stages, swizzle)
+        return self._multiply("cutlass.conv_grad_input", given, choice)
+
+    @op
+    def conv_grad_weight(
+        self,
+        x: GpuRef,
+        grad: GpuRef,
+        shape: Sequence[int],
+        *,
+        out: GpuRef | None = None,
+        c: GpuRef | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        dtype: DTypeLike | None = None,
+        epilogue: Epilogue | None = None,
+        tile: Sequence[int] | None = None,
+        cluster: Sequence[int] | None = None,
+        schedule: Literal["auto", "cooperative", "pingpong"] = "auto",
+        stages: int | Literal["auto"] = "auto",
+        swizzle: int | None = None,
+    ) -> Request[GpuRef]:
+        """The gradient of ``conv`` by its filters.
+
+        A product for each tap: what is gathered are columns, and what is summed over are all
+        positions of all images. Blocks do not share a sum, so filters of few taps and channels
+        leave most of a device idle.
+
+        Args:
+            x: the images, (N, ..., C), float16 or bfloat16.
+            grad: the gradient by the result of ``conv``, (N, ..., K).
+            shape: the shape of the filters, (K, ..., C).
+            out: where to put the result; as for ``conv``, as all that follows.
+            c: what to add, of the result's shape: ``beta=1`` with ``out=c`` accumulates.
+            alpha: scales the gradient.
+            beta: scales ``c``.
+            stride: of the convolution.
+            padding: zeros around the image.
+            dilation: steps between the taps of a filter.
+            groups: 1.
+            layout: channels last.
+            dtype: the dtype of the result.
+            epilogue: what becomes of all that; its rows are channels, (C,), its columns filters,
+                (K, 1, ...).
+            tile: filters, channels and positions.
+            cluster: blocks that share what they load.
+            schedule: how warps share the work.
+            stages: tiles that are loaded ahead.
+            swizzle: how many tiles follow each other along the shorter side.
+
+        Returns:
+            The gradient, of ``shape``.
+
+        Raises:
+            Unsupported: dtypes other than float16 and bfloat16, and what ``conv`` refuses.
+            ValueError, TypeError, CompileError, LibraryMissing: as for ``conv``.
+            GpuRefStale, GpuRefSealed, OutOfMemory: as for ``conv``.
+        """
+        sizes = _extents(shape)
+        given = read(
+            *(grad, x),
+            out=out,
+            c=c,
+            alpha=alpha,
+            beta=beta,
+            trans_a=True,
+            trans_b=False,
+            dtype=dtype,
+            bias=None,
+            epilogue=epilogue,
+            fast_accum=True,
+            movement=Movement(stride, padding, dilation, groups, layout, None, sizes),
+        )
+        choice = read_choice(tile, cluster, schedule, stages, swizzle)
+        return self._multiply("cutlass.conv_grad_weight", given, choice)
+
+    @op
+    def tune_conv(
+        self,
+        x: GpuRef,
+        w: GpuRef,
+        *,
+        c: GpuRef | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        bias: GpuRef | None = None,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        dtype: DTypeLike | None = None,
+        epilogue: Epilogue | None = None,
+        fast_accum: bool = True,
+        tiles: Sequence[Sequence[int]] | None = None,
+        clusters: Sequence[Sequence[int]] | None = None,
+        schedules: Sequence[str] | None = None,
+        swizzles: Sequence[int] = (1, 2, 4),
+    ) -> Request[list[Tuned]]:
+        """Find the fastest kernel for such a convolution, and keep it on disk, as ``tune``.
+
+        Args:
+            x: as for ``conv``, as all up to ``fast_accum``.
+            w: the filters.
+            c: what to add.
+            alpha: scales the convolution.
+            beta: scales ``c``.
+            bias: added to each channel.
+            stride: steps of the filter.
+            padding: zeros around the image.
+            dilation: steps between the taps of a filter.
+            groups: 1.
+            layout: channels last.
+            dtype: of the result.
+            epilogue: what becomes of all that.
+            fast_accum: for fp8.
+            tiles: as for ``tune``, as all that follows.
+            clusters: blocks that share what they load.
+            schedules: how warps share the work.
+            swizzles: for each of these.
+
+        Returns:
+            What was tried, the fastest first.
+
+        Raises:
+            ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``conv``.
+            OutOfMemory: no room for results.
+        """
+        given = read(
+            *(x, w),
+            out=None,
+            c=c,
+            alpha=alpha,
+            beta=beta,
+            trans_a=False,
+            trans_b=True,
+            dtype=dtype,
+            bias=bias,
+            epilogue=epilogue,
+            fast_accum=fast_accum,
+            movement=Movement(stride, padding, dilation, groups, layout),
+        )
+        return self._try("cutlass.tune_conv", given, tiles, clusters, schedules, swizzles)
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what a gradient is of.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(shape, Sequence):
+        raise TypeError(f"shape must be whole numbers, one for each axis, not {shape!r}")
+    return tuple(whole(size, f"shape[{at}]", 1) for at, size in enumerate(shape))
