@@ -14,13 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 from weakref import WeakKeyDictionary
 
+from ...wire import PLACE
 from .._library import LaneSpec
 from .._request import Request, Submission
 from .._workspaces import Workspaces
-from .wire._messages import Forget, Prepare
+from .wire._messages import Forget, Prepare, Transform
 
 if TYPE_CHECKING:
-    from ...memory import Epoch
+    from ...memory import Block, Epoch, GpuRef
     from .._library import Home
     from .._request import Driver
 
@@ -81,12 +82,12 @@ class Found(NamedTuple):
     Attributes:
         number: the plan's.
         work: bytes of work area to bring.
-        used: to be called when the transform is submitted.
+        used: to be called when the transform is submitted, unless there is nothing to note.
     """
 
     number: int
     work: int
-    used: Callable[[], None]
+    used: Callable[[], None] | None = None
 
 
 @final
@@ -138,8 +139,9 @@ class PlanCache:
             if collector is None
             else plan.number in self._told.get(collector, ())
         ):
-            work = plan.work if plan.epoch is epoch else 0
-            return Found(plan.number, work, partial(self._hit, spec, plan))
+            driver.depends(partial(self._still, spec, plan, plan.epoch))
+            self._hit(spec, plan)
+            return Found(plan.number, plan.work if plan.epoch is epoch else 0)
         request: Request[int] = Request(LANE, "fft.plan", partial(self._prepare, spec))
         answer = driver.perform(request)
         plan = self._plan(spec)
@@ -152,13 +154,21 @@ class PlanCache:
         known = self._plans.get(spec)
         if known is None:
             digest = hashlib.blake2b(spec, digest_size=8).digest()
-            known = Plan(int.from_bytes(digest, "little") >> 1)
+            # Below what stands for addresses in templates.
+            known = Plan(int.from_bytes(digest, "little") % PLACE)
         return known
 
     def _prepare(self, spec: bytes, _driver: Driver) -> Submission[int]:
         plan = self._plan(spec)
         message = Prepare(plan.number, spec)
         return Submission(message, (), (), sent=partial(self._keep, spec, plan))
+
+    def _still(self, spec: bytes, plan: Plan, epoch: Epoch | None) -> bool:
+        """Whether a plan is known as it was, for another transform by it, which is noted."""
+        there = self._plans.get(spec) is plan and plan.epoch is epoch
+        if there:
+            self._hit(spec, plan)
+        return there
 
     def _hit(self, spec: bytes, plan: Plan) -> None:
         self._hits += 1
@@ -185,11 +195,15 @@ class PlanCache:
         self._plans.move_to_end(spec)
         self._evict(self._limit)
 
-    def all_used(self, used: Sequence[Callable[[], None]]) -> None:
+    def all_used(self, used: Sequence[Callable[[], None]], transforms: int) -> None:
         """Note the transforms of one call, which are about to be submitted in a row.
 
         None of their plans makes room for another one's: it would be dropped before the transform
         that makes the host have it again. So one call may keep more plans than the limit.
+
+        Args:
+            used: what is to be noted of those whose plans are new.
+            transforms: how many there are.
         """
         limit, self._limit = self._limit, len(self._plans) + len(used)
         try:
@@ -197,7 +211,30 @@ class PlanCache:
                 each()
         finally:
             self._limit = limit
-        self._evict(max(limit, len(used)))
+        self._evict(max(limit, transforms))
+
+    def transforming(
+        self, driver: Driver, spec: bytes, scratch: int, source: Block, out: GpuRef
+    ) -> Submission[GpuRef]:
+        """A transform by a plan.
+
+        Args:
+            driver: of the transform.
+            spec: what the transform is, encoded.
+            scratch: bytes of scratch memory it takes beside the plan's work area.
+            source: where its input is.
+            out: where its result goes.
+        """
+        number, work, used = self.find(driver, spec)
+        target = out._block
+        writes: tuple[Block, ...] = (target,)
+        workspace = 0
+        if scratch + work:
+            shared = self.workspaces.obtain(driver, scratch + work)
+            writes = (target, shared)
+            workspace = shared.address
+        message = Transform(number, spec, source.address, target.address, workspace, work)
+        return Submission(message, (source,), writes, out, sent=used)
 
     def clear(self) -> None:
         """Drop everything."""

@@ -56,7 +56,8 @@ class Convolutions(FftPart[D]):
             out: where to put the result; it shares no memory with the others.
 
         Returns:
-            float32 or float64, or complex64 or complex128 if one of the arrays is complex.
+            float32 or float64, or complex64 or complex128 if one of the arrays is complex. Of an
+            array without elements, shape (0,), whatever the mode.
         """
 
         def build(steps: FftSteps) -> GpuRef:
@@ -226,7 +227,8 @@ def _pair(
         (a + b - 1 if a and b else 0) if axis in along else (b if a == 1 else a)
         for axis, (a, b) in enumerate(zip(one, two, strict=True))
     )
-    start, shape = [0] * first.ndim, list(full)
+    empty = 0 in (*one, *two)
+    start, shape = [0] * first.ndim, [0] if empty else list(full)
     convolved = tuple(axis for axis in along if 1 not in (one[axis], two[axis]))
     if mode == "valid":
         longer = [one[axis] >= two[axis] for axis in convolved]
@@ -235,7 +237,7 @@ def _pair(
                 "For 'valid' mode, one must be at least as large as the other in every dimension, "
                 f"but shapes are {one} and {two}"
             )
-    for axis in along if 0 not in full else ():
+    for axis in along if not empty else ():
         if mode == "same":
             shape[axis] = one[axis]
         elif mode == "valid" and axis in convolved:
@@ -298,11 +300,13 @@ def _products(
     sizes = tuple(size for _, size in cuts.values())
     complex_ = first.dtype.kind == "c"
     forward = steps.fft.fftn if complex_ else steps.fft.rfftn
-    inverse = steps.fft.ifftn if complex_ else steps.fft.irfftn
     spectra = [
         steps.do(forward(_parts(steps, each, cuts), sizes, axes)) for each in (first, second)
     ]
-    return steps.do(inverse(steps.evaluate(spectra[0] * spectra[1]), sizes, axes))
+    product = steps.evaluate(spectra[0] * spectra[1] * (1 / math.prod(sizes)))
+    if not complex_:
+        return steps.real("convolve", product, sizes, axes)
+    return steps.do(steps.fft.ifftn(product, sizes, axes, "forward"))
 
 
 def _parts(steps: FftSteps, x: GpuRef, cuts: dict[int, tuple[int, int]]) -> GpuRef:
@@ -352,8 +356,8 @@ def _spiral(steps: FftSteps, x: GpuRef, y: GpuRef, ratio: complex | None, first:
     wave = where((k < m) | backwards, 1 / _chirp(distance, m, ratio), 0.0)
     filter_ = steps.do(steps.fft.fft(steps.evaluate(cast(wave, dtype))))
     product = steps.evaluate(steps.do(steps.fft.fft(data, size)) * filter_)
-    spectrum = steps.do(steps.fft.ifft(product))
-    ended = cast(_chirp(index((m,), 0), m, ratio), dtype)
+    spectrum = steps.do(steps.fft.ifft(product, norm="forward"))
+    ended = cast(_chirp(index((m,), 0), m, ratio) * (1 / size), dtype)
     steps.evaluate(spectrum[..., :m] * ended, y)
 
 

@@ -59,9 +59,11 @@ class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
     are small enough to leave some of the device idle run side by side, up to four, with an
     area each. Batches and recordings have work areas of their own.
 
-    Cosine and sine transforms, convolutions and the chirp z-transform are several steps that are
-    submitted together: transforms, between expressions. They take any views.
+    Convolutions and the chirp z-transform are several steps that are submitted together:
+    transforms, between expressions. They take any views, as cosine and sine transforms do.
     """
+
+    traced = True
 
     def __init__(self, device: Home, cub: Cub[Any]) -> None:
         self._device = device

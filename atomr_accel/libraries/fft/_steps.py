@@ -11,12 +11,15 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ...expressions import cast, index
 from ...expressions._expression import broadcast_constant
+from .._library import LaneSpec
 from .._op import D, Facade
 from .._request import Request
 from ..array._copy import LANE
 from ..array._steps import Steps
-from ._arguments import PRECISION
-from .wire._plan import COMPLEX
+from ._arguments import PRECISION, resolve
+from ._cache import LANE as TRANSFORMS
+from .wire._messages import Transform, encode
+from .wire._plan import COMPLEX, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,15 +51,46 @@ class Known(NamedTuple):
 class FftSteps(Steps):
     """The steps of a call of ``device.fft``, while it is prepared."""
 
-    def __init__(self, driver: Driver, known: Known) -> None:
-        super().__init__(driver, known.cub)
+    def __init__(self, driver: Driver, known: Known, lane: LaneSpec = LANE) -> None:
+        super().__init__(driver, known.cub, lane)
         self.fft: Final = known.fft
 
     def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
         """All of it; the plans of its transforms are kept together."""
         made = super().result(result, last)
-        used = partial(self.fft._plans.all_used, self._sent)
-        return msgspec.structs.replace(made, sent=used) if self._sent else made
+        if not self._sent:
+            return made
+        transforms = sum(type(each.message) is Transform for _, each in self._steps)
+        used = partial(self.fft._plans.all_used, self._sent, transforms)
+        return msgspec.structs.replace(made, sent=used)
+
+    def transform(
+        self,
+        name: str,
+        spec: bytes,
+        scratch: int,
+        source: GpuRef,
+        out: GpuRef,
+        *,
+        spent: bool = False,
+    ) -> None:
+        """Another step: what ``PlanCache.transforming`` does; perhaps one that spends its input."""
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            made = self.fft._plans.transforming(driver, spec, scratch, source._block, out)
+            if not spent:
+                return made
+            return msgspec.structs.replace(made, reads=(), writes=(*made.writes, source._block))
+
+        self.do(Request(TRANSFORMS, f"fft.{name}", prepare))
+
+    def real(self, name: str, x: GpuRef, sizes: tuple[int, ...], axes: tuple[int, ...]) -> GpuRef:
+        """Another step: the real signal of a spectrum, which is spent, without a scale."""
+        call = resolve(name, "irfft", x.shape, x.dtype, axes, sizes, "forward", half=False)
+        spec = msgspec.structs.replace(call.spec, spent=True)
+        made = self.output(call.shape, call.dtype)
+        self.transform(name, encode(spec), plan(spec).scratch, x, made, spent=True)
+        return made
 
     def resized(self, x: GpuRef, sizes: tuple[int, ...]) -> GpuRef:
         """The same with another size: cropped, and padded with zeros, at the ends of its axes."""
@@ -77,15 +111,17 @@ class FftPart(Facade[D]):
 
     _known: Known
 
-    def _several(self, name: str, build: Callable[[FftSteps], T]) -> Request[T]:
-        """A request of several steps."""
+    def _several(
+        self, name: str, build: Callable[[FftSteps], T], lane: LaneSpec = LANE
+    ) -> Request[T]:
+        """A request of several steps, of which the last one is on a lane."""
         known = self._known
 
         def prepare(driver: Driver) -> Submission[T]:
-            steps = FftSteps(driver, known)
+            steps = FftSteps(driver, known, lane)
             return steps.result(build(steps))
 
-        return Request(LANE, f"fft.{name}", prepare)
+        return Request(lane, f"fft.{name}", prepare)
 
 
 def computed_in(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -105,11 +141,6 @@ def computed_in(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 def complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The complex dtype of the same precision."""
     return dtype if dtype.kind == "c" else DTYPES[COMPLEX[dtype.name]]
-
-
-def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The real dtype of the same precision."""
-    return DTYPES[PRECISION[dtype.name]]
 
 
 def counted(count: int, start: int = 0, step: int = 1) -> Operand:

@@ -26,7 +26,7 @@ from ._arguments import (
 )
 from ._cache import LANE
 from ._callbacks import hook
-from .wire._messages import Frequencies, Roll, Transform
+from .wire._messages import Frequencies, Roll
 from .wire._plan import HALF, MOST_DIMS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import GpuRef, MemoryMap
     from .._request import Driver
     from ..wire._recent import Recent
     from ._cache import PlanCache
@@ -585,18 +585,9 @@ class Transforms(Facade[D]):
         self, call: Call, a: GpuRef, out: GpuRef | None, driver: Driver
     ) -> Submission[GpuRef]:
         source = require_readable(a, driver.memory, "a")
-        number, work, used = self._plans.find(driver, call.encoded)
         if out is None:
             out = driver.output(call.shape, call.dtype)
-        target = out._block
-        writes: tuple[Block, ...] = (target,)
-        workspace = 0
-        if call.scratch + work:
-            shared = self._plans.workspaces.obtain(driver, call.scratch + work)
-            writes = (target, shared)
-            workspace = shared.address
-        message = Transform(number, call.encoded, source.address, target.address, workspace, work)
-        return Submission(message, (source,), writes, out, sent=used)
+        return self._plans.transforming(driver, call.encoded, call.scratch, source, out)
 
     def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> Request[GpuRef]:
         def prepare(driver: Driver) -> Submission[GpuRef]:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from ..._dtypes import NAMES
+from ...expressions import Operand
+from ...memory import GpuRef
 from .._op import D, op
 from .._request import Request
+from ..array import _copy as array
 from ..array._steps import target_of
 from ..wire._options import flag, whole
-from ._arguments import axis_of, norm_of, several_of, size_of
-from ._cosines import Kind, points_of, transform
-from ._steps import FftPart, FftSteps, computed_in, real_of
+from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
+from ._cache import LANE
+from ._steps import FftPart, FftSteps, computed_in
+from .wire._cosines import plan_cosines, points_of
+from .wire._messages import Along, Cosines, encode
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    import numpy as np
+
+    from .._library import LaneSpec
 
 _INVERSE: Final = {1: 1, 2: 3, 3: 2, 4: 4}
 """By which type one is undone."""
@@ -39,7 +47,7 @@ class Trigonometric(FftPart[D]):
         """The cosine transform along one axis; as ``scipy.fft.dct``.
 
         Vendor function: ``cufftXtExec``, real to complex for types 1 and 2, complex to real for
-        type 3, and complex to complex for type 4, between expressions.
+        type 3, and complex to complex for type 4, between two kernels of this package.
 
         Args:
             x: any shape but 0-d. Real and imaginary parts are transformed by themselves.
@@ -205,10 +213,10 @@ class Trigonometric(FftPart[D]):
             given = steps.ref(x)
             along = axis_of(whole(axis, "axis"), given.ndim)
             points = given.shape[along] if n is None else size_of(n, "n")
-            kinds = {along: _kind(name, type_, points, norm, orthogonalize)}
-            return _transformed(steps, name, given, kinds, {along: points}, out)
+            kind = _along(name, type_, along, points, norm, orthogonalize)
+            return _transformed(steps, name, given, (kind,), out)
 
-        return self._several(name, build)
+        return self._several(name, build, _lane(x, out))
 
     def _many(
         self,
@@ -226,49 +234,54 @@ class Trigonometric(FftPart[D]):
         def build(steps: FftSteps) -> GpuRef:
             given = steps.ref(x)
             sizes = _sizes(given.shape, s, axes)
-            kinds = {
-                axis: _kind(name, type_, points, norm, orthogonalize)
+            kinds = [
+                _along(name, type_, axis, points, norm, orthogonalize)
                 for axis, points in sizes.items()
-            }
-            return _transformed(steps, name, given, kinds, sizes, out)
+            ]
+            # Those that make it smaller come first.
+            kinds.sort(key=lambda each: each.points / max(1, given.shape[each.axis]))
+            return _transformed(steps, name, given, tuple(kinds), out)
 
-        return self._several(name, build)
+        return self._several(name, build, _lane(x, out))
 
 
 def _transformed(
-    steps: FftSteps,
-    name: str,
-    x: GpuRef,
-    kinds: dict[int, Kind],
-    sizes: dict[int, int],
-    out: GpuRef | None,
+    steps: FftSteps, name: str, x: GpuRef, along: tuple[Along, ...], out: GpuRef | None
 ) -> GpuRef:
-    """One axis after the other."""
-    shape = tuple(sizes.get(axis, extent) for axis, extent in enumerate(x.shape))
+    """One axis after the other, all of them in one message."""
+    points = {each.axis: each.points for each in along}
+    shape = tuple(points.get(axis, extent) for axis, extent in enumerate(x.shape))
     dtype = computed_in(name, x.dtype)
     target = target_of(steps, out, shape, dtype, [("x", x)], op=name)
     if 0 in shape:
         return target
-    data = steps.cast(steps.resized(x, shape), dtype)
-    if dtype.kind != "c":
-        if not kinds:
-            steps.assign((data, target))
-        for number, (axis, kind) in enumerate(kinds.items(), 1):
-            made = target if number == len(kinds) else steps.output(shape, dtype)
-            transform(steps, kind, data.moveaxis(axis, -1), made.moveaxis(axis, -1))
-            data = made
-        return target
-    parts = steps.output((2, *shape), real_of(dtype))
-    steps.evaluate(data.real, parts[0])
-    steps.evaluate(data.imag, parts[1])
-    for axis, kind in kinds.items():
-        made = steps.output(parts.shape, parts.dtype)
-        transform(steps, kind, parts.moveaxis(axis + 1, -1), made.moveaxis(axis + 1, -1))
-        parts = made
-    return steps.evaluate(parts[0] + 1j * parts[1], target)
+    given = steps.contiguous(x)
+    made = target if _direct(dtype, target) else steps.output(shape, dtype)
+    # Complex numbers are pairs of real ones, of which each is transformed by itself.
+    pair = (2,) if dtype.kind == "c" else ()
+    source = PRECISION[given.dtype.name] if pair else NAMES[given.dtype]
+    spec = Cosines(source, PRECISION[dtype.name], (*given.shape, *pair), along)
+    steps.transform(name, encode(spec), plan_cosines(spec).scratch, given, made)
+    if made is not target:
+        steps.assign((made, target))
+    return target
 
 
-def _kind(name: str, type_: int, points: int, norm: str | None, orthogonalize: bool | None) -> Kind:
+def _direct(dtype: np.dtype[Any], out: GpuRef) -> bool:
+    """Whether a result is put into a buffer as it is."""
+    return out.dtype is dtype and out.contiguous
+
+
+def _lane(x: object, out: object) -> LaneSpec:
+    """What ends with a transform is on its lane, and what ends with a copy on that of arrays."""
+    if not isinstance(out, GpuRef) or not isinstance(x, Operand) or x.dtype.name not in PRECISION:
+        return LANE
+    return LANE if _direct(computed_in("", x.dtype), out) else array.LANE
+
+
+def _along(
+    name: str, type_: int, axis: int, points: int, norm: str | None, orthogonalize: bool | None
+) -> Along:
     """The transform along an axis.
 
     Raises:
@@ -289,7 +302,8 @@ def _kind(name: str, type_: int, points: int, norm: str | None, orthogonalize: b
         scale = 1 / math.sqrt(period)
     else:
         scale = 1 / period if inverse == (norm == "backward") else 1.0
-    return Kind(_INVERSE[number] if inverse else number, sine, scale, orthogonal)
+    kind = _INVERSE[number] if inverse else number
+    return Along(axis, points, kind, sine, scale, orthogonal)
 
 
 def _sizes(

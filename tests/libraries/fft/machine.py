@@ -52,6 +52,7 @@ class Machine:
             if isinstance(step, Move):
                 self.move(step)
             else:
+                assert isinstance(step, Fft)
                 places = {step.source.buffer, step.target.buffer}
                 assert self.spec.source_aligned or INPUT not in places
                 assert self.spec.target_aligned or OUTPUT not in places

@@ -168,6 +168,25 @@ async def test_bad_input_is_refused_before_anything_is_sent(
     assert "fft" not in {lane.name for lane in device.statistics().lanes}
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["fftconvolve", "oaconvolve"])
+async def test_of_nothing_comes_nothing(device: Device, name: str, mode: str) -> None:
+    for shapes in [((4, 0, 1), (5, 2, 5)), ((0,), (3,)), ((3,), (0,))]:
+        arrays = [np.ones(shape) for shape in shapes]
+        refs = [await device.put(array) for array in arrays]
+        found = await getattr(device.fft, name)(*refs, mode=mode)
+        assert found.shape == getattr(scipy.signal, name)(*arrays, mode=mode).shape
+
+
+async def test_products_of_integers_are_floating_point(device: Device) -> None:
+    one = await device.put(np.array([[3]], np.int32))
+    found = await device.fft.fftconvolve(one, one)
+    assert (await device.get(found)).tolist() == [[9.0]]
+    assert found.dtype == np.float64
+    with pytest.raises(ValueError, match="data points"):
+        await device.fft.hfft2(one)
+
+
 async def test_in_batches_and_recordings(device: Device) -> None:
     rng = seeds.rng()
     long, short = rng.uniform(-1, 1, 500), rng.uniform(-1, 1, 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -103,6 +104,10 @@ def spec_of(family: str, shape: tuple[int, ...], axes: tuple[int, ...], **more: 
     return resolve(family, family, shape, dtype, axes, sizes, more.get("norm"), half=False).spec
 
 
+def spent(spec: Spec) -> Spec:
+    return msgspec.structs.replace(spec, spent=True)
+
+
 @pytest.mark.parametrize(
     ("spec", "runs", "moves"),
     [
@@ -122,6 +127,7 @@ def spec_of(family: str, shape: tuple[int, ...], axes: tuple[int, ...], **more: 
         (spec_of("rfft", (8, 16, 1024), (0, 2), dtype="float32"), [1], 0),
         (spec_of("rfft", (8, 1024), (1, 0), dtype="float32"), [1, 1], 0),  # real axis outside
         (spec_of("irfft", (8, 513), (1,), sizes=(1024,)), [1], 1),  # a copy to overwrite
+        (spent(spec_of("irfft", (8, 513), (1,), sizes=(1024,), norm="forward")), [1], 0),
     ],
 )
 def test_no_more_work_than_needed(spec: Spec, runs: list[int], moves: int) -> None:

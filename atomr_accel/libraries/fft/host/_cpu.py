@@ -1,4 +1,4 @@
-"""FFT on the CPU, with NumPy."""
+"""FFT on the CPU, with NumPy, and SciPy for what that lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ..wire._messages import Forget, Frequencies, Prepare, Roll, Transform, decode
+from ..wire._cosines import cosines_shape
+from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
 from ..wire._plan import HALF, result_shape, result_type
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ class CpuFft:
     def _transform(self, message: Transform) -> None:
         self._context.check()
         spec = decode(message.spec)
+        if isinstance(spec, Cosines):
+            target = self._array(message.target, spec.precision, cosines_shape(spec))
+            if target.size:
+                source = self._array(message.source, spec.source, spec.shape)
+                target[...] = _cosines(spec, source.astype(spec.precision))
+            return
         target = self._array(message.target, result_type(spec), result_shape(spec))
         if not target.size:
             return
@@ -116,6 +123,20 @@ def _compute(spec: Spec, source: _Array) -> _Array:
     if spec.inverse:
         return np.fft.ifftn(source, spec.sizes, spec.axes, norm="forward")
     return np.fft.fftn(source, spec.sizes, spec.axes)
+
+
+def _cosines(spec: Cosines, values: _Array) -> _Array:
+    """Cosine or sine transforms."""
+    import scipy.fft  # which few programs need
+
+    with scipy.fft.set_backend("scipy", only=True):  # whatever the program has told SciPy
+        for each in spec.along:
+            function: Any = scipy.fft.dst if each.sine else scipy.fft.dct
+            values = function(
+                values, each.type, each.points, each.axis, orthogonalize=each.orthogonal
+            )
+            values *= values.dtype.type(each.scale)
+    return values
 
 
 def _hooked(hook: Hook | None, values: _Array) -> _Array:

@@ -10,27 +10,38 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import LibraryError, Unsupported
 from ....backends.cuda.host._driver import check, driver
+from ....wire import PLACE
 from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ...host._vendor import VendorLibrary
-from ..wire._messages import Forget, Frequencies, Prepare, Roll, Transform, decode
+from ..wire._cosines import Fold, plan_cosines
+from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
 from ..wire._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
 from ._hooks import compile_hooks, link
 from ._prototypes import FORWARD, INVERSE, PROTOTYPES, REFUSALS, STATUS_NAMES, TRANSFORM_TYPES
 from ._source import (
     BY_SIZE,
+    COSINES,
     SOURCE,
+    Launch,
+    fold_launch,
     frequencies_arguments,
     move_arguments,
     move_name,
     roll_arguments,
+    spread_launch,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ..wire._plan import Layout, Program
+    from ....host._slots import Template
+    from ..wire._cosines import Spread
+    from ..wire._plan import Layout, Place, Program
     from ._hooks import Linkable
+
+    _Step = Callable[[tuple[int, int, int]], None]
+    """What is called with pointers to the input, the output, and scratch memory."""
 
 
 @cache
@@ -48,6 +59,7 @@ class CudaFft:
         self._stream: Final = stream
         self._context: Final = context
         self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._cosines: Final = Kernels(context, stream, COSINES)
         self._plans: dict[int, _Plan] = {}
         self.handlers: Final = {
             Transform: self._transform,
@@ -56,6 +68,7 @@ class CudaFft:
             Roll: self._roll,
             Frequencies: self._frequencies,
         }
+        self.preparers: Final = {Transform: self._prepare_transform}
 
     @staticmethod
     def preload() -> None:
@@ -69,6 +82,7 @@ class CudaFft:
             made.close()
         self._plans.clear()
         self._kernels.close()
+        self._cosines.close()
 
     def _prepare(self, message: Prepare) -> int:
         return self._plan(message.number, message.spec).work
@@ -78,11 +92,14 @@ class CudaFft:
         if made is None:
             decoded = decode(spec)
             hooks: list[Linkable] = []
-            if decoded.load or decoded.store:
-                hooks = compile_hooks(decoded, self._context.compute_capability)
-            made = self._plans[number] = _Plan(
-                self._library, self._kernels, self._stream.pointer, plan(decoded), hooks
-            )
+            if isinstance(decoded, Cosines):
+                program = plan_cosines(decoded)
+            else:
+                program = plan(decoded)
+                if decoded.load or decoded.store:
+                    hooks = compile_hooks(decoded, self._context.compute_capability)
+            kernels, stream = (self._kernels, self._cosines), self._stream.pointer
+            made = self._plans[number] = _Plan(self._library, *kernels, stream, program, hooks)
         return made
 
     def _transform(self, message: Transform) -> None:
@@ -96,6 +113,27 @@ class CudaFft:
         pointer = self._pointer
         scratch = pointer(message.workspace) if message.workspace else 0
         made.run((pointer(message.source), pointer(message.target), scratch), message.work)
+
+    def _prepare_transform(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+        """What runs a transform on buffers that differ in addresses."""
+        message: Any = template.message
+        places = [message.source, message.target]
+        if message.workspace:
+            places.append(message.workspace)
+        if self._stream.captures or min(places) < PLACE:
+            return None
+        number, spec, work = message.number, message.spec, message.work
+        plans, all_pointers = self._plans, self._context.pointers
+        source, target, *scratch = [place ^ PLACE for place in places]
+
+        def run(addresses: Sequence[int]) -> None:
+            made = plans.get(number) or self._plan(number, spec)
+            if made.steps:
+                pointers = all_pointers(addresses)
+                area = pointers[scratch[0]] if scratch else 0
+                made.run((pointers[source], pointers[target], area), work)
+
+        return run
 
     def _leave(self, number: int, made: _Plan) -> None:
         """A graph that has a plan is gone: with the last one goes the plan."""
@@ -125,6 +163,20 @@ class CudaFft:
         self._kernels.launch(self._kernels.function("frequencies"), count, arguments)
 
 
+def _launching(kernels: Kernels, launch: Launch, source: Place, target: Place) -> _Step:
+    """What launches a kernel from one place to another."""
+    arguments = Arguments(launch.arguments)
+    run = kernels.prepare(kernels.function(launch.name), launch.items, arguments)
+    pointers = arguments.pointers
+
+    def step(bases: tuple[int, int, int]) -> None:
+        pointers[0] = bases[target.buffer] + target.offset
+        pointers[1] = bases[source.buffer] + source.offset
+        run()
+
+    return step
+
+
 @final
 class _Plan:
     """A program of steps with everything made: handles, kernels and their arguments.
@@ -139,12 +191,14 @@ class _Plan:
         self,
         library: VendorLibrary,
         kernels: Kernels,
+        cosines: Kernels,
         stream: int,
         program: Program,
         hooks: list[Linkable],
     ) -> None:
         self._library = library
         self._kernels = kernels
+        self._cosines = cosines
         self._hooks = hooks
         self._handles: list[int] = []
         self._work_at: dict[int, int] = {}
@@ -152,12 +206,10 @@ class _Plan:
         self._own = 0
         self.work = 0
         self.graphs = 0
-        self.steps: list[Callable[[tuple[int, int, int]], None]] = []
+        self.steps: list[_Step] = []
         try:
             for step in program.steps:
-                self.steps.append(
-                    self._move(step) if isinstance(step, Move) else self._fft(step, stream)
-                )
+                self.steps.append(self._made(step, stream))
         except BaseException:
             self.close()
             raise
@@ -194,26 +246,17 @@ class _Plan:
             check("cuMemFree", driver.cuMemFree(self._own))
             self._own = 0
 
-    def _move(self, step: Move) -> Callable[[tuple[int, int, int]], None]:
-        count = math.prod(dim.size for dim in step.dims)
-        function = self._kernels.function(move_name(step, count))
-        arguments = Arguments(move_arguments(step, count))
-        return partial(self._run_move, step, count, function, arguments)
+    def _made(self, step: Move | Fft | Fold | Spread, stream: int) -> _Step:
+        if isinstance(step, Fft):
+            return self._fft(step, stream)
+        if isinstance(step, Move):
+            count = math.prod(dim.size for dim in step.dims)
+            launch = Launch(move_name(step, count), count, move_arguments(step, count))
+            return _launching(self._kernels, launch, step.source, step.target)
+        launch = fold_launch(step) if isinstance(step, Fold) else spread_launch(step)
+        return _launching(self._cosines, launch, step.source, step.target)
 
-    def _run_move(
-        self,
-        step: Move,
-        count: int,
-        function: Any,
-        arguments: Arguments,
-        bases: tuple[int, int, int],
-    ) -> None:
-        pointers = arguments.pointers
-        pointers[0] = bases[step.target.buffer] + step.target.offset
-        pointers[1] = bases[step.source.buffer] + step.source.offset
-        self._kernels.launch(function, count, arguments)
-
-    def _fft(self, step: Fft, stream: int) -> Callable[[tuple[int, int, int]], None]:
+    def _fft(self, step: Fft, stream: int) -> _Step:
         handle = self._make(step.layout, stream)
         source, target = c_void_p(), c_void_p()
         execute = self._library.prepare(

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...host._device_code import C_TYPES, CudaSource
 from ..wire._plan import MOST_DIMS
 
 if TYPE_CHECKING:
+    from ..wire._cosines import Fold, Series, Spread
     from ..wire._plan import Move
 
 SOURCE: Final = CudaSource(__package__, "layouts.cu", DIMS=MOST_DIMS)
+
+THREADS: Final = 256
+SIDE: Final = 32
+"""Elements along a side of a tile."""
+
+COSINES: Final = CudaSource(__package__, "cosines.cu", THREADS=THREADS, SIDE=SIDE)
+
+_NARROW: Final = 8
+"""Where fewer elements are behind an axis, tiles are left empty for the most part."""
 
 ELEMENTS: Final = {
     **C_TYPES,
@@ -34,9 +44,7 @@ BY_SIZE: Final = {
 
 def move_name(move: Move, count: int) -> str:
     """The name expression of the kernel for a move of ``count`` elements."""
-    # The grid's stride is added to the index before it is compared, so leave room for it.
-    index = "unsigned" if count < 2**31 else "unsigned long long"
-    return f"move<{ELEMENTS[move.source_type]}, {ELEMENTS[move.target_type]}, {index}>"
+    return f"move<{ELEMENTS[move.source_type]}, {ELEMENTS[move.target_type]}, {_index(count)}>"
 
 
 def move_arguments(move: Move, count: int) -> bytes:
@@ -48,6 +56,55 @@ def move_arguments(move: Move, count: int) -> bytes:
         "<dq3i4x", move.scale, move.middle, len(move.dims), move.edge, move.conjugate
     )
     return struct.pack("<3Q", 0, 0, count) + dims.ljust(MOST_DIMS * 32, b"\0") + tail
+
+
+class Launch(NamedTuple):
+    """How a kernel is launched.
+
+    Attributes:
+        name: its name expression.
+        items: threads that it has work for.
+        arguments: packed, without the two pointers that are first.
+    """
+
+    name: str
+    items: int
+    arguments: bytes
+
+
+def fold_launch(fold: Fold) -> Launch:
+    """The kernel that makes rows for a Fourier transform."""
+    types = f"{fold.series.type}, {ELEMENTS[fold.source_type]}, {ELEMENTS[fold.precision]}"
+    return _along_axis("fold", types, fold.series, fold.width, fold.width)
+
+
+def spread_launch(spread: Spread) -> Launch:
+    """The kernel that makes the result of what comes of them."""
+    types = f"{spread.series.type}, {ELEMENTS[spread.precision]}"
+    return _along_axis("spread", types, spread.series, spread.width, spread.taken)
+
+
+def _along_axis(name: str, types: str, series: Series, width: int, taken: int) -> Launch:
+    """Of a kernel that has so many elements of each row to do."""
+    inner, outer = series.inner, series.outer
+    if inner < _NARROW:
+        count = items = outer * inner * taken
+        name = f"{name}<{types}, {_index(count)}>"
+    else:
+        count = outer * -(-inner // SIDE) * -(-taken // SIDE)
+        items = count * THREADS
+        name = f"{name}_tiles<{types}>"
+    numbers = (inner, series.extent, series.points, width, taken)
+    data = struct.pack(
+        "<3Q5qd2i", 0, 0, count, *numbers, series.scale, series.sine, series.orthogonal
+    )
+    return Launch(name, items, data)
+
+
+def _index(count: int) -> str:
+    """A type wide enough to count elements."""
+    # The grid's stride is added to the index before it is compared, so leave room for it.
+    return "unsigned" if count < 2**31 else "unsigned long long"
 
 
 def roll_arguments(shape: tuple[int, ...], shifts: tuple[int, ...], count: int) -> bytes:

@@ -49,6 +49,7 @@ class Spec(Message, frozen=True):
         source_aligned, target_aligned: whether the buffers begin where a complex number of
             the precision could, which cuFFT asks of real ones too.
         load, store: what is called for each element.
+        spent: whether the input may be overwritten, where cuFFT does that; then it is Hermitian.
     """
 
     kind: Literal["c2c", "r2c", "c2r"]
@@ -64,17 +65,58 @@ class Spec(Message, frozen=True):
     target_aligned: bool = True
     load: Hook | None = None
     store: Hook | None = None
+    spent: bool = False
 
 
-def encode(spec: Spec) -> bytes:
+class Along(msgspec.Struct, frozen=True, array_like=True):
+    """A cosine or sine transform along one axis.
+
+    Attributes:
+        axis: which.
+        points: how many; what is there is cropped or padded to that.
+        type: from 1 to 4, as it is computed: that of an inverse is 3 for 2, and 2 for 3.
+        sine: a sine transform.
+        scale: what the sums are multiplied with.
+        orthogonal: whether the first number of types 1 to 3 is scaled so that the matrix of the
+            transform is orthogonal but for a factor.
+    """
+
+    axis: int
+    points: int
+    type: int
+    sine: bool
+    scale: float
+    orthogonal: bool
+
+
+class Cosines(Message, frozen=True):
+    """Cosine or sine transforms with everything but their addresses; equal ones share a plan.
+
+    Complex numbers are two real ones each, in a last axis.
+
+    Attributes:
+        source: dtype of the input.
+        precision: real dtype of the computation, which is the output's, too.
+        shape: the input's.
+        along: the transforms, in their order, each along another axis.
+    """
+
+    source: str
+    precision: str
+    shape: tuple[int, ...]
+    along: tuple[Along, ...]
+
+
+def encode(spec: Spec | Cosines) -> bytes:
     """A spec as messages carry it; equal ones give the same bytes."""
     return encode_part(spec, "fft")
 
 
 @lru_cache
-def decode(encoded: bytes) -> Spec:
+def decode(encoded: bytes) -> Spec | Cosines:
     """The spec that ``encode`` was given."""
-    return msgspec.msgpack.decode(encoded, type=Spec)
+    made: Spec | Cosines = msgspec.msgpack.decode(encoded, type=Spec | Cosines)
+    return made
 
 
 class Prepare(Message, frozen=True):

@@ -20,6 +20,7 @@ from ...._errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ._cosines import Fold, Spread
     from ._messages import Spec
 
 INPUT: Final = 0
@@ -173,7 +174,7 @@ class Program:
         scratch: bytes of scratch memory.
     """
 
-    steps: tuple[Move | Fft, ...]
+    steps: tuple[Move | Fft | Fold | Spread, ...]
     scratch: int
 
 
@@ -263,8 +264,9 @@ class _Planner:
         padded = any(size > extent for size, extent in zip(window, spec.shape, strict=True))
         # Half precision is scaled before it sums, because the sums overflow early.
         early = self._half and self._scale != 1.0
-        # Complex-to-real transforms overwrite their input, which is not ours to overwrite.
-        if not (padded or spec.source != wanted or spec.kind == "c2r" or early):
+        # Complex-to-real transforms overwrite their input, which mostly is not ours to overwrite.
+        overwritten = spec.kind == "c2r" and not spec.spent
+        if not (padded or spec.source != wanted or overwritten or early):
             return source
         if spec.kind == "c2c":
             target = self._result

@@ -1,0 +1,233 @@
+"""Cosine and sine transforms, taken apart into Fourier transforms and what comes around them.
+
+A sine transform is the cosine transform of the same type with one side reversed and every other
+number's sign changed on the other side. So kernels do both alike, but for the first type, which is
+the transform of an even or odd continuation.
+
+Types 2 and 3 take a real transform of as many points; J. Makhoul, "A fast cosine transform in one
+and two dimensions", 1980. Type 4 takes a complex one of half as many points if they are even, and
+of twice as many otherwise.
+
+Along an axis there are three steps. A *fold* makes rows for cuFFT of the numbers along the axis: it
+takes any axis, crops, pads, converts, and brings numbers in the order that the transform needs. A
+*spread* turns what comes of them and puts it, scaled, where it belongs.
+
+Nothing here touches a device: tests run the steps with NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ._plan import (
+    ALIGNMENT,
+    COMPLEX,
+    INPUT,
+    ITEMSIZE,
+    OUTPUT,
+    SCRATCH,
+    Dim,
+    Fft,
+    Layout,
+    Move,
+    Place,
+    Program,
+)
+
+if TYPE_CHECKING:
+    from ._messages import Along, Cosines
+
+ODD: Final = 5
+"""What kernels call type 4 of an odd number of points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What a fold and a spread around a transform have in common.
+
+    Attributes:
+        type: from 1 to 4, or ``ODD``.
+        sine, scale, orthogonal: see ``Along``.
+        outer, inner: elements of all axes before, and of all axes behind.
+        extent: numbers along the axis in the source.
+        points: numbers along it of the transform.
+    """
+
+    type: int
+    sine: bool
+    scale: float
+    orthogonal: bool
+    outer: int
+    inner: int
+    extent: int
+    points: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Rows for a Fourier transform.
+
+    Attributes:
+        source, target: where the first elements are.
+        source_type: element type of the source.
+        precision: real dtype of the computation.
+        series: of what.
+        width: elements of a row, complex ones for types from 3 on.
+    """
+
+    source: Place
+    target: Place
+    source_type: str
+    precision: str
+    series: Series
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The result, of the rows that a Fourier transform gives.
+
+    Attributes:
+        source, target: where the first elements are.
+        precision: real dtype of the computation.
+        series: of what.
+        width: elements of a row, real ones for type 3.
+        taken: how many of them mean something.
+    """
+
+    source: Place
+    target: Place
+    precision: str
+    series: Series
+    width: int
+    taken: int
+
+
+class _Rows(NamedTuple):
+    """The Fourier transform in a cosine or sine transform.
+
+    Attributes:
+        kind: as in ``Spec``.
+        size: its points.
+        taken: elements of its result that are looked at.
+    """
+
+    kind: str
+    size: int
+    taken: int
+
+    @property
+    def before(self) -> int:
+        """Elements of a row that is transformed."""
+        return self.size // 2 + 1 if self.kind == "c2r" else self.size
+
+    @property
+    def after(self) -> int:
+        """Elements of a row that comes of it."""
+        return self.size // 2 + 1 if self.kind == "r2c" else self.size
+
+
+def points_of(type_: int, n: int, *, sine: bool) -> int:
+    """Half the period of the continuation that a transform of ``n`` numbers stands for.
+
+    Raises:
+        ValueError: a cosine transform of type 1 of a single number.
+    """
+    if type_ != 1:
+        return n
+    if not sine and n < 2:
+        raise ValueError(f"a cosine transform of type 1 takes at least 2 data points, not {n}")
+    return n + 1 if sine else n - 1
+
+
+def _rows(type_: int, n: int, *, sine: bool) -> _Rows:
+    if type_ == 1:
+        half = points_of(1, n, sine=sine)
+        return _Rows("r2c", 2 * half, half + 1)
+    if type_ == 2:
+        return _Rows("r2c", n, n // 2 + 1)
+    if type_ == 3:
+        return _Rows("c2r", n, n)
+    return _Rows("c2c", 2 * n, n) if n % 2 else _Rows("c2c", n // 2, n // 2)
+
+
+def cosines_shape(spec: Cosines) -> tuple[int, ...]:
+    """The shape of the output."""
+    points = {each.axis: each.points for each in spec.along}
+    return tuple(points.get(axis, extent) for axis, extent in enumerate(spec.shape))
+
+
+def plan_cosines(spec: Cosines) -> Program:
+    """What to do for transforms, one axis after the other.
+
+    Two places in scratch memory take turns: a step reads from one, and writes to the other.
+    """
+    shape = list(spec.shape)
+    if 0 in cosines_shape(spec):
+        return Program((), 0)
+    if not spec.along:
+        count = math.prod(shape)
+        dims = (Dim(count, 1, 1, count),)
+        return Program((Move(Place(INPUT), Place(OUTPUT), spec.source, spec.precision, dims),), 0)
+    steps: list[Move | Fft | Fold | Spread] = []
+    most = max(_nbytes(spec, each, sizes) for each, sizes in _each(spec))
+    places = [Place(SCRATCH), Place(SCRATCH, most)]
+    source, source_type = Place(INPUT), spec.source
+    for number, (each, sizes) in enumerate(_each(spec), 1):
+        outer, inner = math.prod(sizes[: each.axis]), math.prod(sizes[each.axis + 1 :])
+        rows = _rows(each.type, each.points, sine=each.sine)
+        type_ = ODD if each.type == 4 and each.points % 2 else each.type
+        about = (each.sine, each.scale, each.orthogonal)
+        series = Series(type_, *about, outer, inner, sizes[each.axis], each.points)
+        before, after = places
+        target = Place(OUTPUT) if number == len(spec.along) else before
+        steps += [
+            Fold(source, before, source_type, spec.precision, series, rows.before),
+            _transform(spec.precision, rows, outer * inner, before, after),
+            Spread(after, target, spec.precision, series, rows.after, rows.taken),
+        ]
+        source, source_type = target, spec.precision
+        places.reverse()
+    return Program(tuple(steps), 2 * most)
+
+
+def _each(spec: Cosines) -> list[tuple[Along, tuple[int, ...]]]:
+    """The transforms, each with the shape of what it is given."""
+    shape = list(spec.shape)
+    made = []
+    for each in spec.along:
+        made.append((each, tuple(shape)))
+        shape[each.axis] = each.points
+    return made
+
+
+def _nbytes(spec: Cosines, each: Along, sizes: tuple[int, ...]) -> int:
+    """Bytes of the largest array that a transform makes, aligned."""
+    rows = _rows(each.type, each.points, sine=each.sine)
+    batch = math.prod(sizes[: each.axis]) * math.prod(sizes[each.axis + 1 :])
+    size, pair = ITEMSIZE[spec.precision], ITEMSIZE[COMPLEX[spec.precision]]
+    row = max(
+        rows.before * (size if rows.kind == "r2c" else pair),
+        rows.after * (size if rows.kind == "c2r" else pair),
+        each.points * size,
+    )
+    return -(-batch * row // ALIGNMENT) * ALIGNMENT
+
+
+def _transform(precision: str, rows: _Rows, batch: int, source: Place, target: Place) -> Fft:
+    """Each row of a number of them."""
+    layout = Layout(
+        sizes=(rows.size,),
+        source_embed=(rows.before,),
+        source_stride=1,
+        source_distance=rows.before,
+        source_type=precision if rows.kind == "r2c" else COMPLEX[precision],
+        target_embed=(rows.after,),
+        target_stride=1,
+        target_distance=rows.after,
+        target_type=precision if rows.kind == "c2r" else COMPLEX[precision],
+        batch=batch,
+    )
+    return Fft(layout, rows.kind == "c2r", source, target, ((0, 0),))
