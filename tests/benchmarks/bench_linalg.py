@@ -1,6 +1,7 @@
 """Factorizations against CuPy and PyTorch: one large matrix, and many small ones.
 
-Measured in turns, each op alone: the largest take seconds, so that there is no queue of many.
+What takes a few milliseconds is measured as other ops are: in a queue of many, and some in a row,
+each alone. The others, of which the largest take a second, are measured in turns, one by one.
 Without a GPU sizes are small, and only our own numbers are printed.
 """
 
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, there
+from side_by_side import Pace, Rival, Row, compare, there
 
 from atomr_accel import CpuFallbackWarning, open_device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device
 
 OPS = ("solve", "cholesky", "qr", "svd", "eigh")
@@ -29,6 +32,9 @@ FLOPS = {"solve": 2 / 3, "cholesky": 1 / 3, "qr": 4 / 3 * 2, "svd": 22.0, "eigh"
 GOALS = {"cupy": 1.0, "torch": 1.0}
 LEAST, MOST, ROUND = 4, 30, 0.4
 """Calls of each side, the first two of which do not count; and how many seconds they may take."""
+
+SHORT, SMALL = 8e-3, 20 << 20
+"""Seconds of a call, and bytes of its matrices, up to which there is a queue of many."""
 
 SECONDS = 55.0
 """What is not begun by then is left out, and said to be."""
@@ -71,6 +77,16 @@ async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
     args = (a, a) if op == "solve" else (a,)
     options = {"full_matrices": False} if op == "svd" else {}
     rivals = rivals_of(op, host) if device.backend == "cuda" else {}
+    work = FLOPS[op] + (2 if op == "solve" else 0)
+    flops = work * n**3 * (shape[0] if len(shape) > 2 else 1)
+    title = f"{op} {' x '.join(map(str, shape))}"
+
+    def call(on: Any) -> Any:
+        return getattr(on.linalg, op)(*args, **options)
+
+    if host.nbytes <= SMALL and await is_short(partial(call, device), rivals):
+        ours, theirs = await compare(device, call, rivals)
+        return Row(title, flops, "TFLOP/s", ours, theirs, GOALS)
     samples: dict[str, list[float]] = {"": [], **{name: [] for name in rivals}}
     begun = time.perf_counter()
     while True:
@@ -80,16 +96,29 @@ async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
                 rivals[name].call()
                 rivals[name].wait()
             else:
-                await getattr(device.linalg, op)(*args, **options)
+                await call(device)
             seconds.append(time.perf_counter() - start)
         count = len(samples[""])
         if count >= MOST or (count >= LEAST and time.perf_counter() - begun > ROUND):
             break
     alone = {name: statistics.median(seconds[2:]) for name, seconds in samples.items()}
     paces = {name: Pace(seconds, seconds) for name, seconds in alone.items()}
-    work = FLOPS[op] + (2 if op == "solve" else 0)
-    flops = work * n**3 * (shape[0] if len(shape) > 2 else 1)
-    return Row(f"{op} {' x '.join(map(str, shape))}", flops, "TFLOP/s", paces.pop(""), paces, GOALS)
+    return Row(title, flops, "TFLOP/s", paces.pop(""), paces, GOALS)
+
+
+async def is_short(call: Callable[[], Any], rivals: dict[str, Rival]) -> bool:
+    """Whether no side takes long."""
+    await call()
+    start = time.perf_counter()
+    await call()
+    seconds = [time.perf_counter() - start]
+    for rival in rivals.values():
+        for _ in range(2):
+            start = time.perf_counter()
+            rival.call()
+            rival.wait()
+        seconds.append(time.perf_counter() - start)
+    return max(seconds) < SHORT
 
 
 async def run() -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
+from atomr_accel.libraries.array.host._cpu import CpuArray
 from atomr_accel.libraries.host._numbers import CUDA_TYPES
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
 from atomr_accel.libraries.linalg.host._prototypes import LETTERS, PROTOTYPES, STATUS_NAMES
+from atomr_accel.libraries.linalg.host._small import SOURCE, TYPES
+from atomr_accel.libraries.linalg.wire._forms import forms
 from atomr_accel.libraries.linalg.wire._messages import Problem
 
 from .cublas import FakeContext, Refusal, matrix
@@ -102,6 +105,9 @@ def _ask(name: str, args: tuple[Any, ...]) -> None:
 def _run(name: str, args: tuple[Any, ...]) -> None:
     if name.startswith("X"):
         assert args[0] >= 1000
+        if name == "Xgesvdp":
+            *args, moved = args  # type: ignore[assignment]
+            moved._obj.value = 0.0
         if name != "Xgetrs":
             *args_, device, nbytes, host, host_bytes, info = args[1:]
             assert (nbytes, host_bytes) == (DEVICE_BYTES, HOST_BYTES)
@@ -215,6 +221,28 @@ def xgesvd(
     return lapack("gesvd", dtype, (m, n), (int(job != "N"), int(job == "A")), *arrays)
 
 
+def xgesvdp(
+    vectors: int, econ: int, m: int, n: int, kind: int, a: int, lda: int, real: int, s: int,
+    _ku: int, u: int, ldu: int, _kv: int, v: int, ldv: int, _compute: int,
+) -> int:  # fmt: skip
+    assert m >= n
+    dtype = DTYPE_OF[kind]
+    arrays = [matrix(a, m, n, lda, DTYPES[dtype]), vector(s, n, DTYPE_OF[real])]
+    most = np.abs(arrays[0]).max()
+    assert not np.isfinite(most) or not most or 1e-9 < most < 1e9
+    assert u, "a null pointer"
+    assert v, "a null pointer"
+    both = [
+        matrix(u, m, n if econ else m, ldu, DTYPES[dtype]),
+        matrix(v, n, n, ldv, DTYPES[dtype]),
+    ]
+    for each in both:  # it writes them whether they are wanted or not
+        each[...] = np.nan
+    if vectors:
+        arrays += both
+    return lapack("gesvdp", dtype, (m, n), (vectors, 1 - econ), *arrays)
+
+
 def xgesvdr(
     job_u: int, job_v: int, m: int, n: int, k: int, more: int, iterations: int, kind: int, a: int,
     lda: int, real: int, s: int, _ku: int, u: int, ldu: int, _kv: int, v: int, ldv: int,
@@ -238,6 +266,7 @@ WIDE: dict[str, Callable[..., int]] = {
     "Xsyevdx": xsyevdx,
     "Xgeev": xgeev,
     "Xgesvd": xgesvd,
+    "Xgesvdp": xgesvdp,
     "Xgesvdr": xgesvdr,
 }
 
@@ -370,10 +399,74 @@ BY_NAME: dict[str, Callable[..., None]] = {
 }
 
 
+class FakeKernels:
+    """``small.cu`` in LAPACK.
+
+    Attributes:
+        launched: the kernels, by name.
+    """
+
+    launched: ClassVar[list[str]] = []
+
+    def __init__(self, _context: object, _stream: object, source: object) -> None:
+        assert source is SOURCE
+
+    def function(self, name: str) -> str:
+        return name
+
+    def prepare_blocks(
+        self, name: str, blocks: int, threads: int, shared: int, arguments: Any
+    ) -> Callable[[], None]:
+        assert (threads, shared) == (32, 0)
+        routine, _, rest = name.partition("<")
+        kind, _, room = rest.removesuffix(">").rpartition(", ")
+        (dtype,) = (each for each, type_ in TYPES.items() if type_ == kind)
+        count = 1 if routine == "potrf" else 2
+        pointers, numbers = [*arguments.pointers[:count]], arguments.pointers[count:]
+        info, batch, *rest_ = map(int, numbers)
+        sizes, options = (rest_[:-1], rest_[-1:]) if routine == "gesv" else (rest_, [])
+        problem = Problem(routine, dtype, batch, tuple(sizes), tuple(options))
+        assert blocks == batch
+        assert max(problem.extents) <= int(room)
+
+        def launch() -> None:
+            self.launched.append(name)
+            found = forms(problem)
+            if routine == "gesv":
+                pointers.insert(1, 0)  # its pivots are its own
+            for at in range(batch):
+                arrays = []
+                for pointer, form in zip(pointers, found, strict=True):
+                    nbytes = form.rows * form.columns * DTYPES[form.dtype].itemsize
+                    if not pointer:
+                        arrays.append(np.zeros((form.rows, 1), np.int32))
+                        continue
+                    flat = memory(pointer + at * nbytes, nbytes).view(DTYPES[form.dtype])
+                    arrays.append(flat.reshape(form.columns, form.rows).T)
+                failed = ROUTINES[routine](problem, *arrays)
+                integers(info, batch)[at] = failed
+
+        return launch
+
+    def launch(self, name: str, items: int, arguments: Any) -> None:
+        assert name == "point"
+        table, first, step, count = map(int, arguments.pointers)
+        assert items == count
+        integers(table, count, np.uint64)[:] = first + step * np.arange(count)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def array_on_the_cpu(context: FakeContext, _stream: object) -> CpuArray:
+    """What executes the steps around problems."""
+    return CpuArray(context._context, None)  # type: ignore[arg-type]
+
+
 class FakeCudaSolver:
     """``CudaSolver`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
+    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False, synchronize=lambda: None)
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream

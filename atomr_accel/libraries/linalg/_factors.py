@@ -24,8 +24,8 @@ class Factors(LinalgPart[D]):
     def cholesky(self, a: Operand, *, upper: bool = False) -> Request[GpuRef]:
         """The triangular factor of positive definite matrices; as ``numpy.linalg.cholesky``.
 
-        Vendor functions: ``cusolverDnXpotrf``, for stacks of small matrices
-        ``cusolverDn<t>potrfBatched``.
+        Vendor functions: ``cusolverDnXpotrf``, for stacks of matrices up to 128 by 128
+        ``cusolverDn<t>potrfBatched``; up to 32 by 32 it is a kernel of our own.
 
         Args:
             a: shape (..., n, n), Hermitian; one triangle is read.
@@ -59,8 +59,8 @@ class Factors(LinalgPart[D]):
     def lu_factor(self, a: Operand) -> Request[tuple[GpuRef, GpuRef]]:
         """LU factorizations with partial pivoting; as ``scipy.linalg.lu_factor``.
 
-        Vendor functions: ``cusolverDnXgetrf``, for stacks of small square matrices
-        ``cublas<t>getrfBatched``.
+        Vendor functions: ``cusolverDnXgetrf``, for stacks of square matrices up to 128 by 128
+        ``cublas<t>getrfBatched``; up to 32 by 32 it is a kernel of our own.
 
         Args:
             a: shape (..., m, n).
@@ -138,8 +138,9 @@ class Factors(LinalgPart[D]):
     def qr(self, a: Operand, mode: Mode = "reduced") -> Request[GpuRef | QR]:
         """QR factorizations; as ``numpy.linalg.qr``.
 
-        Vendor functions: ``cusolverDnXgeqrf``, for stacks of small matrices
-        ``cublas<t>geqrfBatched``; ``cusolverDn<t>orgqr`` and ``ungqr``, one matrix after the other.
+        Vendor functions: ``cusolverDnXgeqrf``, ``cusolverDn<t>orgqr`` and ``ungqr``, one matrix
+        after the other. Stacks of matrices up to 64 by 64, in complex128 up to 32 by 32, go to
+        kernels of our own; larger ones in complex128 up to 64 to ``cublas<t>geqrfBatched``.
 
         Args:
             a: shape (..., m, n); k is the smaller of m and n.

@@ -15,10 +15,11 @@ from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import ufunc, where
 from .._op import D, op
 from ..array._choosing import read_number
+from ..array._copy import LANE as ARRAY
 from ..wire._options import whole
 from ._factors import Factors
 from ._spectra import Spectra
-from ._steps import FLOAT64, INT64, LinalgSteps, Stack
+from ._steps import FLOAT64, INT64, LANE, LinalgSteps, Stack
 from ._systems import Systems
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         def build(steps: LinalgSteps) -> GpuRef:
             return self._norm(steps, given, ord, axis, keepdims=keepdims)
 
-        return self._calls("norm", build)
+        return self._calls("norm", build, LANE if ord in _SPECTRAL else ARRAY)
 
     def _norm(
         self,
@@ -229,7 +230,7 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
             LinAlgError: a matrix is singular and n negative, once that is known; or not square.
             TypeError: n is no integer, or a dtype that is not solved in.
         """
-        exponent = operator.index(n)
+        exponent = whole(n, "n")
 
         def build(steps: LinalgSteps) -> GpuRef:
             stack = steps.stack(self._operand(a, "a"), square=True)
@@ -249,7 +250,7 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
             assert made is not None
             return steps.fresh(made) if made is stack.ref else made
 
-        return self._calls("matrix_power", build)
+        return self._calls("matrix_power", build, ARRAY)
 
     @op
     def expm(self, A: Operand, *, squarings: SupportsIndex | None = None) -> Request[GpuRef]:  # noqa: N803
@@ -287,7 +288,7 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
                 made = steps.evaluate(where(times > squared, square, made))
             return made
 
-        return self._calls("expm", build)
+        return self._calls("expm", build, ARRAY)
 
     def _approximant(self, steps: LinalgSteps, stack: Stack, a: GpuRef) -> GpuRef:
         """``(v - u)^-1 @ (v + u)``, with the odd powers in u and the even ones in v."""

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, NAMES
 from ...expressions import Operand, cast, constant
 from ...expressions._expression import ufunc, where
 from .._op import D, op
-from ..wire._options import real
-from ._steps import COMPLEX_OF, INT64, LinalgPart, LinalgSteps, Stack, real_of
+from ..array._copy import LANE as ARRAY
+from ..wire._options import real, whole
+from ._polar import Scaled, scaled
+from ._steps import COMPLEX_OF, INT64, LANE, LinalgPart, LinalgSteps, Stack, real_of
 from ._systems import precision_of
-from .wire._messages import BATCHED
+from .wire._messages import BATCHED, Problem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
     from .._request import Request
     from ._systems import Refine
 
-SvdDriver = Literal["gesvd", "gesvdj", "gesvdr", "gesvda"]
+SvdDriver = Literal["gesvd", "gesvdj", "gesvdp", "gesvdr", "gesvda"]
 EighDriver = Literal["evd", "evj", "evx"]
 
-_SVD: Final = ("gesvd", "gesvdj", "gesvdr", "gesvda")
+_RANKED: Final = ("gesvdr", "gesvda")
+_EXACT: Final = ("gesvd", "gesvdj", "gesvdp")
+_LEAST_POLAR: Final = 128
+"""Rows and columns from which a polar decomposition pays."""
+
 _EIGH: Final = {"evd": "syevd", "evj": "syevj", "evx": "syevdx"}
 _NO_SVD: Final = "SVD did not converge"
 _NO_EIGENVALUES: Final = "Eigenvalues did not converge"
@@ -100,8 +107,10 @@ class Spectra(LinalgPart[D]):
     ) -> Request[SVD]:
         """Singular value decompositions; as ``numpy.linalg.svd``.
 
-        Vendor functions: ``cusolverDnXgesvd`` (QR iterations), ``cusolverDn<t>gesvdj`` and
-        ``gesvdjBatched`` (Jacobi's method), ``cusolverDnXgesvdr`` (randomised),
+        Vendor functions: ``cusolverDnXgesvd`` (QR iterations), ``cusolverDnXgesvdp`` (a polar
+        decomposition; where a singular value is too near to zero for that, ``Xgesvd`` again),
+        ``cusolverDn<t>gesvdj`` and ``gesvdjBatched`` (Jacobi's method; in float32 it gives some
+        4 digits of large matrices), ``cusolverDnXgesvdr`` (randomised),
         ``cusolverDn<t>gesvdaStridedBatched`` (approximate, for tall matrices). LAPACK's ``gesdd``
         stands for all of them on the CPU.
 
@@ -109,7 +118,8 @@ class Spectra(LinalgPart[D]):
             a: shape (..., m, n).
             full_matrices: give square U and Vh; else of the smaller size, as with ``k``.
             driver: how to compute. By default "gesvdj" for stacks of matrices up to 32 by 32,
-                else "gesvd".
+                else "gesvd", and "gesvdp" from 128 rows and columns on, unless U or Vh would
+                have to be filled up.
             k: how many of the largest singular values, for "gesvdr" and "gesvda", which need it.
 
         Returns:
@@ -118,12 +128,13 @@ class Spectra(LinalgPart[D]):
         Raises:
             LinAlgError: it did not converge, once that is known; or fewer than two dimensions.
             ValueError: an unknown driver; ``k`` without one that takes it, or out of range.
-            TypeError: a dtype that is not solved in.
+            TypeError: ``k`` is no whole number, or a dtype that is not solved in.
         """
+        largest = None if k is None else whole(k, "k")
 
         def build(steps: LinalgSteps) -> SVD:
             stack = steps.stack(self._operand(a, "a"))
-            return self._svd(steps, stack, full=full_matrices, driver=driver, k=k)
+            return self._svd(steps, stack, full=full_matrices, driver=driver, k=largest)
 
         return self._calls("svd", build)
 
@@ -131,7 +142,7 @@ class Spectra(LinalgPart[D]):
     def svdvals(self, x: Operand, /, *, driver: SvdDriver | None = None) -> Request[GpuRef]:
         """Singular values, largest first; as ``numpy.linalg.svdvals``.
 
-        Vendor functions, errors and ``driver``: those of ``svd``, but "gesvd" and "gesvdj" only.
+        Vendor functions, errors and ``driver``: those of ``svd``, but none that takes ``k``.
 
         Args:
             x: shape (..., m, n).
@@ -140,8 +151,8 @@ class Spectra(LinalgPart[D]):
         Returns:
             Shape (..., min(m, n)), real.
         """
-        if driver not in (None, *_SVD[:2]):
-            raise ValueError(f"driver must be one of {', '.join(_SVD[:2])}, not {driver!r}")
+        if driver not in (None, *_EXACT):
+            raise ValueError(f"driver must be one of {', '.join(_EXACT)}, not {driver!r}")
 
         def build(steps: LinalgSteps) -> GpuRef:
             return self._values(steps, steps.stack(self._operand(x)), driver)
@@ -159,11 +170,13 @@ class Spectra(LinalgPart[D]):
     ) -> SVD:
         """The solver gets what is tall: the matrices, or their transposes."""
         least = min(stack.m, stack.n)
-        name = _driver_of(stack, driver, k)
+        name = _driver_of(stack, driver, k, full=full)
         if not least:
             return self._nothing(steps, stack, full=full)
         tall, most = stack.m > stack.n, max(stack.m, stack.n)
-        matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
+        given = stack.ref.mT if tall else stack.ref
+        polar = scaled(steps, given) if name == "gesvdp" else None
+        matrices = steps.fresh(given) if polar is None else polar.matrices
         sizes: tuple[int, ...] = (most, least)
         options: tuple[int, ...] = (1, int(full))
         columns = most if full else least
@@ -180,7 +193,7 @@ class Spectra(LinalgPart[D]):
         u = steps.output((*stack.lead, columns, most), stack.dtype)
         rows = kept if name == "gesvda" else least
         v = steps.output((*stack.lead, rows, least), stack.dtype)
-        info = steps.solve(name, stack, sizes, (matrices, s, u, v), *options, failure=_NO_SVD)
+        info = self._solved(steps, name, stack, sizes, (matrices, s, u, v), options, polar)
         # Buffers are what the solver gives, transposed; gesvd gives Vh, the others V.
         wanted = most if full else kept
         left: Operand = u[..., :wanted, :]
@@ -189,8 +202,25 @@ class Spectra(LinalgPart[D]):
             left, right = _turned(left), _turned(right)
         else:
             left, right = right, left
-        values = steps.result_of(info, s[..., :kept])
+        values = steps.result_of(info, s[..., :kept] if polar is None else polar.values(s))
         return SVD(steps.result_of(info, left), values, steps.result_of(info, right))
+
+    @staticmethod
+    def _solved(
+        steps: LinalgSteps,
+        name: str,
+        stack: Stack,
+        sizes: tuple[int, ...],
+        buffers: tuple[GpuRef, ...],
+        options: tuple[int, ...],
+        polar: Scaled | None,
+    ) -> GpuRef:
+        """Info of matrices that are solved for their singular values, which raises."""
+        if polar is None:
+            return steps.solve(name, stack, sizes, buffers, *options, failure=_NO_SVD)
+        info = steps.solve(name, stack, sizes, buffers, *options)
+        problem = Problem(name, NAMES[stack.dtype], stack.batch, sizes, options)
+        return steps.require(polar.told(info), problem, _NO_SVD)
 
     @staticmethod
     def _nothing(steps: LinalgSteps, stack: Stack, *, full: bool) -> SVD:
@@ -203,17 +233,19 @@ class Spectra(LinalgPart[D]):
         return SVD(u, steps.output((*stack.lead, 0), real_of(stack.dtype)), vh)
 
     def _values(self, steps: LinalgSteps, stack: Stack, driver: str | None = None) -> GpuRef:
-        tall = stack.m > stack.n
         sizes = max(stack.m, stack.n), min(stack.m, stack.n)
-        matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
-        s = steps.output((*stack.lead, sizes[1]), real_of(stack.dtype))
         name = _driver_of(stack, driver, None)
+        given = stack.ref.mT if stack.m > stack.n else stack.ref
+        polar = scaled(steps, given) if name == "gesvdp" and given.size else None
+        matrices = steps.fresh(given) if polar is None else polar.matrices
+        s = steps.output((*stack.lead, sizes[1]), real_of(stack.dtype))
         buffers: tuple[GpuRef, ...] = matrices, s
         vectors = name == "gesvdj" and stack.batch > 1 and sizes[0] <= BATCHED[name]
         if vectors:  # which the call for all of them writes in any case
             buffers += tuple(steps.output((*stack.lead, n, n), stack.dtype) for n in sizes)
-        info = steps.solve(name, stack, sizes, buffers, int(vectors), 0, failure=_NO_SVD)
-        return steps.result_of(info, s)
+        options = (int(vectors), 0)
+        info = self._solved(steps, name, stack, sizes, buffers, options, polar)
+        return steps.result_of(info, s if polar is None else polar.values(s))
 
     # --- eigenvalues ------------------------------------------------------------------------
 
@@ -405,7 +437,7 @@ class Spectra(LinalgPart[D]):
             u = steps.evaluate(_rows(scaled, stack) * _conjugate(left.mT))
             return steps.matmul(right, u, trans_a=2)
 
-        return self._calls("pinv", build)
+        return self._calls("pinv", build, ARRAY)
 
     @op
     def lstsq(
@@ -459,7 +491,7 @@ class Spectra(LinalgPart[D]):
                 return LstSq(x.reshape(x.shape[:-1]), residuals.reshape(stack.lead), rank, s)
             return LstSq(x, residuals, rank, s)
 
-        return self._calls("lstsq", build)
+        return self._calls("lstsq", build, ARRAY)
 
     def _least_squares(
         self, steps: LinalgSteps, stack: Stack, sides: GpuRef, rcond: float | None
@@ -511,10 +543,11 @@ class Spectra(LinalgPart[D]):
             LinAlgError: it did not converge, once that is known.
             TypeError: a dtype that is not solved in.
         """
-        small = None if tol is None else real(tol, "tol", finite=False)
+        small = None if tol is None else _threshold(tol, "tol")
+
+        given = self._operand(A, "A")
 
         def build(steps: LinalgSteps) -> GpuRef:
-            given = self._operand(A, "A")
             if len(given.shape) < 2:
                 nonzero: Any = cast(given, DTYPES["bool"])
                 return steps.evaluate(cast(nonzero.any(), INT64))
@@ -527,7 +560,7 @@ class Spectra(LinalgPart[D]):
                 return steps.evaluate(cast(s > small, INT64).sum(-1))
             return self._rank(steps, s, s, rcond_of(stack, None))
 
-        return self._calls("matrix_rank", build)
+        return self._calls("matrix_rank", build, LANE if len(given.shape) > 1 else ARRAY)
 
     @staticmethod
     def _rank(steps: LinalgSteps, s: Operand, of: Operand, small: float) -> GpuRef:
@@ -566,17 +599,18 @@ class Spectra(LinalgPart[D]):
                 p = steps.matmul(scaled, u, trans_b=2)
             return Polar(steps.matmul(u, vh), p)
 
-        return self._calls("polar", build)
+        return self._calls("polar", build, ARRAY)
 
 
-def _driver_of(stack: Stack, driver: str | None, k: int | None) -> str:
+def _driver_of(stack: Stack, driver: str | None, k: int | None, *, full: bool = False) -> str:
     """How to compute singular values."""
-    largest = max(stack.m, stack.n)
+    largest, least = max(stack.m, stack.n), min(stack.m, stack.n)
     small = stack.batch > 1 and largest <= BATCHED["gesvdj"]
-    name = driver or ("gesvdj" if small else "gesvd")
-    if name not in _SVD:
-        raise ValueError(f"driver must be one of {', '.join(_SVD)}, not {driver!r}")
-    if (k is not None) != (name in _SVD[2:]):
+    polar = least >= _LEAST_POLAR and (largest == least or not full)
+    name = driver or ("gesvdj" if small else "gesvdp" if polar else "gesvd")
+    if name not in (*_EXACT, *_RANKED):
+        raise ValueError(f"driver must be one of {', '.join(_EXACT + _RANKED)}, not {driver!r}")
+    if (k is not None) != (name in _RANKED):
         raise ValueError("k is for the drivers gesvdr and gesvda, which need it")
     if k is not None and not 1 <= k <= min(stack.m, stack.n):
         raise ValueError(f"k must be from 1 to {min(stack.m, stack.n)}, not {k}")
@@ -609,12 +643,20 @@ def rcond_of(stack: Stack, rcond: float | None) -> float:
 
     Raises:
         TypeError: it is no number.
+        ValueError: it is NaN.
     """
-    given = None if rcond is None else real(rcond, "rcond", finite=False)
+    given = None if rcond is None else _threshold(rcond, "rcond")
     if given is not None and given >= 0:
         return given
     eps = float(np.finfo(real_of(stack.dtype)).eps)
     return eps / 2 if given is not None else max(stack.m, stack.n) * eps
+
+
+def _threshold(value: float, name: str) -> float:
+    number = real(value, name, finite=False)
+    if math.isnan(number):
+        raise ValueError(f"{name} must be a number to compare with, not NaN")
+    return number
 
 
 def _inverted(s: GpuRef, small: float) -> Operand:

@@ -21,10 +21,9 @@ from .._library import LaneSpec
 from .._op import D
 from .._request import Request, Submission
 from .._workspaces import Workspaces
-from ..array._copy import LANE as ARRAY
 from ..array._copy import copying
-from ..array._steps import ArrayPart, Describing, Steps
-from .wire._messages import Compute, Plan, Problem, Require
+from ..array._steps import LAUNCHED, ArrayPart, Describing, Joining, Steps
+from .wire._messages import Compute, ComputeAll, Plan, Problem, Require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +47,15 @@ LANE: Final = LaneSpec(
     blocks=True,
 )
 """Some of its routines look at what is on the device before they return, so it has a thread."""
+
+_SOLVED: Final = Joining(
+    LANE,
+    "linalg.several",
+    LAUNCHED.lanes | {LANE.name},
+    LAUNCHED.kinds | {Compute, Require},
+    ComputeAll,
+)
+"""What is computed around a problem goes where the problem does, with it."""
 
 INT32: Final = DTYPES["int32"]
 INT64: Final = DTYPES["int64"]
@@ -100,8 +108,10 @@ class Known(NamedTuple):
 class LinalgSteps(Steps):
     """The steps of a call of ``device.linalg``, while it is prepared."""
 
-    def __init__(self, driver: Driver, cub: Cub[Described], known: Known) -> None:
-        super().__init__(driver, cub)
+    def __init__(
+        self, driver: Driver, cub: Cub[Described], known: Known, lane: LaneSpec = LANE
+    ) -> None:
+        super().__init__(driver, cub, lane, (LAUNCHED, _SOLVED))
         self._known: Final = known
 
     # --- arguments ------------------------------------------------------------------------
@@ -247,15 +257,23 @@ class LinalgPart(ArrayPart[D]):
         described: Blas[Described] = blas._on(Describing(device))
         self._known = Known(described, {}, Workspaces(LANE.max_streams, _SMALL))
 
-    def _calls(self, name: str, build: Callable[[LinalgSteps], T]) -> Request[T]:
-        """A request of several steps."""
+    def _calls(
+        self, name: str, build: Callable[[LinalgSteps], T], lane: LaneSpec = LANE
+    ) -> Request[T]:
+        """A request of several steps.
+
+        Args:
+            name: of the call.
+            build: adds them.
+            lane: which executes the last of them; the solver's has all around its problems.
+        """
         cub, known = self._cub, self._known
 
         def prepare(driver: Driver) -> Submission[T]:
-            steps = LinalgSteps(driver, cub, known)
+            steps = LinalgSteps(driver, cub, known, lane)
             return steps.result(build(steps))
 
-        return Request(ARRAY, f"linalg.{name}", prepare)
+        return Request(lane, f"linalg.{name}", prepare)
 
 
 def solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -57,9 +57,9 @@ class Systems(LinalgPart[D]):
     def solve(self, a: Operand, b: Operand, *, refine: Refine | None = None) -> Request[GpuRef]:
         """The x of ``a @ x = b``; as ``numpy.linalg.solve``.
 
-        Vendor functions: ``cusolverDnXgetrf`` and ``cusolverDnXgetrs``, for stacks of small
-        matrices ``cublas<t>getrfBatched`` and ``cublas<t>getrsBatched``; with ``refine``
-        ``cusolverDn<t1><t2>gesv``.
+        Vendor functions: ``cusolverDnXgetrf`` and ``cusolverDnXgetrs``, for stacks of matrices up
+        to 128 by 128 ``cublas<t>getrfBatched`` and ``cublas<t>getrsBatched``; up to 32 by 32 it
+        is a kernel of our own. With ``refine`` ``cusolverDn<t1><t2>gesv``.
 
         Args:
             a: shape (..., n, n).
@@ -83,11 +83,11 @@ class Systems(LinalgPart[D]):
             if refine is not None:
                 return self._refined(steps, sides, refine)
             stack, n = sides.a, sides.a.n
-            factors, right = steps.fresh(stack.ref), self._columns(steps, sides.b)
+            # Transposed by the copy, as the solver takes up to a third longer for transposes.
+            factors, right = steps.fresh(stack.ref.mT), self._columns(steps, sides.b)
             pivots = steps.output((*stack.lead, n), self._pivots("gesv", stack))
             buffers = (factors, pivots, right)
-            # The solver sees the transposes of the matrices, and takes these transposed.
-            info = steps.solve("gesv", stack, (n, sides.nrhs), buffers, 1, failure=SINGULAR)
+            info = steps.solve("gesv", stack, (n, sides.nrhs), buffers, 0, failure=SINGULAR)
             return sides.shaped(steps.result_of(info, right.mT))
 
         return self._calls("solve", build)

@@ -427,7 +427,7 @@ OPERATIONS: Final = [
     ),
     row(
         "svd",
-        with_each(SHAPES, full=[False, True], driver=[None, "gesvd", "gesvdj"]),
+        with_each(SHAPES, full=[False, True], driver=[None, "gesvd", "gesvdj", "gesvdp"]),
         rectangle,
         call_svd,
         real_results(decomposed, 0),

@@ -13,7 +13,13 @@ from atomr_accel.libraries.linalg._facade import LANE
 
 from ... import seeds
 from ...fakes.cublas import FakeContext, FakeLibrary
-from ...fakes.cusolver import FakeCudaSolver, FakeSolverLibrary
+from ...fakes.cusolver import (
+    FakeCudaSolver,
+    FakeKernels,
+    FakeSolverLibrary,
+    array_on_the_cpu,
+)
+from ...fakes.lapack import integers, memory
 from ..conformance import conform, on_cuda
 from .rows import OPERATIONS
 
@@ -35,6 +41,9 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSolverLi
     blas, solver = FakeLibrary(), FakeSolverLibrary()
     monkeypatch.setattr(_cuda_handle, "load_cublas", lambda: blas)
     monkeypatch.setattr(_cuda, "load_cusolver", lambda: solver)
+    monkeypatch.setattr(_cuda, "CudaArray", array_on_the_cpu)
+    monkeypatch.setattr(_cuda, "Kernels", FakeKernels)
+    monkeypatch.setattr(FakeKernels, "launched", solver.called)
     assert isinstance(LANE.executors, dict)
     monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaSolver.__module__}:FakeCudaSolver")
     return solver
@@ -57,12 +66,17 @@ async def test_rows_that_are_not_there_are_told(device: Device) -> None:
         await device.linalg.lu_solve((a, await device.put(np.array([0, 1, 7]))), b)
 
 
-SMALL, LARGE = (4, 16, 16), (3, 130, 130)
+SMALL, MIDDLE, LARGE = (4, 16, 16), (2, 40, 40), (3, 130, 130)
 FUNCTIONS = [
-    ("solve", SMALL, set()),
+    ("solve", SMALL, {"gesv<double, 16>"}),
+    ("solve", MIDDLE, set()),  # cuBLAS's
     ("solve", LARGE, {"Xgetrf", "Xgetrs"}),
-    ("cholesky", SMALL, {"DpotrfBatched"}),
+    ("cholesky", SMALL, {"potrf<double, 16>"}),
+    ("cholesky", MIDDLE, {"DpotrfBatched"}),
     ("cholesky", LARGE, {"Xpotrf"}),
+    ("lu_factor", (2, 5, 5), {"getrf<double, 8>"}),
+    ("qr", SMALL, {"geqrf<double, 16>", "orgqr<double, 16>"}),
+    ("qr", (2, 130, 20), {"Xgeqrf", "Dorgqr"}),
     ("svdvals", SMALL, {"DgesvdjBatched"}),
     ("svdvals", SMALL[1:], {"Xgesvd"}),
     ("eigvalsh", SMALL, {"DsyevjBatched"}),
@@ -78,12 +92,14 @@ async def test_stacks_of_small_matrices_go_at_once(
     shape: tuple[int, ...],
     functions: set[str],
 ) -> None:
-    a = await device.put(np.broadcast_to(np.eye(shape[-1]), shape).copy())
+    a = await device.put(np.broadcast_to(np.eye(shape[-2], shape[-1]), shape).copy())
     library.called.clear()
     call: Callable[..., Any] = getattr(device.linalg, name)
     await call(a, *([a] if name == "solve" else []))
-    used = {each for each in library.called if each[0] in "XD" and "_bufferSize" not in each}
-    assert used - {"DestroyParams"} == functions
+    used = {each for each in library.called if not each.endswith("_bufferSize")}
+    assert {each for each in used if each[0] in "XD" or "<" in each} - {
+        "DestroyParams"
+    } == functions
 
 
 async def test_workspace_is_asked_for_once(device: Device, library: FakeSolverLibrary) -> None:
@@ -116,6 +132,91 @@ async def test_statuses_become_errors(device: Device, library: FakeSolverLibrary
     with pytest.raises(Unsupported, match="cusolverDnXgesvd"):
         await device.linalg.svdvals(a)
     assert await device.get(await device.linalg.det(a)) == 1, "the lane goes on"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("wrong", ["moved", "info"])
+async def test_singular_values_that_a_polar_decomposition_moves_are_computed_again(
+    device: Device, library: FakeSolverLibrary, dtype: str, wrong: str
+) -> None:
+    polar = library.functions["cusolverDnXgesvdp"]
+
+    def moves(*args: Any) -> int:
+        polar(*args)
+        if wrong == "moved":
+            args[-1]._obj.value = 1e-7
+        else:
+            integers(args[-2], 1)[0] = 3
+        for pointer in filter(None, (args[7], args[10], args[12], args[15])):
+            memory(pointer, 3)[:] = 0xEE
+        return 0
+
+    library.functions["cusolverDnXgesvdp"] = moves
+    given = seeds.rng().standard_normal((2, 7, 4)).astype(dtype)
+    if dtype == "complex128":
+        given *= 1j * given[:, ::-1]
+    a = await device.put(given)
+    for svd in ({"full_matrices": False}, {}):
+        u, s, vh = await device.linalg.svd(a, driver="gesvdp", **svd)
+        left, values = (await device.get(u))[..., :4], await device.get(s)
+        found = left * values[:, None, :] @ await device.get(vh)
+        np.testing.assert_allclose(found, given, atol=1e-5)
+    found = await device.get(await device.linalg.svdvals(a, driver="gesvdp"))
+    np.testing.assert_allclose(found, values, rtol=1e-5)
+    assert library.called.count("Xgesvdp") == library.called.count("Xgesvd") == 6
+
+
+async def test_singular_values_alone_have_room_for_vectors_that_are_written_all_the_same(
+    device: Device, library: FakeSolverLibrary
+) -> None:
+    given = seeds.rng().standard_normal((3, 5, 9)).astype(np.float32)
+    a, beside = await device.put(given), await device.full((4096,), 7.0, np.float32)
+    found = await device.get(await device.linalg.svdvals(a, driver="gesvdp"))
+    np.testing.assert_allclose(found, np.linalg.svdvals(given), rtol=1e-5)
+    assert (await device.get(beside) == 7).all()
+    assert library.called.count("Xgesvdp") == 3
+
+
+async def test_large_matrices_go_to_a_polar_decomposition(
+    device: Device, library: FakeSolverLibrary
+) -> None:
+    for shape, full, expected in (
+        ((128, 128), True, "Xgesvdp"),
+        ((128, 130), False, "Xgesvdp"),
+        ((128, 130), True, "Xgesvd"),
+        ((127, 200), False, "Xgesvd"),
+    ):
+        library.called.clear()
+        a = await device.put(np.eye(*shape))
+        await device.linalg.svd(a, full_matrices=full)
+        assert {each for each in library.called if each[0] == "X" and "_" not in each} == {expected}
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 5e37])
+async def test_it_gets_numbers_whose_squares_are_numbers(device: Device, size: float) -> None:
+    given = np.float32(size) * np.array([[1, 2, 0.5], [0, 3, 0]], np.float32)
+    a = await device.put(given)
+    found = await device.get(await device.linalg.svdvals(a, driver="gesvdp"))
+    expected = np.linalg.svdvals(given.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-2 if size < 1e-40 else 1e-6)
+
+
+async def test_it_gets_nothing_that_it_might_not_come_to_an_end_with(
+    device: Device, library: FakeSolverLibrary
+) -> None:
+    stack = np.stack([np.full((3, 2), value) for value in (2, 0, np.nan, 1, np.inf)])
+    a = await device.put(stack)
+    for again in range(3):
+        with pytest.raises(LinAlgError, match=r"matrix 2 of 5 holds NaN .* and 1 more") as caught:
+            await device.linalg.svd(a, full_matrices=False, driver="gesvdp")
+        assert caught.value.index == 2, again
+    good = await device.put(stack[[0, 1, 3]])
+    u, s, vh = await device.linalg.svd(good, full_matrices=False, driver="gesvdp")
+    left, values = await device.get(u), await device.get(s)
+    found = left * values[:, None] @ await device.get(vh)
+    np.testing.assert_allclose(found, stack[[0, 1, 3]], atol=1e-14)
+    np.testing.assert_allclose(left.mT @ left, np.broadcast_to(np.eye(2), (3, 2, 2)), atol=1e-14)
+    assert library.called.count("Xgesvdp") == 18
 
 
 async def test_a_singular_system_that_is_refined_is_told_by_the_status(

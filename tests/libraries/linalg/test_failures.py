@@ -103,6 +103,8 @@ WRONG: dict[str, tuple[type[Exception], Callable[[Any, Any], Any]]] = {
     "an axis": (TypeError, lambda linalg, a: linalg.norm(a, axis=1.5)),
     "several rcond": (TypeError, lambda linalg, a: linalg.pinv(a, rcond=np.ones(2))),
     "several tol": (TypeError, lambda linalg, a: linalg.matrix_rank(a, tol=np.ones(2))),
+    "a tol that is none": (ValueError, lambda linalg, a: linalg.matrix_rank(a, tol=np.nan)),
+    "an rcond that is none": (ValueError, lambda linalg, a: linalg.pinv(a, rcond=np.nan)),
     "an order": (ValueError, lambda linalg, a: linalg.norm(a, 3)),
     "no array": (TypeError, lambda linalg, a: linalg.det([[1.0]])),
 }
@@ -114,6 +116,15 @@ async def test_wrong_calls_raise_at_once(device: Device, name: str) -> None:
     a = await device.put(np.eye(3))
     with pytest.raises(error):
         await call(device.linalg, a)
+
+
+@pytest.mark.parametrize("power", [1.5, True, "2"])
+async def test_what_is_no_whole_number_is_told_by_its_name(device: Device, power: Any) -> None:
+    a = await device.put(np.eye(3))
+    with pytest.raises(TypeError, match="n must be a whole number"):
+        await device.linalg.matrix_power(a, power)
+    with pytest.raises(TypeError, match="k must be a whole number"):
+        await device.linalg.svd(a, driver="gesvdr", k=power)
 
 
 async def test_half_precision_is_refused(device: Device) -> None:

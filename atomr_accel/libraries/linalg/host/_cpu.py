@@ -10,9 +10,11 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....host._slots import Later
+from ...array.host._cpu import CpuArray
+from ...array.wire._indexing import CopyAll
 from ..wire._forms import forms, square_u
-from ..wire._messages import Compute, Plan, Problem, Require
-from ._failures import NOT_FINITE, require_success
+from ..wire._messages import NOT_FINITE, Compute, ComputeAll, Plan, Problem, Require
+from ._failures import execute_all, require_success
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
@@ -25,13 +27,15 @@ class CpuSolver:
     """Executes the solver lane's messages."""
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
         self._context: Final = context
-        self.handlers: Final = {
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Plan: self._plan,
             Compute: self._compute,
             Require: self._require,
         }
+        steps = CpuArray(context, stream).of_steps | self.handlers
+        self.handlers[ComputeAll] = partial(execute_all, steps)
+        self.handlers[CopyAll] = steps[CopyAll]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -255,6 +259,7 @@ ROUTINES: Final[dict[str, Callable[..., int]]] = {
     "orgqr": _orgqr,
     "gesvd": _finite(_gesvd),
     "gesvdj": _finite(_gesvd),
+    "gesvdp": _finite(_gesvd),
     "gesvdr": _finite(_gesvd),
     "gesvda": _finite(_gesvd),
     "syevd": _finite(_syevd, lower=1),

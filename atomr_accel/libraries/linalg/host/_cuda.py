@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from ctypes import addressof, byref, c_int32, c_void_p, create_string_buffer
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -12,20 +13,29 @@ from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ....host._slots import Later
+from ...array.host._cuda import CudaArray
+from ...array.wire._indexing import CopyAll
 from ...blas.host._cuda_handle import Handle, load_cublas
+from ...host._cuda_kernels import Arguments, Kernels
 from ...host._numbers import Scalars
 from ...host._vendor import VendorLibrary, undone_on_error
 from ..wire._forms import forms
-from ..wire._messages import Compute, Plan, Problem, Require
-from ._cuda_routines import WAITING, Sizes, Work, routine_of
-from ._failures import require_success
+from ..wire._messages import Compute, ComputeAll, Plan, Problem, Require
+from ._cuda_routines import SILENT, WAITING, routine_of
+from ._failures import execute_all, require_success
 from ._prototypes import ENUMS, PROTOTYPES, REFUSALS, STATUS_NAMES
+from ._sizes import Sizes, Work, aligned
+from ._small import SOURCE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ._cuda_routines import Routine
 
-_ALIGNMENT: Final = 256
+_LEAST_ROOM: Final = 64
+_CELLS: Final = 64
+"""Numbers that the least of cells has room for, and how many of them are allocated at a time."""
 
 
 @cache
@@ -47,15 +57,21 @@ class CudaSolver:
             self._made.callback(self._solver.close)
             self._infos: Final = _Infos(stream)
             self._made.callback(self._infos.close)
-        self.handlers: Final = {
+            self._array: Final = CudaArray(context, stream)
+            self._made.callback(self._array.close)
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Plan: self._prepare,
             Compute: self._compute,
             Require: self._require,
         }
+        steps = self._array.of_steps | self.handlers
+        self.handlers[ComputeAll] = partial(execute_all, steps)
+        self.handlers[CopyAll] = steps[CopyAll]
 
     @staticmethod
     def preload() -> None:
         """Load the libraries."""
+        CudaArray.preload()
         load_cublas()
         load_cusolver()
 
@@ -84,8 +100,10 @@ class CudaSolver:
                 f"{problem.routine} waits for the device, so it cannot be in a recording; await it"
             )
         info = pointer(message.info)
-        self._solver.blas.clear(info, 4 * problem.batch)
-        if problem.batch and all(problem.sizes[:2]):
+        some = problem.batch and all(problem.sizes[:2])
+        if not some or problem.routine in SILENT:
+            self._solver.blas.clear(info, 4 * problem.batch)
+        if some:
             known = message.work and message.work >= plan.device
             brought = pointer(message.workspace) if known else 0
             buffers = tuple(map(pointer, message.buffers))
@@ -121,14 +139,18 @@ class Solver:
         params: how its 64-bit functions compute: by default.
         syevj, gesvdj: how its Jacobi methods iterate: by default.
         blas: cuBLAS, and small transfers.
+        kernels: our own, of small matrices.
         scalars: numbers by pointer.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._library: Final = load_cusolver()
+        self._stream: Final = stream
         with undone_on_error() as self._made:
             self.blas: Final = Handle(context, stream)
             self._made.callback(self.blas.close)
+            self.kernels: Final = Kernels(context, stream, SOURCE)
+            self._made.callback(self.kernels.close)
             self.handle: Final = self._create("cusolverDnCreate", "cusolverDnDestroy")
             self.params: Final = self._create("cusolverDnCreateParams", "cusolverDnDestroyParams")
             self.syevj: Final[int | None] = self._create(
@@ -172,10 +194,22 @@ class Solver:
             raise error
         return status
 
+    def launch(self, kernel: str, items: int, *arguments: int) -> None:
+        """Launch a kernel with a thread for each item, or with fewer that take several in turn."""
+        packed = Arguments(struct.pack(f"{len(arguments)}Q", *arguments))
+        self.kernels.launch(self.kernels.function(kernel), items, packed)
+
+    def read(self, info: int) -> int:
+        """What is said of a matrix, once the device has got there."""
+        number = c_int32()
+        copy = driver.cuMemcpyDtoHAsync(addressof(number), info, 4, self._stream.handle)
+        check("cuMemcpyDtoHAsync", copy)
+        self._stream.synchronize()
+        return number.value
+
     def point(self, table: int, first: int, step: int, count: int) -> int:
         """Write pointers to what lies ``step`` bytes apart."""
-        places = np.arange(count, dtype=np.uint64) * np.uint64(step) + np.uint64(first)
-        self.blas.upload(table, places)
+        self.launch("point", count, table, first, step, count)
         return table
 
 
@@ -193,7 +227,7 @@ class _Plan:
         self._sizes = sizes
         self._host = create_string_buffer(sizes.host) if sizes.host else None
         self._own = 0
-        self.device: Final = -(-sizes.device // _ALIGNMENT) * _ALIGNMENT
+        self.device: Final = aligned(sizes.device)
 
     def work(self, brought: int) -> Work:
         """The workspace of a call.
@@ -219,11 +253,11 @@ class _Cell(NamedTuple):
 
     Attributes:
         pointer: where.
-        room: for how many numbers.
+        numbers: what is there.
     """
 
     pointer: int
-    room: int
+    numbers: np.ndarray[Any, np.dtype[np.int32]]
 
 
 @final
@@ -232,33 +266,39 @@ class _Infos:
 
     def __init__(self, stream: CudaStream) -> None:
         self._stream = stream
-        self._free: list[_Cell] = []
-        self._all: list[_Cell] = []
+        self._free: dict[int, list[_Cell]] = {}
+        self._pieces: list[int] = []
 
     def fetch(self, info: int, message: Compute | Require) -> Later:
         """Have it copied behind all that is queued, to be read when that is done."""
         count = message.problem.batch
-        cell = next((each for each in self._free if each.room >= count), None)
-        if cell is None:
-            room = max(64, 1 << count.bit_length())
-            cell = _Cell(int(check("cuMemAllocHost", driver.cuMemAllocHost(4 * room))), room)
-            self._all.append(cell)
-        else:
-            self._free.remove(cell)
+        room = max(_LEAST_ROOM, 1 << count.bit_length())
+        cells = self._free.setdefault(room, [])
+        if not cells:
+            cells += self._more(room)
+        cell = cells.pop()
         if count:
             copy = driver.cuMemcpyDtoHAsync(cell.pointer, info, 4 * count, self._stream.handle)
             check("cuMemcpyDtoHAsync", copy)
         return Later(partial(self._read, cell, message))
 
+    def _more(self, room: int) -> list[_Cell]:
+        """Further cells: many where they are small, because calls queue up."""
+        cells = _CELLS if room == _LEAST_ROOM else 1
+        piece = int(check("cuMemAllocHost", driver.cuMemAllocHost(4 * room * cells)))
+        self._pieces.append(piece)
+        found = np.ctypeslib.as_array((c_int32 * (room * cells)).from_address(piece))
+        rows = found.reshape(cells, room)
+        return [_Cell(piece + 4 * room * at, row) for at, row in enumerate(rows)]
+
     def _read(self, cell: _Cell, message: Compute | Require) -> None:
-        found = np.ctypeslib.as_array((c_int32 * cell.room).from_address(cell.pointer))
-        info = found[: message.problem.batch].copy()
-        self._free.append(cell)
+        info = cell.numbers[: message.problem.batch].copy()
+        self._free[cell.numbers.size].append(cell)
         require_success(message, info)
 
     def close(self) -> None:
         """Release all of it."""
-        for cell in self._all:
-            check("cuMemFreeHost", driver.cuMemFreeHost(cell.pointer))
-        self._all.clear()
+        for piece in self._pieces:
+            check("cuMemFreeHost", driver.cuMemFreeHost(piece))
+        self._pieces.clear()
         self._free.clear()

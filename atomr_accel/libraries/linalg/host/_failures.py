@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...._errors import LinAlgError
+from ....host._slots import Later
+from ..wire._messages import NOT_FINITE
 
 if TYPE_CHECKING:
-    from ..wire._messages import Compute, Require
+    from collections.abc import Callable, Iterable, Mapping
 
-NOT_FINITE: Final = -1000
-"""What stands for LAPACK's info where a matrix holds NaN or infinity; it has no such number."""
+    from ..wire._messages import Compute, ComputeAll, Require
+
+
+def execute_all(handlers: Mapping[type, Callable[[Any], Any]], message: ComputeAll) -> Later | None:
+    """Execute steps, of which the first that fails is told once the device is done with all."""
+    answers = [handlers[type(step)](step) for step in message.steps]
+    later = [answer for answer in answers if isinstance(answer, Later)]
+    if len(later) < 2:
+        return later[0] if later else None
+    return Later(partial(_read_all, later))
+
+
+def _read_all(later: Iterable[Later]) -> None:
+    """Read every answer, as each gives back what it was copied to; raise for the first."""
+    first: Exception | None = None
+    for each in later:
+        try:
+            each.read()
+        except LinAlgError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def require_success(message: Compute | Require, info: np.ndarray[Any, Any]) -> None:

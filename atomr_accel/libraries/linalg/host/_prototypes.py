@@ -77,6 +77,7 @@ WIDE: Final = {
     "Xsyevdx": "int int int i64 int ptr i64 ptr ptr i64 i64 i64* int ptr int",
     "Xgeev": "int int i64 int ptr i64 int ptr int ptr i64 int ptr i64 int",
     "Xgesvd": "char char i64 i64 int ptr i64 int ptr int ptr i64 int ptr i64 int",
+    "Xgesvdp": "int int i64 i64 int ptr i64 int ptr int ptr i64 int ptr i64 int",
     "Xgesvdr": "char char i64 i64 i64 i64 i64 int ptr i64 int ptr int ptr i64 int ptr i64 int",
 }
 """Functions with the arguments that both they and their ``_bufferSize`` have."""
@@ -93,6 +94,7 @@ BY_LETTER: Final = {
 """Likewise of functions with a letter; elements of workspace follow."""
 
 TAILS: Final = {
+    "Xgesvdp": ("", "ptr"),
     "syevj": ("ptr", "ptr"),
     "gesvdj": ("ptr", "ptr"),
     "gesvdjBatched": ("ptr int", "ptr int"),
@@ -120,7 +122,8 @@ def _wide() -> dict[str, str]:
     rows = {}
     for name, words in WIDE.items():
         rows[f"cusolverDn{name}_bufferSize"] = f"ptr ptr {words} size* size*"
-        rows[f"cusolverDn{name}"] = f"ptr ptr {words} ptr size ptr size ptr"
+        tail = TAILS.get(name, ("", ""))[1]
+        rows[f"cusolverDn{name}"] = f"ptr ptr {words} ptr size ptr size ptr {tail}".strip()
     return rows
 
 

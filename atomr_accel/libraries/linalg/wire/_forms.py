@@ -36,7 +36,7 @@ def square_u(problem: Problem) -> bool:
     """Whether all of U is wanted; one call for a whole stack gives nothing less."""
     if problem.routine == "gesvdj" and problem.batched:
         return True
-    return problem.routine in ("gesvd", "gesvdj") and bool(problem.options[1])
+    return problem.routine in ("gesvd", "gesvdj", "gesvdp") and bool(problem.options[1])
 
 
 def _square(problem: Problem) -> Form:
@@ -109,6 +109,7 @@ _FORMS: Final[dict[str, Callable[[Problem], tuple[Form, ...]]]] = {
     "orgqr": _reflectors,
     "gesvd": _singular,
     "gesvdj": _singular,
+    "gesvdp": _singular,
     "gesvdr": _singular,
     "gesvda": _singular,
     "syevd": _hermitian,

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from ....wire import Message
+from ...array.wire._several import Step
 
 BATCHED: Final = {
     "geqrf": 64,
@@ -19,6 +20,7 @@ BATCHED: Final = {
     "gesvdj": 32,
     "getrf": 128,
     "getrs": 128,
+    "orgqr": 64,
     "potrf": 128,
     "syevj": 32,
     "trsm": 128,
@@ -26,8 +28,15 @@ BATCHED: Final = {
 """Up to which size a stack goes to a function that takes all of it at once. Those of the Jacobi
 method take no larger ones; for the others one matrix after the other keeps a device busy then."""
 
-_RECTANGULAR: Final = frozenset(("geqrf", "gesvdj", "getrf"))
+_NO_ROOM: Final = {("orgqr", "complex128"): 32}
+"""Where that is less."""
+
+_RECTANGULAR: Final = frozenset(("geqrf", "gesvdj", "getrf", "orgqr"))
 """Of those the ones that have two sizes; of the others the second one is of right-hand sides."""
+
+
+NOT_FINITE: Final = -1000
+"""What stands for LAPACK's info where a matrix holds NaN or infinity; it has no such number."""
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
@@ -48,12 +57,18 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
     options: tuple[int, ...] = ()
 
     @property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns of each matrix."""
+        return self.sizes[0], self.sizes[1] if self.routine in _RECTANGULAR else self.sizes[0]
+
+    @property
     def batched(self) -> bool:
         """Whether one call takes the whole stack, which LU's pivots are int32 for, else int64."""
-        m, n = self.sizes[0], self.sizes[1] if self.routine in _RECTANGULAR else self.sizes[0]
+        m, n = self.extents
         if self.batch < 2 or (self.routine == "getrf" and m != n):
             return False
-        return max(m, n) <= BATCHED.get(self.routine, 0)
+        most = BATCHED.get(self.routine, 0)
+        return max(m, n) <= _NO_ROOM.get((self.routine, self.dtype), most)
 
 
 class Plan(Message, frozen=True):
@@ -96,3 +111,13 @@ class Require(Message, frozen=True):
     problem: Problem
     info: int
     failure: str
+
+
+class ComputeAll(Message, frozen=True):
+    """Problems, and what is computed around them: one after the other, on one stream.
+
+    Attributes:
+        steps: as they would be alone, also those of the array lane.
+    """
+
+    steps: tuple[Step | Compute | Require, ...]

@@ -1,0 +1,64 @@
+"""What goes around a polar decomposition, which gives singular values faster than QR iterations.
+
+It begins with a norm, of which numbers that are very large, or very small, would leave nothing; and
+it may not come to an end with numbers that are none. So it gets matrices whose largest element is
+near one, and identities in the place of those that have no such multiple.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...expressions import Operand, cast, constant, index
+from ...expressions._expression import ufunc, where
+from ._steps import INT32, real_of
+from .wire._messages import NOT_FINITE
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from ._steps import LinalgSteps
+
+_FARTHEST: Final = {"float32": 120, "float64": 1000}
+"""How far exponents are moved at most: no multiple is infinite, and squares are numbers."""
+
+
+class Scaled(NamedTuple):
+    """Matrices for a polar decomposition.
+
+    Attributes:
+        matrices: times powers of two.
+        largest: the size of the largest element that each was given with, of shape (..., 1, 1).
+    """
+
+    matrices: GpuRef
+    largest: GpuRef
+
+    def values(self, s: GpuRef) -> Operand:
+        """The singular values of what was given, by those of ``matrices``."""
+        largest = self.largest.reshape(self.largest.shape[:-1])
+        return where(largest > 0, s / _power_of(largest), constant(0, s.dtype))
+
+    def told(self, info: GpuRef) -> Operand:
+        """What is to be said of what was given."""
+        largest = self.largest.reshape(info.shape)
+        return where(ufunc("isfinite", largest), info, constant(NOT_FINITE, INT32))
+
+
+def scaled(steps: LinalgSteps, given: GpuRef) -> Scaled:
+    """Matrices of which there is at least one element each, as a polar decomposition takes them."""
+    dtype, size = given.dtype, abs(given)
+    most: Any = size
+    largest = steps.evaluate(most.max((-2, -1), keepdims=True))
+    usable: Any = ufunc("isfinite", largest) & (largest > 0)
+    extents = given.shape[-2:]
+    one = cast(index(extents, 0) == index(extents, 1), dtype)
+    matrices = where(usable, given * cast(_power_of(largest), dtype), one)
+    return Scaled(steps.evaluate(matrices), largest)
+
+
+def _power_of(largest: GpuRef) -> Operand:
+    """The power of two that brings numbers of that size near one."""
+    dtype = real_of(largest.dtype)
+    far = constant(_FARTHEST[dtype.name], INT32)
+    exponent: Any = ufunc("maximum", ufunc("minimum", ufunc("frexp:1", largest), far), -far)
+    return ufunc("ldexp", constant(1, dtype), -exponent)
