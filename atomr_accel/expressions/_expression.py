@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import operator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
 import msgspec
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.array_utils import normalize_axis_index
 
 from .._dtypes import as_dtype
 from .._errors import Unsupported, said_of
+from ._axes import Axis, kept_of, reduced_axes, reduction
 from ._methods import FUNCTIONS, PLAIN, Methods
 from ._numbers import Number, number_of, with_words
 from ._promotion import (
-    FLOAT32,
-    HALVES,
-    MANY,
     Form,
     common,
     joint,
     kind_of,
-    reduced,
     resolve,
     typed,
 )
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["ufunc", "cast", "where", "reduce", "arg", "view", "constant", "index"]
-Axis = int | tuple[int, ...] | None
 
 _INT64: Final = as_dtype(np.int64)
 _BOOL: Final = as_dtype(np.bool_)
@@ -504,28 +499,13 @@ def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number)
     """``numpy.where``."""
     dtype = common(_kinds((x, y)))
     shape = joint(_forms((condition, x, y)))
-    args = converted(condition, _BOOL), converted(x, dtype), converted(y, dtype)
+    args = converted(condition, _BOOL), _wrapped(x, dtype), _wrapped(y, dtype)
     return Expression("where", "", args, (), shape, dtype)
 
 
-def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes that are meant, in their order.
-
-    Raises:
-        numpy.exceptions.AxisError: there is none of that number.
-        ValueError: one is named twice.
-    """
-    if axis is None:
-        return tuple(range(ndim))
-    if type(axis) is int and 0 <= axis < ndim:
-        return (axis,)
-    return tuple(sorted(normalize_axis_tuple(axis, ndim)))
-
-
-def kept_of(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
-    if keepdims:
-        return tuple(1 if at in axes else extent for at, extent in enumerate(shape))
-    return tuple(extent for at, extent in enumerate(shape) if at not in axes)
+def _wrapped(value: Any, dtype: np.dtype[Any]) -> Operand:
+    """As ``converted``, but integers out of bounds are wrapped, as ``numpy.where`` does."""
+    return cast(constant(value), dtype) if type(value) is int else converted(value, dtype)
 
 
 def reduce(
@@ -538,7 +518,7 @@ def reduce(
 ) -> Operand:
     """A ufunc's reduction. Sums and products of narrow floats are made in float32."""
     given: Any = axis
-    made = _reduced(
+    made = reduction(
         *(name, x.shape, x.dtype, tuple(given) if isinstance(given, list) else axis),
         *(dtype, bool(keepdims)),
     )
@@ -546,38 +526,9 @@ def reduce(
     return cast(Expression("reduce", name, (cast(x, compute),), params, shape, compute), result)
 
 
-@lru_cache(MANY)
-def _reduced(
-    name: str,
-    extents: tuple[int, ...],
-    given: np.dtype[Any],
-    axis: Axis,
-    dtype: np.dtype[Any] | None,
-    keepdims: bool,
-) -> tuple[tuple[tuple[int, ...], bool], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:
-    """Axes, shape, the dtype that is computed in, and that of the result."""
-    axes = axes_of(axis, len(extents))
-    result = reduced(name, given if dtype is None else dtype)
-    if dtype is not None and name in ("add", "multiply"):
-        result = dtype
-    compute = result
-    if name in ("add", "multiply") and result in HALVES:
-        compute = FLOAT32
-    elif name.startswith("logical"):
-        compute = result = _BOOL
-    if name in ("maximum", "minimum", "fmax", "fmin"):
-        empty = [extents[at] for at in axes if not extents[at]]
-        if empty and 0 not in kept_of(extents, axes, keepdims=False):
-            raise ValueError(f"zero-size array to reduction operation {name} which has no identity")
-    return (axes, keepdims), kept_of(extents, axes, keepdims=keepdims), compute, result
-
-
 def arg_reduce(name: str, x: Operand, axis: int | None, *, keepdims: bool) -> Expression:
     """``argmax`` or ``argmin``: the index of the first; of all elements if ``axis`` is None."""
-    if axis is None:
-        axes = tuple(range(len(x.shape)))
-    else:
-        axes = (normalize_axis_index(axis, len(x.shape)),)
+    axes = reduced_axes(None if axis is None else operator.index(axis), len(x.shape))
     if any(not x.shape[at] for at in axes) or (axis is None and 0 in x.shape):
         raise ValueError(f"attempt to get {name} of an empty sequence")
     if x.dtype.kind == "c":
@@ -676,11 +627,13 @@ def broadcast_constant(
 
 def power(x: Value, exponent: Value) -> Expression:
     """``x ** exponent``; a square where NumPy's operator computes one."""
-    if isinstance(x, Operand) and type(exponent) in (int, float) and x.dtype.kind in "fcV":
-        if exponent == 2 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
-            return ufunc("square", x)
-        if exponent == 0.5 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
-            return ufunc("sqrt", x)
+    if isinstance(x, Operand) and type(exponent) in (int, float):
+        kind = x.dtype.kind
+        if kind == "b" and exponent == 2 and isinstance(exponent, int):
+            return ufunc("square", x)  # int8, where a power is int64
+        as_given = kind in "fcV" and resolve("power", _kinds((x, exponent)))[2] is x.dtype
+        if as_given and exponent in (2, 0.5):
+            return ufunc("square" if exponent == 2 else "sqrt", x)
     return _operator("power", x, exponent)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from .._dtypes import as_dtype
+from ._axes import axes_of
 from ._expression import (
     Expression,
     Operand,
     Value,
     _kinds,
     arg_reduce,
-    axes_of,
     broadcast,
     broadcast_constant,
     cast,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ._expression import Axis
+    from ._axes import Axis
 
 __all__ = ["Number", "Operand", "Value"]
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ._expression import Axis, Expression, Operand, Value
+    from ._axes import Axis
+    from ._expression import Expression, Operand, Value
     from ._numbers import Number
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]

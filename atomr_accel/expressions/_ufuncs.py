@@ -8,15 +8,13 @@ import numpy as np
 
 from .._dtypes import as_dtype
 from ..wire._ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ._axes import Axis, axes_of, kept_of
 from ._expression import (
-    Axis,
     Operand,
     Value,
-    axes_of,
     broadcast,
     constant,
     converted,
-    kept_of,
     no_out,
     reduce,
     ufunc,
@@ -58,9 +56,8 @@ def _apply(
             for each in ([f"{name}:0", f"{name}:1"] if name in PAIRS else [name])
         ]
         if mask is not True:
-            results = [
-                where(values_of((mask,))[0], each, constant(0, each.dtype)) for each in results
-            ]
+            chosen = _mask(values_of((mask,))[0])
+            results = [where(chosen, each, constant(0, each.dtype)) for each in results]
         return tuple(results) if name in PAIRS else results[0]
     if method == "reduce" and name in REDUCTIONS:
         axis, keepdims = options.pop("axis", 0), options.pop("keepdims", False)
@@ -75,6 +72,16 @@ def _apply(
         shape = one.shape + (1,) * len(other.shape)
         return ufunc(name, view(one, axes, shape), other, dtype=kind)
     raise TypeError(f"{name}.{method} is no part of expressions")
+
+
+def _mask(given: Value) -> Value:
+    """What is given as ``where=``, which is of bools."""
+    if isinstance(given, Operand) and given.dtype.kind != "b":
+        raise TypeError(
+            f"Cannot cast array data from dtype('{given.dtype}') to dtype('bool') according to the "
+            "rule 'safe': where= takes bools, such as x != 0"
+        )
+    return given
 
 
 def masked(
@@ -102,7 +109,7 @@ def masked(
                     "mask one has to specify 'initial'"
                 )
             identity = initial
-        x = where(mask, x, converted(identity, x.dtype))
+        x = where(_mask(mask), x, converted(identity, x.dtype))
     if initial is None:
         return reduce(name, x, axis, dtype=dtype, keepdims=keepdims)
     if name in ("maximum", "minimum", "fmax", "fmin") and 0 in x.shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -81,6 +82,48 @@ async def test_what_a_device_gives_is_what_numpy_gives(device: Device, name: str
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, -1, np.int64(0)])
+@on_shared
+async def test_a_number_has_an_axis_where_ufuncs_reduce(device: Device, axis: Any) -> None:
+    def functions(x: Any) -> Any:
+        sums = np.sum(x, axis=axis, keepdims=True) + np.prod(x, axis=axis) + np.ptp(x, axis=axis)
+        counts = np.count_nonzero(x, axis=axis) + np.argmax(x, axis=axis) + np.argmin(x, axis=axis)
+        ends = np.max(x, axis=axis, initial=9) + np.minimum.reduce(x, axis=axis)
+        return sums + counts + ends + np.any(x, axis=axis) + np.all(x, axis=axis)
+
+    found, wanted = await both(device, functions, np.array(3, np.float32))
+    assert (found, found.shape, found.dtype) == (wanted, (), wanted.dtype)
+
+
+@pytest.mark.parametrize("one", [-200, 300, 1 << 40])
+@on_shared
+async def test_where_wraps_integers_as_numpys_does(device: Device, one: int) -> None:
+    found, wanted = await both(
+        device, lambda x: np.where(x > 1, x, one), np.arange(3, dtype=np.uint8)
+    )
+    assert (found.tolist(), found.dtype) == (wanted.tolist(), wanted.dtype)
+
+
+@on_shared
+async def test_a_square_of_bool_is_int8(device: Device) -> None:
+    host = np.array([True, False])
+    x = await device.put(host)
+    for exponent in (2, 3, 2.0, True):
+        found, wanted = await device.get(await device.evaluate(x**exponent)), host**exponent
+        assert (found.tolist(), found.dtype) == (wanted.tolist(), wanted.dtype)
+
+
+@cpu_only
+@on_shared
+async def test_complex_numbers_become_real_ones_without_a_warning(device: Device) -> None:
+    x = await device.put(np.array([1 + 2j, 3j]))
+    for dtype, wanted in (("float32", [1, 0]), ("int8", [1, 0]), ("bool", [True, True])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = await device.evaluate(x.astype(dtype))
+        assert (await device.get(found)).tolist() == wanted
 
 
 NARROW = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
@@ -436,6 +479,12 @@ async def test_a_function_that_looks_at_what_refs_hold_is_told(device: Device) -
         (lambda x: np.where(x > 0), TypeError, r"where\(condition, x, y\)"),
         (lambda x: np.max(x, where=x > 0), ValueError, "specify 'initial'"),
         (lambda x: np.sum(3, where=x > 0), ValueError, "more dimensions than allowed"),
+        (lambda x: np.sum(x, where=x), TypeError, "where= takes bools"),
+        (lambda x: np.add(x, 1, where=x), TypeError, "where= takes bools"),
+        (lambda x: np.mean(x.sum(), axis=0), np.exceptions.AxisError, "axis 0 is out of bounds"),
+        (lambda x: np.sum(x.sum(), axis=(0,)), np.exceptions.AxisError, "out of bounds"),
+        (lambda x: np.sum(x.sum(), axis=1), np.exceptions.AxisError, "axis 1 is out of bounds"),
+        (lambda x: x.argmax(axis=(0,)), TypeError, "cannot be interpreted as an integer"),
         (lambda x: np.broadcast_to(x, (2, 2)), ValueError, "could not be broadcast"),
     ],
 )

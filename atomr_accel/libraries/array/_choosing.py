@@ -10,8 +10,8 @@ import numpy as np
 from ..._dtypes import NAMES, as_dtype
 from ..._errors import Unsupported
 from ...expressions import cast
-from ...memory import span
-from .._request import Request, Submission
+from ...memory import GpuRef, span
+from .._request import Answered, Request, Submission
 from ._copy import LANE, WAITS
 from ._layout import LARGEST_ITEM
 from ._steps import Steps
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...expressions import Operand
-    from ...memory import GpuRef
     from .._library import LaneSpec
     from .._op import Described
     from .._request import Driver
@@ -188,35 +187,40 @@ def asking(
     return Request(lane, f"array.{name}", prepare)
 
 
-def compacting(steps: Steps, flags: GpuRef, finish: Callable[[int, GpuRef], T]) -> Submission[T]:
-    """The question how many of some flags are set, and where.
+def trimmed(ref: GpuRef, count: int) -> GpuRef:
+    """The first elements of a buffer that nobody else has; the rest of its memory is given back."""
+    block, nbytes = ref._block, count * ref.dtype.itemsize
+    block.memory.shrink(block, nbytes)
+    return GpuRef(block, (count,), ref.dtype, nbytes)
+
+
+def compacting(
+    steps: Steps, mask: Operand, make: Callable[[int, tuple[GpuRef, ...]], T]
+) -> Submission[T]:
+    """The question how many elements of an array are not zero, and where, counted in C order.
 
     Args:
         steps: of the call.
-        flags: bool, without gaps.
-        finish: makes the result of the number, and of a buffer of places with room for all.
+        mask: the array.
+        make: makes the result of the number, and of a buffer of places with room for all.
     """
+    flags = steps.flat(steps.ref(cast(mask, _BOOL)))
     positions, scratch = steps.output(flags.shape, INT64), steps.output((PARTS,), INT64)
     message = Compact(
         flags._place.address, flags.size, positions._place.address, scratch._place.address
     )
     writes = positions._place, scratch._place
-    return Submission(
-        message, (flags._place,), writes, finish=lambda count: finish(int(count), positions)
-    )
+    return Submission(message, (flags._place,), writes, finish=Answered(make, (positions,)))
 
 
-def where_set(cub: Cub[Described], mask: Operand, name: str) -> Request[tuple[int, GpuRef]]:
-    """How many elements of an array are not zero, and where, counted in C order.
-
-    The buffer has room for as many as there are.
-    """
-
-    def build(steps: Steps) -> Submission[tuple[int, GpuRef]]:
-        flags = steps.flat(steps.ref(cast(mask, _BOOL)))
-        return compacting(steps, flags, lambda count, positions: (count, positions))
-
-    return asking(cub, name, build)
+def where_set(
+    cub: Cub[Described],
+    mask: Operand,
+    name: str,
+    make: Callable[[int, tuple[GpuRef, ...]], T],
+) -> Request[T]:
+    """That question, as a request."""
+    return asking(cub, name, lambda steps: compacting(steps, mask, make))
 
 
 def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[tuple[bool, int]]:

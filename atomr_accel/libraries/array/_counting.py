@@ -131,7 +131,8 @@ class Counting(ArrayPart[D]):
             weights: what each element counts for.
 
         Returns:
-            The numbers, and where intervals begin and end.
+            The numbers, and where intervals begin and end: float16 for elements of float16, but
+            float32 for bfloat16.
 
         Raises:
             ValueError: no intervals, a range that is none, or weights of another shape; without
@@ -152,7 +153,8 @@ class Counting(ArrayPart[D]):
 
         def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
             x = steps.flat(steps.ref(given, "a"))
-            if isinstance(edges, int) and weights is None:
+            half = NAMES[x.dtype] == "float16"  # whose edges are, too; the kernel has wide ones
+            if isinstance(edges, int) and weights is None and not half:
                 made, ends = _binned(steps, x, edges, bounds)
                 return (_densities(steps, made, ends) if density else made), ends
             if isinstance(edges, int):
@@ -257,9 +259,8 @@ def _ends(steps: Steps, x: GpuRef) -> GpuRef:
 
 def _of_edges(dtype: np.dtype[Any], bounds: tuple[float, float] | None) -> np.dtype[Any]:
     """As in NumPy: edges decide, so numbers that are narrow are compared with narrow ones."""
-    if bounds is None:
-        return as_dtype(np.result_type(dtype, np.float32))
-    return as_dtype(np.result_type(np.result_type(dtype, np.float32), *bounds))
+    floats = dtype if NAMES[dtype] == "float16" else np.result_type(dtype, np.float32)
+    return as_dtype(np.result_type(floats, *(bounds or ())))
 
 
 def _places(

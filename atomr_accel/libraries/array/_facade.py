@@ -11,11 +11,18 @@ from ._indexing import Indexing
 from ._manipulation import Manipulation
 from ._quantiles import Quantiles
 from ._reductions import Reductions
+from ._repeating import Repeating
 
 
 @final
 class ArrayFunctions(
-    Creation[D], Manipulation[D], Indexing[D], Reductions[D], Counting[D], Quantiles[D]
+    Creation[D],
+    Manipulation[D],
+    Repeating[D],
+    Indexing[D],
+    Reductions[D],
+    Counting[D],
+    Quantiles[D],
 ):
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
 

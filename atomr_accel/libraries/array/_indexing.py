@@ -15,8 +15,7 @@ from ...memory import GpuRef
 from .._arguments import require_readable, require_writable
 from .._op import D, op
 from .._request import Request
-from ._choosing import INT64, Along, Mode, choose, first_outside, where_set
-from ._copy import copying
+from ._choosing import INT64, Along, Mode, choose, first_outside, trimmed, where_set
 from ._keys import (
     ArrayKey,
     Chosen,
@@ -355,6 +354,9 @@ class Indexing(ArrayPart[D]):
                 "instead."
             )
 
+        if len(given.shape) == 1:
+            return where_set(self._cub, given, "nonzero", lambda n, refs: (trimmed(refs[0], n),))
+
         def build(steps: Steps) -> tuple[GpuRef, ...]:
             positions = self._positions(steps, given, "nonzero")
             return tuple(steps.evaluate(each) for each in unraveled(positions, given.shape))
@@ -372,11 +374,7 @@ class Indexing(ArrayPart[D]):
             Unsupported: in a batch or a recording, as only the device knows how many there are.
         """
         given = self._operand(a, "a")
-
-        def build(steps: Steps) -> GpuRef:
-            return steps.do(copying(self._positions(steps, given, "flatnonzero"), None))
-
-        return self._several("flatnonzero", build)
+        return where_set(self._cub, given, "flatnonzero", lambda n, refs: trimmed(refs[0], n))
 
     @op
     def argwhere(self, a: Operand) -> Request[GpuRef]:
@@ -466,10 +464,10 @@ class Indexing(ArrayPart[D]):
 
     def _positions(self, steps: Steps, mask: Operand, name: str) -> GpuRef:
         """Where a mask is set: of the program, so that it has to be asked for first."""
-        found = steps.driver.perform(where_set(self._cub, mask, name))
+        asked = where_set(self._cub, mask, name, lambda count, refs: refs[0][:count])
+        found = steps.driver.perform(asked)
         assert found is not None
-        count, positions = found
-        return positions[:count]
+        return found
 
     def _indices(
         self, indices: Any, name: str, *, error: type[Exception]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
 from ..._dtypes import as_dtype
 from ...expressions import Operand, constant
-from ...expressions._expression import axes_of, cast, ufunc, where
+from ...expressions._axes import axes_of
+from ...expressions._expression import cast, ufunc, where
 from ...expressions._promotion import FLOAT32, HALVES
 from .._op import D, op
 from .._request import Request
@@ -21,9 +22,35 @@ if TYPE_CHECKING:
     from ...memory import GpuRef
     from ._reductions import Axis
 
-Method = Literal["linear", "lower", "higher", "nearest", "midpoint"]
+Method = Literal[
+    "linear",
+    "lower",
+    "higher",
+    "nearest",
+    "midpoint",
+    "inverted_cdf",
+    "averaged_inverted_cdf",
+    "closest_observation",
+    "interpolated_inverted_cdf",
+    "hazen",
+    "weibull",
+    "median_unbiased",
+    "normal_unbiased",
+]
 
-_METHODS: Final = ("linear", "lower", "higher", "nearest", "midpoint")
+_METHODS: Final[tuple[Method, ...]] = get_args(Method)
+_ELEMENTS: Final = ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
+"""Methods that give one of the elements."""
+
+_CONSTANTS: Final[dict[Method, tuple[float, float]]] = {
+    "interpolated_inverted_cdf": (0, 1),
+    "hazen": (1 / 2, 1 / 2),
+    "weibull": (0, 0),
+    "median_unbiased": (1 / 3, 1 / 3),
+    "normal_unbiased": (3 / 8, 3 / 8),
+}
+"""Alpha and beta of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996)."""
+
 _FLOAT64: Final = as_dtype(np.float64)
 
 
@@ -66,8 +93,7 @@ class Quantiles(Sorting[D]):
             q: which, from 0 to 1; of several the result has them along new first axes.
             axis: along which axes; all by default.
             out: where the result goes.
-            method: what is between two elements: ``"linear"``, ``"lower"``, ``"higher"``,
-                ``"nearest"`` or ``"midpoint"``.
+            method: what is between two elements, by NumPy's names.
             keepdims: whether these axes stay, with one element.
 
         Raises:
@@ -103,7 +129,9 @@ class Quantiles(Sorting[D]):
         if isinstance(q, Operand):
             raise TypeError("q must be numbers of the program's; fetch them first")
         dtype = self._operand(a, "a").dtype
-        shares = np.true_divide(q, dtype.type(100) if dtype.kind == "f" else 100)
+        shares: Any = np.true_divide(q, dtype.type(100) if dtype.kind == "f" else 100)
+        if type(q) in (int, float) and dtype.kind != "f":
+            shares = float(shares)
         name = "percentile"
         return self._quantiles(name, a, shares, axis, out, method, keepdims=keepdims)
 
@@ -131,7 +159,7 @@ class Quantiles(Sorting[D]):
             raise ValueError(f"{method!r} is not a valid method. Use one of: {_METHODS}")
         if given.dtype.kind == "c":
             raise TypeError("a must be an array of real numbers")
-        if given.dtype.kind == "b" and method in ("linear", "midpoint") and name != "median":
+        if given.dtype.kind == "b" and method not in _ELEMENTS and name != "median":
             raise TypeError("quantiles between booleans, which have no difference; cast them first")
         axes = axes_of(axis, len(given.shape))
         n = math.prod(given.shape[at] for at in axes)
@@ -139,10 +167,10 @@ class Quantiles(Sorting[D]):
             raise ValueError(f"{name} of no elements")
         kept = tuple(extent for at, extent in enumerate(given.shape) if at not in axes)
         dtype = given.dtype
-        between = method in ("linear", "midpoint")
+        between = method not in _ELEMENTS
         if dtype.kind in "biu" and between:
             dtype = _FLOAT64
-        elif between and not isinstance(q, int | float):  # of Python's no dtype comes
+        elif between and type(q) not in (int, float):  # of Python's no dtype comes
             dtype = as_dtype(np.result_type(dtype, np.asarray(q).dtype))
         if keepdims:
             kept_shape = tuple(1 if at in axes else extent for at, extent in enumerate(given.shape))
@@ -167,22 +195,45 @@ class Quantiles(Sorting[D]):
         return self._several(name, build)
 
 
-def _at(rows: GpuRef, share: float, method: Method, dtype: np.dtype[Any]) -> Operand:
-    """A quantile of each row, which are sorted."""
-    n = rows.shape[-1]
-    place = (n - 1) * share
-    low = min(math.floor(place), n - 1)
-    high = min(low + 1, n - 1)
+def _place(n: int, share: float, method: Method) -> tuple[int, float]:
+    """The element before a quantile of ``n`` that are sorted, and how far it is to the next."""
+    match method:
+        case "inverted_cdf" | "averaged_inverted_cdf":
+            place = n * share - 1
+        case "closest_observation":
+            place = n * share - 1.5
+        case "linear" | "lower" | "higher" | "nearest" | "midpoint":
+            place = (n - 1) * share
+        case _:
+            alpha, beta = _CONSTANTS[method]
+            place = n * share + (alpha + share * (1 - alpha - beta)) - 1
+    if place < 0:
+        return 0, 0.0
+    if place >= n - 1:
+        return n - 1, 0.0
+    low = math.floor(place)
     part = place - low
     match method:
         case "lower":
             part = 0.0
-        case "higher":
+        case "higher" | "inverted_cdf":
             part = float(part > 0)
         case "nearest":
             low, part = round(place), 0.0
         case "midpoint":
             part = 0.5 if part else 0.0
+        case "averaged_inverted_cdf":
+            part = 1.0 if part else 0.5
+        case "closest_observation":
+            part = float(part > 0 or low % 2 == 0)
+    return low, part
+
+
+def _at(rows: GpuRef, share: float, method: Method, dtype: np.dtype[Any]) -> Operand:
+    """A quantile of each row, which are sorted."""
+    n = rows.shape[-1]
+    low, part = _place(n, share, method)
+    high = min(low + 1, n - 1)
     wide = FLOAT32 if dtype in HALVES else dtype
     first: Operand = cast(rows[..., low], wide)
     if part == 1.0:

@@ -377,20 +377,33 @@ class Reductions(ArrayPart[D]):
 
     @op
     def nanargmax(
-        self, a: Operand, axis: int | None = None, out: GpuRef | None = None
+        self,
+        a: Operand,
+        axis: int | None = None,
+        out: GpuRef | None = None,
+        *,
+        keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Where the largest is that is not NaN; as ``numpy.nanargmax``.
 
         Rows of nothing else, which are an error in NumPy, give the first element's index.
+        Arguments are those of ``argmax``.
         """
-        return self._reduced(np.argmax, _instead_of_nan(a, -math.inf), out, axis=axis)
+        x = _instead_of_nan(a, -math.inf)
+        return self._reduced(np.argmax, x, out, axis=axis, keepdims=keepdims)
 
     @op
     def nanargmin(
-        self, a: Operand, axis: int | None = None, out: GpuRef | None = None
+        self,
+        a: Operand,
+        axis: int | None = None,
+        out: GpuRef | None = None,
+        *,
+        keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Where the smallest is that is not NaN; as ``numpy.nanargmin``, and as ``nanargmax``."""
-        return self._reduced(np.argmin, _instead_of_nan(a, math.inf), out, axis=axis)
+        x = _instead_of_nan(a, math.inf)
+        return self._reduced(np.argmin, x, out, axis=axis, keepdims=keepdims)
 
 
 def _not_nan(a: Any) -> Any:

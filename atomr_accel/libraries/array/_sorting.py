@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -16,24 +16,27 @@ from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, common, reduced
 from ...memory import GpuRef
 from .._op import D, op
-from .._request import Request, Submission
-from ._choosing import INT64, asking, choose, compacting
+from .._request import Answered, Request, Submission
+from ._choosing import INT64, asking, trimmed
 from ._copy import LANE, WAITS
-from ._keys import Chosen, taken
+from ._keys import taken
 from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits, ranks, top
-from .wire._indexing import MarkFirst, Scan
+from .wire._indexing import PARTS, SCAN_PART, Distinct, Scan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from .._library import LaneSpec
 
-_BOOL: Final = as_dtype(np.bool_)
+T = TypeVar("T")
+
+_UINT8: Final = as_dtype(np.uint8)
 _UINT32: Final = as_dtype(np.uint32)
-_LONG: Final = 1 << 16
-"""Rows beyond that are scanned in parts."""
-_PART: Final = 1 << 12
+_LONG: Final = 1 << 14
+"""A single row beyond that is scanned in parts."""
+_LONGEST: Final = 1 << 22
+"""Beyond that by CUB, which reads it once: calls of CUB take the host longer."""
 
 SortKind = Literal["quicksort", "mergesort", "heapsort", "stable"]
 
@@ -344,7 +347,7 @@ class Sorting(ArrayPart[D]):
             out: where the result goes.
 
         Raises:
-            Unsupported: a long row, and CUB is not installed.
+            Unsupported: a row of more than 2**22 elements, and CUB is not installed.
         """
         return self._scan("cumsum", "add", a, axis, dtype, out)
 
@@ -430,11 +433,10 @@ class Sorting(ArrayPart[D]):
         given = self._operand(ar, "ar")
         flags = return_index, return_inverse, return_counts
 
-        def build(steps: Steps) -> GpuRef | tuple[GpuRef, ...]:
-            made = self._unique(steps, given, flags, equal_nan=equal_nan)
-            return made if len(made) > 1 else made[0]
+        def made_of(found: tuple[GpuRef, ...]) -> GpuRef | tuple[GpuRef, ...]:
+            return found if len(found) > 1 else found[0]
 
-        return self._several("unique", build)
+        return self._unique(given, flags, made_of, equal_nan=equal_nan)
 
     @op
     def unique_values(self, x: Operand) -> Request[GpuRef]:
@@ -443,10 +445,8 @@ class Sorting(ArrayPart[D]):
         Raises:
             TypeError, Unsupported: as ``unique``.
         """
-        given, flags = self._operand(x), (False, False, False)
-        return self._several(
-            "unique", lambda steps: self._unique(steps, given, flags, equal_nan=False)[0]
-        )
+        flags = False, False, False
+        return self._unique(self._operand(x), flags, operator.itemgetter(0), equal_nan=False)
 
     @op
     def unique_counts(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
@@ -455,13 +455,7 @@ class Sorting(ArrayPart[D]):
         Raises:
             TypeError, Unsupported: as ``unique``.
         """
-        given, flags = self._operand(x), (False, False, True)
-
-        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
-            values, counts = self._unique(steps, given, flags, equal_nan=False)
-            return values, counts
-
-        return self._several("unique", build)
+        return self._unique(self._operand(x), (False, False, True), _pair, equal_nan=False)
 
     @op
     def unique_inverse(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
@@ -470,13 +464,7 @@ class Sorting(ArrayPart[D]):
         Raises:
             TypeError, Unsupported: as ``unique``.
         """
-        given, flags = self._operand(x), (False, True, False)
-
-        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
-            values, inverse = self._unique(steps, given, flags, equal_nan=False)
-            return values, inverse
-
-        return self._several("unique", build)
+        return self._unique(self._operand(x), (False, True, False), _pair, equal_nan=False)
 
     @op
     def unique_all(self, x: Operand) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
@@ -487,50 +475,90 @@ class Sorting(ArrayPart[D]):
         Raises:
             TypeError, Unsupported: as ``unique``.
         """
-        given, flags = self._operand(x), (True, True, True)
 
-        def build(steps: Steps) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
-            values, first, inverse, counts = self._unique(steps, given, flags, equal_nan=False)
+        def made_of(found: tuple[GpuRef, ...]) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
+            values, first, inverse, counts = found
             return values, first, inverse, counts
+
+        return self._unique(self._operand(x), (True, True, True), made_of, equal_nan=False)
+
+    def _unique(
+        self,
+        given: Operand,
+        flags: tuple[bool, bool, bool],
+        made_of: Callable[[tuple[GpuRef, ...]], T],
+        *,
+        equal_nan: bool,
+    ) -> Request[T]:
+        """A question: all there may be has room, and what was not needed is given back."""
+        shape, dtype = given.shape, given.dtype
+        narrow = NAMES[dtype] in FP8  # which are sorted as another dtype
+
+        def finish(count: int, refs: tuple[GpuRef, ...]) -> Any:
+            found = [trimmed(refs[0], count)]
+            rest = iter(refs[1:])
+            for number, wanted in enumerate(flags):
+                if wanted:
+                    made = next(rest)
+                    found.append(made.reshape(shape) if number == 1 else trimmed(made, count))
+            return tuple(found) if narrow else made_of(tuple(found))
+
+        def ask(steps: Steps) -> Submission[Any]:
+            flat = steps.flat(steps.ref(given, "ar"))
+            values, order = self._rows(steps, flat, 0, descending=False, order=flags[0] or flags[1])
+            return _distinct(steps, values, order, flags, finish, equal_nan=equal_nan)
+
+        asked: Request[Any] = asking(self._cub, "unique", ask)
+        if not narrow:
+            return asked
+
+        def build(steps: Steps) -> T:
+            found = steps.driver.perform(asked)
+            assert found is not None
+            return made_of((steps.cast(found[0], dtype), *found[1:]))
 
         return self._several("unique", build)
 
-    def _unique(
-        self, steps: Steps, given: Operand, flags: tuple[bool, bool, bool], *, equal_nan: bool
-    ) -> tuple[GpuRef, ...]:
-        shape, dtype = given.shape, given.dtype
-        ordered = flags[0] or flags[1]
 
-        def ask(inner: Steps) -> Submission[tuple[int, tuple[GpuRef, ...]]]:
-            flat = inner.flat(inner.ref(given, "ar"))
-            values, order = self._rows(inner, flat, 0, descending=False, order=ordered)
-            first = _first_ones(inner, values, equal_nan=equal_nan)
-            made = (values, first) if order is None else (values, first, order)
-            return compacting(inner, first, lambda count, at: (count, (at, *made)))
+def _pair(found: tuple[GpuRef, ...]) -> tuple[GpuRef, GpuRef]:
+    first, second = found
+    return first, second
 
-        found = steps.driver.perform(asking(self._cub, "unique", ask))
-        assert found is not None
-        count, (places, values, first, *rest) = found
-        positions = places[:count]
-        results = [steps.cast(taken(steps, values, positions), dtype)]
-        if flags[0]:
-            results.append(taken(steps, rest[0], positions))
-        if flags[1]:
-            numbers = steps.evaluate(cast(first, INT64))
-            numbers = scanned(steps, "add", numbers, deterministic=False)
-            numbers = steps.evaluate(numbers - 1)
-            inverse = steps.output((math.prod(shape),), INT64)
-            chosen = Chosen(inverse, [(rest[0], 0)], inverse.shape, 0)
-            loops = chosen.loops(numbers)
-            choose(steps, "set", numbers, inverse, chosen.indices, loops, (), outside="wrap")
-            results.append(inverse.reshape(shape))
-        if flags[2]:
-            counts = steps.output((count,), INT64)
-            if count:
-                steps.evaluate(positions[1:] - positions[:-1], counts[:-1])
-                steps.evaluate(values.size - positions[-1:], counts[-1:])
-            results.append(counts)
-        return tuple(results)
+
+def _distinct(
+    steps: Steps,
+    values: GpuRef,
+    order: GpuRef | None,
+    flags: tuple[bool, bool, bool],
+    finish: Callable[[int, tuple[GpuRef, ...]], Any],
+    *,
+    equal_nan: bool,
+) -> Submission[Any]:
+    """The question which elements of a sorted row differ, with room for what else is asked for."""
+    made = steps.output(values.shape, values.dtype)
+    places, inverse, lengths = (
+        steps.output(values.shape, INT64) if wanted else None for wanted in flags
+    )
+    begins = steps.output(values.shape, INT64) if flags[2] else None
+    scratch = steps.output((PARTS,), INT64)
+    message = Distinct(
+        values._place.address,
+        values.size,
+        NAMES[values.dtype],
+        equal_nan,
+        _address(order),
+        _address(made),
+        _address(places),
+        _address(inverse),
+        _address(begins),
+        _address(lengths),
+        scratch._place.address,
+    )
+    reads = [ref._place for ref in (values, order) if ref is not None]
+    targets = (made, places, inverse, begins, lengths, scratch)
+    writes = [ref._place for ref in targets if ref is not None]
+    refs = tuple([ref for ref in (made, places, inverse, lengths) if ref is not None])
+    return Submission(message, tuple(reads), tuple(writes), finish=Answered(finish, refs))
 
 
 def _lane_of(given: Operand, axis: int) -> LaneSpec:
@@ -579,24 +607,8 @@ def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef
     return steps.do(bound(data, values))
 
 
-def _first_ones(steps: Steps, values: GpuRef, *, equal_nan: bool) -> GpuRef:
-    """Which elements of a sorted row differ from the one before them."""
-    if values.dtype.kind != "c":
-        made = steps.output(values.shape, _BOOL)
-        if values.size:
-            places = values._place, made._place
-            name = NAMES[values.dtype]
-            message = MarkFirst(places[0].address, values.size, name, places[1].address, equal_nan)
-            steps.submit("array.mark", message, places[:1], places[1:])
-        return made
-    made = steps.evaluate(broadcast_constant(values.shape, _BOOL, True))
-    if values.size > 1:
-        ahead, behind = values[:-1], values[1:]
-        differ: Operand = ahead != behind
-        if equal_nan:
-            differ = differ & ~ufunc("isnan", ahead)
-        steps.evaluate(differ, made[1:])
-    return made
+def _address(ref: GpuRef | None) -> Any:
+    return 0 if ref is None else ref._place.address
 
 
 def _order_of_complex(steps: Steps, row: GpuRef) -> GpuRef:
@@ -629,31 +641,22 @@ def scanned(
         return rows
     if out is not None and not fits(out, rows):
         out = None
-    if rows.size == n > _LONG:
+    if rows.size == n > _LONGEST:
         floats = rows.dtype.kind not in "biu"
         if not (floats and deterministic) and rows.dtype.kind != "c":
             name = "plus" if kind == "add" else "multiplies"
             return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype, out=out))
-        return _scanned_in_parts(steps, kind, rows.reshape(-1)).reshape(rows.shape)
     made = steps.output(rows.shape, rows.dtype) if out is None else out
+    scratch = steps.output((PARTS * SCAN_PART,), _UINT8) if rows.size == n > _LONG else None
     message = Scan(
-        kind, rows._place.address, made._place.address, NAMES[rows.dtype], rows.size // n, n
+        kind,
+        rows._place.address,
+        made._place.address,
+        NAMES[rows.dtype],
+        rows.size // n,
+        n,
+        0 if scratch is None else scratch._place.address,
     )
-    steps.submit("array.scan", message, (rows._place,), (made._place,))
-    return made
-
-
-def _scanned_in_parts(steps: Steps, kind: Literal["add", "multiply"], row: GpuRef) -> GpuRef:
-    """A long row: parts of it first, and then what comes before each is put to it."""
-    whole = row.size // _PART * _PART
-    parts = scanned(steps, kind, row[:whole].reshape(-1, _PART), deterministic=True)
-    sums = steps.contiguous(parts[:, -1])
-    before = scanned(steps, kind, sums, deterministic=True)
-    made = steps.output(row.shape, row.dtype)
-    head = made[:whole].reshape(-1, _PART)
-    steps.assign((parts[:1], head[:1]))
-    steps.evaluate(ufunc(kind, parts[1:], before[:-1, None], dtype=row.dtype), head[1:])
-    if whole < row.size:
-        tail = scanned(steps, kind, row[whole:], deterministic=True)
-        steps.evaluate(ufunc(kind, tail, before[-1:], dtype=row.dtype), made[whole:])
+    writes = [ref._place for ref in (made, scratch) if ref is not None]
+    steps.submit("array.scan", message, (rows._place,), writes)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import msgspec
 import numpy as np
@@ -35,11 +35,37 @@ _MOST_UPLOADED: Final = 1 << 16
 _FEW_UPLOADED: Final = 1 << 10
 """Bytes that a message takes along with others."""
 
-_LAUNCHED: Final = frozenset({LANE.name, cub.LANE.name})
-_WAITING: Final = _LAUNCHED | {WAITS.name, cub.WAITING.name}
-"""The lanes whose messages one of the array lane may have, and one of the lane that waits."""
-
 _Made = tuple[Request[Any], Submission[Any]]
+
+
+class Joining(NamedTuple):
+    """How steps become one message, which one executor executes.
+
+    Attributes:
+        lane: whose.
+        name: what to call the message.
+        lanes: names of the lanes that each of them would be for by itself.
+        kinds: which messages it may have.
+        message: makes it of theirs.
+    """
+
+    lane: LaneSpec
+    name: str
+    lanes: frozenset[str]
+    kinds: frozenset[type]
+    message: Callable[[tuple[Any, ...]], Any]
+
+    def takes(self, step: _Made) -> bool:
+        """Whether a step may be among them."""
+        request, submission = step
+        return request.lane.name in self.lanes and type(submission.message) in self.kinds
+
+
+_SEVERAL: Final = "array.several"
+LAUNCHED: Final = Joining(LANE, _SEVERAL, frozenset({LANE.name, cub.LANE.name}), STEPS, Several)
+_WAITED: Final = Joining(
+    WAITS, _SEVERAL, LAUNCHED.lanes | {WAITS.name, cub.WAITING.name}, STEPS, Several
+)
 
 
 @final
@@ -61,16 +87,29 @@ class Steps:
 
     Nothing is executed yet. What steps write is scratch memory, or the caller's ``out``.
 
-    Attributes:
+    Args:
         driver: of the call.
         cub: algorithms that steps may be.
         lane: of the call, and so of its last step, or it has one more with nothing to do.
+        joinings: how steps become one message: by the first of these that takes all of them. The
+            last one takes whatever another does.
+
+    Attributes:
+        driver: of the call.
+        cub: algorithms that steps may be.
     """
 
-    def __init__(self, driver: Driver, cub: Cub[Described], lane: LaneSpec = LANE) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        cub: Cub[Described],
+        lane: LaneSpec = LANE,
+        joinings: tuple[Joining, ...] = (),
+    ) -> None:
         self.driver: Final = driver
         self.cub: Final = cub
         self._lane: Final = lane
+        self._joinings = joinings or ((_WAITED if lane is WAITS else LAUNCHED),)
         self._steps: list[_Made] = []
         self._sent: list[Callable[[], None]] = []
         self._done: list[Callable[[], None]] = []
@@ -184,7 +223,7 @@ class Steps:
             result: what the caller gets.
             last: what comes last, on the lane of the call, if the call is a question.
         """
-        steps = _joined(self._steps, WAITS if self._lane is WAITS else LANE)
+        steps = _joined(self._steps, self._joinings)
         if last is None:
             if not steps:
                 return Submission(None, (), (), result)
@@ -201,38 +240,36 @@ class Steps:
         )
 
 
-def _joined(steps: list[_Made], lane: LaneSpec) -> list[_Made]:
+def _joined(steps: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
     """The same steps in fewer messages: those of a lane hold what its executor can do."""
-    joins = _WAITING if lane is WAITS else _LAUNCHED
     made: list[_Made] = []
     group: list[_Made] = []
     for step in steps:
-        request, submission = step
-        message = submission.message
-        if request.lane.name in joins and type(message) in STEPS and not _is_bulky(message):
+        if joinings[-1].takes(step) and not _is_bulky(step[1].message):
             group.append(step)
             continue
-        made += _together(group, lane)
+        made += _together(group, joinings)
         made.append(step)
         group = []
-    return made + _together(group, lane)
+    return made + _together(group, joinings)
 
 
 def _is_bulky(message: Any) -> bool:
     return isinstance(message, Upload) and len(message.data) > _FEW_UPLOADED
 
 
-def _together(group: list[_Made], lane: LaneSpec) -> list[_Made]:
+def _together(group: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
     """Some steps in one message, if there are any."""
     if not group:
         return []
+    joining = next(each for each in joinings if all(map(each.takes, group)))
     name, (submission, *others) = group[0][0].name, [submission for _, submission in group]
     message = submission.message
     if others or isinstance(message, Run):
-        name = "array.several" if others else name
-        message = Several(tuple([each.message for _, each in group]))
+        name = joining.name
+        message = joining.message(tuple([each.message for _, each in group]))
         submission = _union(message, [each for _, each in group])
-    return [(Request(lane, name, _unprepared), submission)]
+    return [(Request(joining.lane, name, _unprepared), submission)]
 
 
 def _asking(steps: Submission[Any], last: Submission[Any]) -> Submission[Any]:

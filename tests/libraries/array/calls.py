@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
+from atomr_accel.lanes import DeviceInstrument
+
 from ..conformance import dtype_of
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
+    from atomr_accel.lanes import WatchedOp
 
 Array = np.ndarray[Any, Any]
 
@@ -84,3 +87,13 @@ def by_numpy(name: str, *args: Any, **kwargs: Any) -> Any:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return getattr(np, name)(*args, **kwargs)
+
+
+class Count(DeviceInstrument):
+    """Notes the ops that are submitted."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def op_submitted(self, op: WatchedOp) -> None:
+        self.names.append(op.name)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+
+from atomr_accel.host._slots import Template
+from atomr_accel.wire import encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atomr_accel.wire import Message
 
 Array = np.ndarray[Any, Any]
 
@@ -18,6 +27,9 @@ class Context:
 
     def pointer(self, address: int) -> int:
         return address
+
+    def pointers(self, addresses: Sequence[int]) -> list[int]:
+        return [*addresses]
 
     def array(
         self, address: int, shape: Any, dtype: Any, strides: tuple[int, ...] | None = None
@@ -64,3 +76,8 @@ class Driver:
 
 def pointer(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+def template_of(message: Message) -> Template:
+    """A message with places for addresses, as a lane has it."""
+    return Template(encoder.encode(message), msgspec.msgpack.Decoder(type(message)).decode)

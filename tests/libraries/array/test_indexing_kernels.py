@@ -24,6 +24,7 @@ from atomr_accel.libraries.array.host._indexing_source import (
 from atomr_accel.libraries.array.host._source import THREADS
 from atomr_accel.libraries.array.wire._indexing import (
     PARTS,
+    SCAN_PART,
     Choose,
     Compact,
     CountNumbers,
@@ -86,7 +87,7 @@ def scan_names() -> list[str]:
         wide = "float" if element in ("h16", "b16") else element
         made += [
             f"{kernel}<{element}, {wide}, {op}>"
-            for kernel in ("scan", "scan_short")
+            for kernel in ("scan", "scan_short", "total_parts", "scan_parts")
             for op in ("Add", "Multiply")
         ]
     return made
@@ -101,11 +102,11 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         members[f"outside<{element}>"] = (
             f"u64* found; const {element}* given; u64 count; i64 extent"
         )
-    flags = "const unsigned char* flags; u64 size; u64 each; u64 parts"
+    parts = "u64 size; u64 each; u64 parts"
+    flags = f"const unsigned char* flags; {parts}"
     compaction = {
         "count": f"i64* counts; {flags}",
-        "place": "i64* counts; u64 parts",
-        "compact": f"i64* positions; const i64* counts; {flags}",
+        "compact": f"i64* positions; i64* counts; {flags}",
     }
     numbers = {
         f"counted<{ELEMENTS[index]}>": (
@@ -113,11 +114,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         )
         for index in INTEGERS
     }
-    scans = {
-        name: f"{(t := name.partition('<')[2].partition(',')[0])}* target; const {t}* source; "
-        "u64 rows; u64 length"
-        for name in scan_names()
-    }
+    scans = {}
+    for name in scan_names():
+        kernel, element, wide = name.replace(",", "<").split("<")[:3]
+        scans[name] = {
+            "total_parts": f"{wide}* totals; const {element}* source; {parts}",
+            "scan_parts": f"{element}* target; const {element}* source; {wide}* totals; {parts}",
+        }.get(kernel, f"{element}* target; const {element}* source; u64 rows; u64 length")
     return {
         source: HostKernels(
             compile_kernels(
@@ -391,6 +394,33 @@ def test_scans(
     np.testing.assert_array_equal(given, expected)
 
 
+@needs_compiler
+@pytest.mark.parametrize("dtype", ADDED[1:])
+@pytest.mark.parametrize("kind", ["add", "multiply"])
+@pytest.mark.parametrize(("length", "skipped"), [(1, 0), (4097, 1), (20_000, 0)])
+def test_a_long_row_in_parts(
+    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, kind: Any, length: int, skipped: int
+) -> None:
+    """Also from where elements do not lie in whole words."""
+    rng = seeds.rng()
+    source = rng.integers(-2, 3, length + skipped) if kind == "add" else np.ones(length + skipped)
+    if kind == "multiply":
+        source[rng.integers(0, length, 3)] = 2
+    else:  # sums that stay where every dtype has all whole numbers
+        source[1::2] = -source[: len(source) // 2 * 2 : 2]
+    given = source.astype(DTYPES[dtype])[skipped:]
+    target, expected = np.empty_like(given), np.empty_like(given)
+    scratch = np.empty(PARTS * SCAN_PART, np.uint8)
+    row = (kind, pointer(given), pointer(target), dtype, 1, length)
+    cuda.handlers[Scan](Scan(*row, pointer(scratch)))
+    cpu.handlers[Scan](Scan(kind, pointer(given), pointer(expected), dtype, 1, length))
+    np.testing.assert_array_equal(target, expected)
+    cuda.handlers[Scan](
+        Scan(kind, pointer(given), pointer(given), dtype, 1, length, pointer(scratch))
+    )
+    np.testing.assert_array_equal(given, expected)
+
+
 @pytest.mark.headers
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
@@ -401,7 +431,7 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     names += ["gather<16, i64, u64, 8, 32>", "add<c128, i64, u64, 8, 32>"]
     names += [f"in_order<{element}, false, i64, u32, 1, 2>" for element in MOVED.values()]
     every = [(INDEXING, name) for name in names]
-    every += [(COMPACTION, name) for name in ("count", "place", "compact")]
+    every += [(COMPACTION, name) for name in ("count", "compact")]
     every += [(SCANS, name) for name in scan_names()]
     every += [(NUMBERS, f"counted<{ELEMENTS[each]}>") for each in INTEGERS]
     for source, name in every:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import Unsupported
+from atomr_accel.libraries.array._quantiles import _METHODS, _place
 
 from ...harness import on_shared, opened, program
 from ..conformance import MARKS
@@ -31,6 +32,7 @@ from .calls import (
 
 if TYPE_CHECKING:
     from atomr_accel import Device
+    from atomr_accel.libraries.array._quantiles import Method
 
 pytestmark = MARKS
 
@@ -95,6 +97,10 @@ async def test_what_counts_in_reductions(device: Device, shape: tuple[int, ...],
     o = await put(device, odd)
     same(await fetched(device, await array.nanargmax(o)), np.nanargmax(odd))
     same(await fetched(device, await array.nanargmin(o)), np.nanargmin(odd))
+    kept = await array.nanargmax(o, keepdims=True)
+    same(await fetched(device, kept), np.nanargmax(odd, keepdims=True))
+    kept = await array.nanargmin(o.reshape(1, -1), 1, keepdims=True)
+    same(await fetched(device, kept), np.nanargmin(odd.reshape(1, -1), 1, keepdims=True))
 
 
 @pytest.mark.slow
@@ -212,9 +218,15 @@ async def test_searches(
 async def test_narrow_numbers_on_an_edge_are_counted_where_numpy_counts_them(
     device: Device,
 ) -> None:
-    host = (np.arange(11) / 10).astype(np.float32)  # 0.7 is less there than in float64
-    got = await fetched(device, await device.array.histogram(await put(device, host), 10, (0, 1)))
-    same(got, list(np.histogram(host, 10, (0, 1))))
+    for dtype in (np.float32, np.float16):
+        host = (np.arange(11) / 10).astype(dtype)  # 0.7 is less in float32 than in float64
+        x = await put(device, host)
+        got = await fetched(device, await device.array.histogram(x, 10, (0, 1)))
+        same(got, list(np.histogram(host, 10, (0, 1))))
+        got = await fetched(device, await device.array.histogram(x, 4))
+        same(got, list(np.histogram(host, 4)))
+    with pytest.raises(ValueError, match="Too many bins"):  # these are infinite in float16
+        await device.array.histogram(x, 3, (0, 1e5))
 
 
 @on_shared
@@ -313,7 +325,7 @@ async def test_histograms(device: Device, size: int, seed: int, *, density: bool
     shape=FILLED,
     dtype=st.sampled_from(("int8", "int64", *FLOATS)),
     seed=SEEDS,
-    method=st.sampled_from(["linear", "lower", "higher", "nearest", "midpoint"]),
+    method=st.sampled_from(_METHODS),
     keepdims=st.booleans(),
 )
 @on_shared
@@ -326,7 +338,7 @@ async def test_quantiles(
         host.reshape(-1)[draw.randrange(host.size)] = np.nan
     x = await put(device, host, draw.choice(LAYOUTS))
     axis: Any = draw.choice([None, *range(-len(shape), len(shape)), tuple(range(len(shape)))[:2]])
-    q: Any = draw.choice([0.0, 0.25, 0.5, 1.0, [0.1, 0.9], [[0.5, 1.0]]])
+    q: Any = draw.choice([0.0, 0.25, 0.5, 1.0, np.float64(0.25), [0.1, 0.9], [[0.5, 1.0]]])
     array = device.array
     near = NEAR.get(dtype, 1e-12)
     expected = by_numpy("quantile", host, q, axis, method=method, keepdims=keepdims)
@@ -336,6 +348,31 @@ async def test_quantiles(
     same(await fetched(device, got), by_numpy("median", host, axis, keepdims=keepdims), near=near)
     got = await array.percentile(x, 30.0, axis)
     same(await fetched(device, got), by_numpy("percentile", host, 30.0, axis), near=near)
+
+
+@pytest.mark.parametrize("method", _METHODS)
+def test_places_of_quantiles(method: Method) -> None:
+    for n in (1, 2, 3, 8, 9, 10):
+        rows = np.arange(n) ** 2.0
+        for share in (*np.linspace(0, 1, 13), *(k / n for k in range(n + 1)), 0.5 / n, 1.5 / n):
+            if share <= 1:
+                low, part = _place(n, float(share), method)
+                high = rows[min(low + 1, n - 1)]
+                wanted = np.quantile(rows, share, method=method)
+                assert rows[low] + part * (high - rows[low]) == pytest.approx(wanted), (n, share)
+
+
+@on_shared
+async def test_the_dtype_of_quantiles_is_numpys(device: Device) -> None:
+    for dtype in ("float16", "float32", "float64", "int32"):
+        host = np.arange(5, dtype=dtype)
+        x = await device.put(host)
+        for q in (0.3, np.float32(0.3), np.float64(0.3), [0.3]):
+            for call in ("quantile", "percentile"):
+                for method in ("linear", "lower", "hazen"):
+                    got = await getattr(device.array, call)(x, q, method=method)
+                    wanted = getattr(np, call)(host, q, method=method)
+                    assert got.dtype == wanted.dtype, (dtype, q, call, method)
 
 
 @pytest.mark.slow
@@ -417,7 +454,7 @@ async def test_what_is_refused(device: Device) -> None:
         (lambda: array.histogram(c), TypeError, "no order"),
         (lambda: array.quantile(x, 1.5), ValueError, r"Quantiles must be in the range \[0, 1\]"),
         (lambda: array.percentile(x, 101), ValueError, "Percentiles must be in the range"),
-        (lambda: array.quantile(x, 0.5, method="hazen"), ValueError, "not a valid method"),
+        (lambda: array.quantile(x, 0.5, method="best"), ValueError, "not a valid method"),
         (lambda: array.median(x[:0]), ValueError, "median of no elements"),
         (lambda: array.max(x[:0]), ValueError, "zero-size array to reduction operation maximum"),
         (lambda: array.argmax(x[:0]), ValueError, "attempt to get argmax of an empty sequence"),

@@ -8,24 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_accel.lanes import DeviceInstrument, WatchedOp
-
 from ...harness import opened, program
-from .calls import by_numpy, fetched, same
+from .calls import Count, by_numpy, fetched, same
 
 SIDE = 6
 LONG = 5000
 """More than what is sorted without CUB."""
-
-
-class Count(DeviceInstrument):
-    """Notes the ops that are submitted."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def op_submitted(self, op: WatchedOp) -> None:
-        self.names.append(op.name)
 
 
 ONE: dict[str, Callable[..., Any]] = {
@@ -50,13 +38,13 @@ ONE: dict[str, Callable[..., Any]] = {
     "quantile": lambda on, x, y: on.quantile(x, [0.1, 0.5, 0.7], axis=1),
     "roll": lambda on, x, y: on.roll(x, 2, axis=0),
     "concatenate": lambda on, x, y: on.concatenate([x, x]),
+    "unique": lambda on, x, y: on.unique(y),
+    "unique and more": lambda on, x, y: on.unique(x, True, True, True),
+    "flatnonzero": lambda on, x, y: on.flatnonzero(x),
 }
 """Of a square and a long row."""
 
 TWO: dict[str, Callable[..., Any]] = {
-    "unique": lambda on, x, y: on.unique(y),
-    "unique and more": lambda on, x, y: on.unique(x, True, True, True),
-    "flatnonzero": lambda on, x, y: on.flatnonzero(x),
     "nonzero": lambda on, x, y: on.nonzero(x),
     "bincount": lambda on, x, y: on.bincount((y * 0).astype(np.int64)),
     "repeat": lambda on, x, y: on.repeat(x[0], (x[0] * 0 + 2).astype(np.int64)),

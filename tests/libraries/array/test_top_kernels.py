@@ -1,4 +1,4 @@
-"""The array lane's kernels for the first elements of rows, and for histograms."""
+"""The array lane's kernels for first and for different elements of rows, and for histograms."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel.libraries.array.host import _cuda_indexing, _top_source
 from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
 from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
-from atomr_accel.libraries.array.host._indexing_source import ELEMENTS, NUMBERS
+from atomr_accel.libraries.array.host._indexing_source import DISTINCT, ELEMENTS, NUMBERS
 from atomr_accel.libraries.array.host._source import THREADS
 from atomr_accel.libraries.array.host._top_source import TOPS, kernel_types
 from atomr_accel.libraries.array.wire._indexing import (
     MOST_TOP,
+    PARTS,
+    Distinct,
     Histogram,
-    MarkFirst,
     Top,
     top_scratch,
 )
+from atomr_accel.wire import PLACE
 
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
-from .pretend import Context, Driver, Stream, pointer
+from .pretend import Context, Driver, Stream, pointer, template_of
 
 pytestmark = pytest.mark.slow  # to compile them takes seconds
 
@@ -34,6 +36,7 @@ REAL = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
 )
+COMPLEX = ("complex64", "complex128")
 EDGES = ("float32", "float64")
 
 
@@ -50,12 +53,23 @@ def top_names() -> dict[str, str]:
             f"State* states; u32* counts; const {bits}* source; u64 rows; u64 length; u64 count; "
             "u64 parts; u64 shift; u64 width; u64 stage; u64 descending"
         )
-        made[f"marked<{types}>"] = (
-            f"unsigned char* flags; const {bits}* values; u64 count; u64 equal"
-        )
         made[f"top_collect<{types}>"] = (
             f"{outputs}; State* states; u64* keys; u32* found; u64 rows; u64 length; u64 count; "
             "u64 parts; u64 bits; u64 descending"
+        )
+    return made
+
+
+def distinct_names() -> dict[str, str]:
+    """Every kernel that looks for different elements."""
+    made = {"lengths": "i64* made; const i64* begins; const i64* total; u64 size"}
+    for types in dict.fromkeys(map(kernel_types, (*REAL, *COMPLEX))):
+        bits = types.partition(",")[0]
+        parts = "u64 size; u64 each; u64 parts; u64 equal"
+        made[f"firsts<{types}>"] = f"i64* counts; const {bits}* values; {parts}"
+        made[f"distinct<{types}>"] = (
+            f"{bits}* made; i64* places; i64* inverse; i64* begins; i64* counts; "
+            f"const {bits}* values; const i64* order; {parts}"
         )
     return made
 
@@ -78,7 +92,11 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         source: HostKernels(
             compile_kernels(on_host(source), names, tmp_path_factory.mktemp("top"), threads=THREADS)
         )
-        for source, names in ((TOPS, top_names()), (NUMBERS, number_names()))
+        for source, names in (
+            (TOPS, top_names()),
+            (DISTINCT, distinct_names()),
+            (NUMBERS, number_names()),
+        )
     }
 
 
@@ -178,23 +196,36 @@ def test_of_equal_ones_the_first_come_first(cuda: CudaIndexing, dtype: str) -> N
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("dtype", [*REAL, *COMPLEX])
 @pytest.mark.parametrize("equal_nan", [True, False])
-def test_what_differs_is_marked(
-    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, equal_nan: bool
-) -> None:
-    for count in (0, 1, 2, 3000):
-        values = strange(seeds.rng(), (1, count), dtype)[0]
+def test_what_differs(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, equal_nan: bool) -> None:
+    for count, asks in ((0, True), (1, True), (2, False), (9000, True)):
+        real = "float64" if dtype in COMPLEX else dtype
+        values = strange(seeds.rng(), (1, count), real)[0].astype(dtype)
         wide = values.astype("f4") if dtype == "bfloat16" else values
-        values = np.ascontiguousarray(values[np.argsort(wide, kind="stable")])
-        made = []
+        order = np.argsort(wide, kind="stable").astype(np.int64)
+        ordered = np.ascontiguousarray(values[order])
+        made: list[list[Array]] = []
         for executor in (cuda, cpu):
-            flags = np.full(count, 0xA5, np.uint8)
-            places = pointer(values), count, dtype, pointer(flags)
-            executor.handlers[MarkFirst](MarkFirst(*places, equal_nan))
-            made.append(flags)
-        np.testing.assert_array_equal(made[0], made[1])
-        assert made[0].sum() == len(np.unique(np.sort(wide), equal_nan=equal_nan))
+            outs = [np.full(count, 0x5A).astype(dtype)]
+            outs += [np.full(count if asks else 0, -7, np.int64) for _ in range(4)]
+            scratch = np.full(PARTS, -7, np.int64)
+            given: Any = [pointer(ordered), count, dtype, equal_nan]
+            given += [pointer(order) if asks else 0, pointer(outs[0])]
+            asked_for: Any = [pointer(out) if asks else 0 for out in outs[1:]]
+            message = Distinct(*[*given, *asked_for, pointer(scratch)])
+            answer = executor.handlers[Distinct](message)
+            found = answer if isinstance(answer, int) else answer.read()
+            first, places, inverse, _, lengths = outs
+            made.append(
+                [first[:found].astype(wide.dtype), places[:found], inverse, lengths[:found]]
+            )
+        for one, other in zip(*made, strict=True):
+            np.testing.assert_array_equal(one, other)
+        expected = np.unique(wide, True, True, True, equal_nan=equal_nan)
+        np.testing.assert_array_equal(made[0][0], expected[0])
+        for got, want in zip(made[0][1:], expected[1:], strict=True) if asks else ():
+            np.testing.assert_array_equal(got, want.reshape(-1))
 
 
 @needs_compiler
@@ -240,12 +271,31 @@ def test_histograms(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, edge: str)
         np.testing.assert_array_equal(made[0][1], np.linspace(low, high, size + 1).astype(edge))
 
 
+@needs_compiler
+def test_histograms_by_templates(cuda: CudaIndexing) -> None:
+    prepare = cuda.preparers[Histogram]
+    given = ("float32", 0, -1.0, 2.0)
+    message = Histogram(PLACE, 3000, *given, PLACE | 1, PLACE | 2, "float32", 10)
+    run = prepare(template_of(message))
+    assert run is not None
+    for _ in range(2):  # on other buffers each time
+        x = seeds.rng().uniform(-2, 3, 3000).astype("f4")
+        counts, edges = np.full(10, 9, np.int64), np.full(11, 9, np.float32)
+        run([pointer(x), pointer(counts), pointer(edges)])
+        expected = np.histogram(x, 10, (-1, 2))
+        np.testing.assert_array_equal(counts, expected[0])
+        np.testing.assert_allclose(edges, expected[1], rtol=1e-6)
+    asking = Histogram(PLACE, 3000, "float32", PLACE | 1, 0.0, 0.0, 1, 1, "float32", 10)
+    assert prepare(template_of(asking)) is None  # it looks at the device's numbers first
+
+
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     names = [(TOPS, name) for name in top_names()] + [(NUMBERS, name) for name in number_names()]
+    names += [(DISTINCT, name) for name in distinct_names()]
     for source, name in names if capability == (9, 0) else names[::5]:
         image, lowered, log = compile_cubin(source.text, name, (), capability)
         assert image[:4] == b"\x7fELF"

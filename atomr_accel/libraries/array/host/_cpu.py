@@ -24,7 +24,12 @@ _OF_SIZE: Final = {
 
 @final
 class CpuArray:
-    """Executes the array lane's messages."""
+    """Executes the array lane's messages.
+
+    Attributes:
+        handlers: by message.
+        of_steps: likewise of steps, which may be CUB's.
+    """
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         self._context: Final = context
@@ -36,7 +41,9 @@ class CpuArray:
             **CpuExpressions(context).handlers,
             **CpuIndexing(context, self._copy).handlers,
         }
-        self._of_steps: Final = self.handlers | {Run: CpuCub(context, stream).handlers[Run]}
+        self.of_steps: Final[dict[type, Any]] = self.handlers | {
+            Run: CpuCub(context, stream).handlers[Run]
+        }
 
     def on(self, stream: CpuStream) -> CpuArray:
         """The same on another stream."""
@@ -48,12 +55,12 @@ class CpuArray:
     def _several(self, message: Several) -> None:
         self._context.check()
         for step in message.steps:
-            self._of_steps[type(step)](step)
+            self.of_steps[type(step)](step)
 
     def _question(self, message: Question) -> Any:
         self._context.check()
         for step in message.steps:
-            self._of_steps[type(step)](step)
+            self.of_steps[type(step)](step)
         return self.handlers[type(message.last)](message.last)
 
     def _copy(self, message: CopyStrided) -> None:

@@ -93,7 +93,10 @@ def _value(
         case "ufunc":
             return _call(step.name, args)
         case "cast":
-            return np.asarray(args[0]).astype(dtype)
+            given = np.asarray(args[0])
+            if given.dtype.kind == "c" and dtype.kind not in "bc":
+                given = given.real  # which is what NumPy takes, too, with a warning
+            return given.astype(dtype)
         case "where":
             return np.where(*args)
         case "reduce" if step.name in REDUCTIONS:

@@ -12,9 +12,9 @@ from ..wire._indexing import (
     Compact,
     CopyAll,
     CountNumbers,
+    Distinct,
     FindOutside,
     Histogram,
-    MarkFirst,
     ReadNumbers,
     RequireIntervals,
     Scan,
@@ -53,9 +53,9 @@ class CpuIndexing:
             Choose: self._choose,
             Compact: self._compact,
             CountNumbers: self._count_numbers,
+            Distinct: self._distinct,
             FindOutside: self._find_outside,
             Histogram: self._histogram,
-            MarkFirst: self._mark_first,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
             Scan: self._scan,
@@ -178,17 +178,37 @@ class CpuIndexing:
         require_intervals(low, high, message.size, message.edge)
         return low, high
 
-    def _mark_first(self, message: MarkFirst) -> None:
+    def _distinct(self, message: Distinct) -> int:
         self._context.check()
-        if not message.count:
-            return
-        values = self._context.array(message.values, (message.count,), DTYPES[message.dtype])
-        flags = self._context.array(message.flags, (message.count,), DTYPES["bool"])
-        keys = _ordered(values)
-        flags[0] = True
-        flags[1:] = keys[1:] != keys[:-1]
-        if not message.equal_nan:
-            flags[1:] |= values[1:] != values[1:]
+        n = message.count
+        if not n:
+            return 0
+
+        def numbers(address: int) -> _Array:
+            return self._context.array(address, (n,), _INT64)
+
+        dtype = DTYPES[message.dtype]
+        values = self._context.array(message.values, (n,), dtype)
+        first = np.ones(n, bool)
+        if dtype.kind == "c":
+            first[1:] = values[1:] != values[:-1]
+            if message.equal_nan:
+                first[1:] &= ~np.isnan(values[:-1])
+        else:
+            keys = _ordered(values)
+            first[1:] = keys[1:] != keys[:-1]
+            if not message.equal_nan:
+                first[1:] |= values[1:] != values[1:]
+        begins = np.flatnonzero(first)
+        count = len(begins)
+        self._context.array(message.made, (n,), dtype)[:count] = values[begins]
+        if message.places:
+            numbers(message.places)[:count] = numbers(message.order)[begins]
+        if message.inverse:
+            numbers(message.inverse)[numbers(message.order)] = np.cumsum(first) - 1
+        if message.lengths:
+            numbers(message.lengths)[:count] = np.diff(begins, append=n)
+        return count
 
     def _read_numbers(self, message: ReadNumbers) -> tuple[int, ...]:
         self._context.check()

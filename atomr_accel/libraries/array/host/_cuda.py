@@ -29,7 +29,12 @@ def _launch(*layout: Any) -> Launch:
 
 @final
 class CudaArray:
-    """Executes the array lane's messages."""
+    """Executes the array lane's messages.
+
+    Attributes:
+        handlers: by message.
+        of_steps: likewise of steps, which may be CUB's.
+    """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
@@ -44,8 +49,9 @@ class CudaArray:
             **self._choosing.handlers,
             **CudaExpressions(context, stream).handlers,
         }
+        self.preparers: Final = self._choosing.preparers
         self._cub: CudaCub | None = None
-        self._of_steps: Final[dict[type, Any]] = self.handlers | {Run: self._run}
+        self.of_steps: Final[dict[type, Any]] = self.handlers | {Run: self._run}
 
     @staticmethod
     def preload() -> None:
@@ -64,7 +70,7 @@ class CudaArray:
             self._cub.close()
 
     def _execute(self, steps: Iterable[Step]) -> None:
-        handlers = self._of_steps
+        handlers = self.of_steps
         for step in steps:
             handlers[type(step)](step)
 

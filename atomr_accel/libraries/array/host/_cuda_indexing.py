@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -12,15 +13,16 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....backends.cuda.host._driver import check, driver
 from ....host._slots import Later
-from ...host._cuda_kernels import ArgumentBlocks, Kernels
+from ....wire import PLACE
+from ...host._cuda_kernels import ArgumentBlocks, Arguments, Kernels
 from ..wire._indexing import (
     Choose,
     Compact,
     CopyAll,
     CountNumbers,
+    Distinct,
     FindOutside,
     Histogram,
-    MarkFirst,
     ReadNumbers,
     RequireIntervals,
     Scan,
@@ -31,11 +33,13 @@ from ..wire._intervals import require_intervals
 from ._indexing_source import (
     COMPACTION,
     COUNT_ITEMS,
+    DISTINCT,
     ELEMENTS,
     INDEXING,
     NUMBERS,
     SCANS,
     UPLOADED,
+    binning,
     choosing,
     parts_of,
     scanning,
@@ -47,8 +51,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....host._slots import Template
     from ...host._device_code import CudaSource
     from ..wire._messages import CopyStrided
+    from ._indexing_source import Placed
+
+    _Prepared = Callable[[Sequence[int]], None]
 
 _NOWHERE: Final = (1 << 64) - 1
 
@@ -78,13 +86,17 @@ class CudaIndexing:
             Choose: self._choose,
             Compact: self._compact,
             CountNumbers: self._count_numbers,
+            Distinct: self._distinct,
             FindOutside: self._find_outside,
             Histogram: self._histogram,
-            MarkFirst: self._mark_first,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
             Scan: self._scan,
             Top: self._top,
+        }
+        self.preparers: Final[dict[type, Callable[[Template], _Prepared | None]]] = {
+            Histogram: self._prepare_histogram,
+            Scan: self._prepare_scan,
         }
 
     def close(self) -> None:
@@ -94,12 +106,39 @@ class CudaIndexing:
         self._kernels.clear()
         self._cells.close()
 
-    def _launch(self, source: CudaSource, name: str, items: int, packed: bytes) -> None:
-        """Launch a kernel of one of the sources, of which most programs need few."""
+    def _of(self, source: CudaSource) -> Kernels:
+        """The kernels of one of the sources, of which most programs need few."""
         kernels = self._kernels.get(source)
         if kernels is None:
             kernels = self._kernels[source] = Kernels(self._context, self._stream, source)
+        return kernels
+
+    def _launch(self, source: CudaSource, name: str, items: int, packed: bytes) -> None:
+        """Launch a kernel of one of the sources."""
+        kernels = self._of(source)
         kernels.launch(kernels.function(name), items, self._arguments.having(packed))
+
+    def _prepared(self, source: CudaSource, launches: Sequence[Placed]) -> _Prepared | None:
+        """What launches kernels on buffers that differ in addresses; None if one is no place."""
+        if any(0 < at < PLACE for each in launches for at in each.addresses):
+            return None
+        kernels, all_pointers = self._of(source), self._context.pointers
+        steps: list[tuple[Callable[[], None], Any, list[tuple[int, int]]]] = []
+        for each in launches:
+            name, items, data = each.packed(lambda _address: 0)
+            arguments = Arguments(data)
+            run = kernels.prepare(kernels.function(name), items, arguments)
+            places = [(slot, at ^ PLACE) for slot, at in enumerate(each.addresses) if at]
+            steps.append((run, arguments.pointers, places))
+
+        def launch(addresses: Sequence[int]) -> None:
+            pointers = all_pointers(addresses)
+            for run, into, places in steps:
+                for slot, at in places:
+                    into[slot] = pointers[at]
+                run()
+
+        return launch
 
     def _copy_all(self, message: CopyAll) -> None:
         for each in message.copies:
@@ -124,11 +163,31 @@ class CudaIndexing:
         parts, each = parts_of(message.count)
         packed = struct.pack("<5Q", counts, flags, message.count, each, parts)
         self._launch(COMPACTION, "count", parts * THREADS, packed)
-        self._launch(COMPACTION, "place", THREADS, struct.pack("<2Q", counts, parts))
         positions = pointer(message.positions)
         packed = struct.pack("<6Q", positions, counts, flags, message.count, each, parts)
         self._launch(COMPACTION, "compact", parts * THREADS, packed)
-        return self._cells.fetch([counts + 8 * parts], lambda found: found[0])
+        return self._cells.fetch([counts + 8 * parts], itemgetter(0))
+
+    def _distinct(self, message: Distinct) -> Later | int:
+        if not message.count:
+            return 0
+        pointer = self._context.pointer
+        asked = (message.made, message.places, message.inverse, message.begins)
+        made, places, inverse, begins = (pointer(at) if at else 0 for at in asked)
+        values, counts = pointer(message.values), pointer(message.scratch)
+        order = pointer(message.order) if message.order else 0
+        parts, each = parts_of(message.count)
+        types, sizes = kernel_types(message.dtype), (message.count, each, parts, message.equal_nan)
+        packed = struct.pack("<6Q", counts, values, *sizes)
+        self._launch(DISTINCT, f"firsts<{types}>", parts * THREADS, packed)
+        pointers = (made, places, inverse, begins, counts, values, order)
+        packed = struct.pack("<11Q", *pointers, *sizes)
+        self._launch(DISTINCT, f"distinct<{types}>", parts * THREADS, packed)
+        total = counts + 8 * parts
+        if message.lengths:
+            packed = struct.pack("<4Q", pointer(message.lengths), begins, total, message.count)
+            self._launch(DISTINCT, "lengths", message.count, packed)
+        return self._cells.fetch([total], itemgetter(0))
 
     def _count_numbers(self, message: CountNumbers) -> None:
         if message.count and message.size:
@@ -156,15 +215,24 @@ class CudaIndexing:
         if message.ends:
             self._require_intervals(message)
         pointer = self._context.pointer
-        counts = pointer(message.counts)
-        self._set(counts, 0, 8 * message.size)
-        given, ends = (pointer(at) if at else 0 for at in (message.given, message.ends))
-        places = counts, pointer(message.edges), given, ends
-        packed = struct.pack("<6Q", *places, message.count, message.size)
-        packed += struct.pack("<2d", message.low, message.high)
-        name = f"binned<{ELEMENTS[message.dtype]}, {ELEMENTS[message.edge]}>"
-        threads = max(-(-message.count // COUNT_ITEMS), message.size + 1)
-        self._launch(NUMBERS, name, threads, packed)
+        self._set(pointer(message.counts), 0, 8 * message.size)
+        self._launch(NUMBERS, *binning(message).packed(pointer))
+
+    def _prepare_histogram(self, template: Template) -> _Prepared | None:
+        """What makes histograms on buffers that differ in addresses."""
+        message: Any = template.message
+        if message.ends:
+            return None
+        run = self._prepared(NUMBERS, [binning(message)])
+        if run is None:
+            return None
+        at, nbytes, pointer = message.counts ^ PLACE, 8 * message.size, self._context.pointer
+
+        def histogram(addresses: Sequence[int]) -> None:
+            self._set(pointer(addresses[at]), 0, nbytes)
+            run(addresses)
+
+        return histogram
 
     def _require_intervals(self, message: Histogram | RequireIntervals) -> None:
         if not self._stream.captures:  # a recording cannot ask
@@ -177,12 +245,6 @@ class CudaIndexing:
                 self._set(self._context.pointer(message.scratch), 0, zeros)
             for launch in launches:
                 self._launch(TOPS, *launch)
-
-    def _mark_first(self, message: MarkFirst) -> None:
-        if message.count:
-            pointers = map(self._context.pointer, (message.flags, message.values))
-            packed = struct.pack("<4Q", *pointers, message.count, message.equal_nan)
-            self._launch(TOPS, f"marked<{kernel_types(message.dtype)}>", message.count, packed)
 
     def _set(self, pointer: int, value: int, nbytes: int) -> None:
         memset = driver.cuMemsetD8Async(pointer, value, nbytes, self._stream.handle)
@@ -202,11 +264,13 @@ class CudaIndexing:
         return there.raw
 
     def _scan(self, message: Scan) -> None:
-        launch = scanning(message)
-        pointer = self._context.pointer
-        pointers = struct.pack("<2Q", pointer(message.target), pointer(message.source))
-        packed = pointers + launch.arguments[len(pointers) :]
-        self._launch(SCANS, launch.name, launch.items, packed)
+        for each in scanning(message):
+            self._launch(SCANS, *each.packed(self._context.pointer))
+
+    def _prepare_scan(self, template: Template) -> _Prepared | None:
+        """What scans buffers that differ in addresses."""
+        message: Any = template.message
+        return self._prepared(SCANS, scanning(message))
 
 
 @final

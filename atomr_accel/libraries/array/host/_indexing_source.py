@@ -14,7 +14,7 @@ from ._source import THREADS, divisor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..wire._indexing import Choose, Element, Scan
+    from ..wire._indexing import Choose, Element, Histogram, Scan
 
 UPLOADED: Final = 2048
 """Bytes that a launch takes along among its arguments."""
@@ -25,9 +25,8 @@ _SHORT: Final = 32
 """Rows up to that length are scanned by one thread each."""
 
 INDEXING: Final = CudaSource(__package__, "indexing.cu", THREADS=THREADS, UPLOADED=UPLOADED)
-COMPACTION: Final = CudaSource(
-    __package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS, PARTS=PARTS
-)
+COMPACTION: Final = CudaSource(__package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
+DISTINCT: Final = CudaSource(__package__, "distinct.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
 SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
 
 NUMBERS: Final = CudaSource(
@@ -124,12 +123,51 @@ def parts_of(count: int) -> tuple[int, int]:
     return -(-count // each), each
 
 
-def scanning(message: Scan) -> Launch:
-    """The kernel for a scan, without its two pointers."""
+class Placed(NamedTuple):
+    """A launch, and what its pointers point to.
+
+    Attributes:
+        launch: without its pointers.
+        addresses: of what the first arguments point to; 0 for nothing.
+    """
+
+    launch: Launch
+    addresses: tuple[int, ...]
+
+    def packed(self, pointer: Callable[[int], int]) -> Launch:
+        """The same with its pointers."""
+        name, items, arguments = self.launch
+        pointers = [pointer(at) if at else 0 for at in self.addresses]
+        return Launch(name, items, struct.pack(f"<{len(pointers)}Q", *pointers) + arguments)
+
+
+def scanning(message: Scan) -> list[Placed]:
+    """The kernels for a scan."""
     element = ELEMENTS[message.dtype]
     wide = "float" if element in ("h16", "b16") else element
-    operator = "Add" if message.kind == "add" else "Multiply"
-    kernel = "scan_short" if message.length <= _SHORT else "scan"
-    items = message.rows * (1 if kernel == "scan_short" else THREADS)
-    arguments = struct.pack("<4Q", 0, 0, message.rows, message.length)
-    return Launch(f"{kernel}<{element}, {wide}, {operator}>", items, arguments)
+    types = f"<{element}, {wide}, {'Add' if message.kind == 'add' else 'Multiply'}>"
+    target, source, totals = message.target, message.source, message.scratch
+    rows, length = message.rows, message.length
+    if totals:
+        parts, each = parts_of(length)
+        sizes, threads = struct.pack("<3Q", length, each, parts), parts * THREADS
+        return [
+            Placed(Launch(f"total_parts{types}", threads, sizes), (totals, source)),
+            Placed(Launch(f"scan_parts{types}", threads, sizes), (target, source, totals)),
+        ]
+    kernel = "scan_short" if length <= _SHORT else "scan"
+    items = rows * (1 if kernel == "scan_short" else THREADS)
+    return [
+        Placed(
+            Launch(f"{kernel}{types}", items, struct.pack("<2Q", rows, length)), (target, source)
+        )
+    ]
+
+
+def binning(message: Histogram) -> Placed:
+    """The kernel for a histogram, whose counts are zeros."""
+    numbers = struct.pack("<2Q2d", message.count, message.size, message.low, message.high)
+    name = f"binned<{ELEMENTS[message.dtype]}, {ELEMENTS[message.edge]}>"
+    threads = max(-(-message.count // COUNT_ITEMS), message.size + 1)
+    addresses = (message.counts, message.edges, message.given, message.ends)
+    return Placed(Launch(name, threads, numbers), addresses)

@@ -34,6 +34,8 @@ _NEXT: Final = 12
 def kernel_types(dtype: str) -> str:
     """The template arguments for a dtype: its bits, its keys, and its kind of numbers."""
     kind, size = DTYPES[dtype].kind, DTYPES[dtype].itemsize
+    if kind == "c":
+        return f"Pair<{'float' if size == 8 else 'double'}>, u32, 4"
     bits = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64"}[size]
     number = 3 if dtype == "bfloat16" else {"b": 0, "u": 0, "i": 1, "f": 2}[kind]
     return f"{bits}, {'u64' if size == 8 else 'u32'}, {number}"

@@ -216,24 +216,38 @@ def top_scratch(rows: int, length: int, count: int) -> int:
     return 0 if length <= MOST_TOP else min(rows, TOP_ROWS) * each
 
 
-class MarkFirst(Message, frozen=True):
-    """Mark elements of a sorted row that differ from the one before them, and the first.
+class Distinct(Message, frozen=True):
+    """The different elements of a sorted row, in their order; answered by how many there are.
 
     Both zeros are equal.
 
     Attributes:
-        values: address of real numbers.
+        values: address of numbers.
         count: how many.
         dtype: theirs, by name.
-        flags: address of as many bytes; written.
         equal_nan: whether NaN are equal.
+        order: address of where each was before the row was sorted, int64; 0 if nobody asks.
+        made: address of as many elements, of which the first are written.
+        places: address of as many int64: where each was that is written; 0 likewise.
+        inverse: address of as many int64: which of those each element is, by ``order``; 0 likewise.
+        begins, lengths: addresses of as many int64: where each begins in the row, and how often it
+            is there; both 0 likewise.
+        scratch: address of ``PARTS`` int64.
     """
+
+    returns: ClassVar[Any] = int
 
     values: int
     count: int
     dtype: str
-    flags: int
     equal_nan: bool
+    order: int
+    made: int
+    places: int
+    inverse: int
+    begins: int
+    lengths: int
+    scratch: int
 
 
 class FindOutside(Message, frozen=True):
@@ -276,6 +290,8 @@ class Scan(Message, frozen=True):
         source, target: addresses of rows that follow each other; they may be the same.
         dtype: of both, by name.
         rows, length: how many rows of how many elements.
+        scratch: address of ``PARTS`` times ``SCAN_PART`` bytes, where a single row is long enough
+            for several blocks; 0 otherwise.
     """
 
     kind: Literal["add", "multiply"]
@@ -284,7 +300,10 @@ class Scan(Message, frozen=True):
     dtype: str
     rows: int
     length: int
+    scratch: int = 0
 
 
 PARTS: Final = 1024
-"""In how many parts flags are counted, at most."""
+"""In how many parts a long row is, at most."""
+SCAN_PART: Final = 16
+"""Bytes of what is known of a part of a row that is scanned, at most."""

@@ -26,9 +26,11 @@ def require_intervals(low: float, high: float, count: int, edge: str) -> None:
     step = (high - low) / count
     narrow = DTYPES[edge]
     # Only where a step is about as small as numbers are apart there is anything to look at.
-    if step > 4 * max(abs(float(np.spacing(narrow.type(each)))) for each in (low, high)):
-        return
-    edges = (np.arange(count + 1) * step + low).astype(narrow)
-    edges[-1] = high
+    with np.errstate(all="ignore"):  # ends may be too large for the dtype
+        apart = np.spacing(np.array([low, high]).astype(narrow))
+        if step > 4 * float(np.abs(apart).max()):
+            return
+        edges = (np.arange(count + 1) * step + low).astype(narrow)
+        edges[-1] = high
     if (edges[:-1] >= edges[1:]).any():
         raise ValueError(f"Too many bins for data range. Cannot create {count} finite-sized bins.")

@@ -11,9 +11,9 @@ from ._indexing import (
     Compact,
     CopyAll,
     CountNumbers,
+    Distinct,
     FindOutside,
     Histogram,
-    MarkFirst,
     ReadNumbers,
     RequireIntervals,
     Scan,
@@ -25,18 +25,10 @@ from ._program import Interpret, RunKernels
 
 Moves: TypeAlias = Choose | CopyAll | CopyStrided | Upload
 Computes: TypeAlias = (
-    CountNumbers
-    | Histogram
-    | Interpret
-    | MarkFirst
-    | RequireIntervals
-    | Run
-    | RunKernels
-    | Scan
-    | Top
+    CountNumbers | Histogram | Interpret | RequireIntervals | Run | RunKernels | Scan | Top
 )
 Step: TypeAlias = Moves | Computes
-Asked: TypeAlias = Compact | FindOutside | ReadNumbers
+Asked: TypeAlias = Compact | Distinct | FindOutside | ReadNumbers
 
 STEPS: Final = frozenset(get_args(Step))
 """What ``Several`` may have."""

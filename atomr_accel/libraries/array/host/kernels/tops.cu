@@ -8,32 +8,10 @@
 // their places are taken apart in the same way. "top_collect" takes what is up to there; the last
 // block of a row sorts it.
 //
-// "marked" looks for what differs in what is sorted.
-//
 // All are launched with as many blocks as there is work for or fewer, which take more in turn.
 
+#include "keys.cuh"
 #include "types.cuh"
-
-// KIND: 0 unsigned numbers, 1 signed ones, 2 floats of IEEE 754, 3 bfloat16.
-template <class W, class K, int KIND> __device__ K key_of(W bits, u64 descending) {
-  constexpr W SIGN = (W)((W)1 << (8 * sizeof(W) - 1)), ALL = (W)~(W)0;
-  W made = bits;
-  if (KIND == 1) made ^= SIGN;
-  if (KIND >= 2) {
-    constexpr W INFINITE = (W)(KIND == 3            ? 0x7f80
-                               : sizeof(W) == 2     ? 0x7c00
-                               : sizeof(W) == 4     ? 0x7f800000u
-                                                    : 0x7ff0000000000000ull);
-    const W size = bits & (W)~SIGN;
-    if (size > INFINITE)
-      made = ALL;  // no number
-    else if (!size)
-      made = SIGN;  // both zeros
-    else
-      made = bits & SIGN ? (W)~bits : (W)(bits | SIGN);
-  }
-  return descending ? (K)(W)~made : (K)made;
-}
 
 // Where an element is in shared memory: neighbours of a thread's are in banks of their own.
 __device__ __forceinline__ u32 spread(u32 at) { return at + at / 32; }
@@ -115,18 +93,6 @@ sorted_rows(W* values, i64* places, const W* source, u64 rows, u64 length, u64 c
       if (places) places[to] = (i64)place;
     }
     __syncthreads();
-  }
-}
-
-// Where elements of a sorted row differ from the one before them. No numbers are equal on request.
-template <class W, class K, int KIND>
-__global__ void __launch_bounds__(THREADS)
-marked(unsigned char* flags, const W* values, u64 count, u64 equal) {
-  const u64 step = (u64)gridDim.x * blockDim.x;
-  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
-    const K key = key_of<W, K, KIND>(values[at], 0);
-    const bool none = KIND >= 2 && !equal && key == (K)(W)~(W)0;
-    flags[at] = none || !at || key != key_of<W, K, KIND>(values[at - 1], 0);
   }
 }
 

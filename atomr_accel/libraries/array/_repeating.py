@@ -1,0 +1,366 @@
+"""``device.array``'s functions that give elements more places than they had, or others."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
+from ...expressions import Operand, broadcast, cast, constant, index
+from .._op import D, op
+from .._request import Request
+from ._choosing import INT64, read_numbers
+from ._creation import Number, _number
+from ._keys import Chosen, gather
+from ._sorting import scanned
+from ._steps import ArrayPart, Steps
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+
+PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
+
+_PAD_MODES: Final = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+class Repeating(ArrayPart[D]):
+    """Elements again, moved along axes, or with others around them."""
+
+    @op
+    def repeat(
+        self,
+        a: GpuRef,
+        repeats: SupportsIndex | Sequence[int] | Operand,
+        axis: int | None = None,
+    ) -> Request[GpuRef]:
+        """Each element several times; as ``numpy.repeat``.
+
+        Args:
+            a: an array.
+            repeats: how often: one number, or one for each element of the axis; on the device,
+                too.
+            axis: along which; None flattens it first.
+
+        Raises:
+            ValueError: a negative number, or others than there are elements.
+            TypeError: no whole numbers.
+            Unsupported: several numbers on the device, in a batch or a recording, as only the
+                device knows how large the result is; several numbers, and CUB is not installed.
+        """
+        ref = self._ref(a, "a")
+        at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
+        n = ref.size if axis is None else ref.shape[at]
+        if isinstance(repeats, Operand):
+            return self._repeated(ref, repeats, at, n, flat=axis is None)
+        if isinstance(repeats, Sequence):
+            counts = np.array([_whole(each, "repeats") for each in repeats], np.int64)
+            if (counts < 0).any():
+                raise ValueError("repeats may not contain negative values.")
+            if len(counts) != 1:
+                return self._repeated(ref, counts, at, n, flat=axis is None)
+            repeats = int(counts[0])
+        times = _whole(repeats, "repeats")
+        if times < 0:
+            raise ValueError("repeats may not contain negative values.")
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "a")
+            if axis is None:
+                source = steps.flat(source)
+            shape = source.shape
+            made = steps.output((*shape[:at], shape[at] * times, *shape[at + 1 :]), ref.dtype)
+            split = made.reshape(*shape[: at + 1], times, *shape[at + 1 :])
+            seen = source[(*[slice(None)] * (at + 1), None)]
+            steps.assign((seen.broadcast_to(split.shape), split))
+            return made
+
+        return self._several("repeat", build)
+
+    def _repeated(
+        self,
+        ref: GpuRef,
+        counts: Operand | np.ndarray[Any, np.dtype[Any]],
+        axis: int,
+        n: int,
+        *,
+        flat: bool,
+    ) -> Request[GpuRef]:
+        """Each element as often as its own number says."""
+        if counts.dtype.kind not in "biu":
+            raise TypeError(
+                f"Cannot cast array data from {counts.dtype!r} to dtype('int64') according to the "
+                "rule 'safe'"
+            )
+        size = math.prod(counts.shape)
+        if len(counts.shape) > 1 or size not in (1, n):
+            raise ValueError(
+                f"operands could not be broadcast together with shape ({n},) ({size},)"
+            )
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.flat(steps.ref(ref, "a")) if flat else steps.ref(ref, "a")
+            if isinstance(counts, np.ndarray):
+                total = int(counts.sum())
+                ends = steps.upload(np.cumsum(counts), INT64)
+            else:
+                total = 0
+                if n:
+                    wide = cast(counts, INT64)
+                    least, wide = wide.min(), broadcast(wide, (n,))
+                    asked = read_numbers(self._cub, (least, wide.sum()), "repeat")
+                    low, total = steps.driver.perform(asked) or (0, 0)
+                    if low < 0:
+                        raise ValueError("repeats may not contain negative values.")
+                    sums = steps.evaluate(wide)
+                    ends = scanned(steps, "add", sums, deterministic=False)
+            shape = (*source.shape[:axis], total, *source.shape[axis + 1 :])
+            made = steps.output(shape, ref.dtype)
+            if total:
+                at = steps.evaluate(index((total,), 0))
+                positions = steps.do(steps.cub.upper_bound(ends, at))
+                gather(steps, Chosen(source, [(positions, axis)], (total,), axis), made, "clip")
+            return made
+
+        return self._several("repeat", build)
+
+    @op
+    def tile(
+        self,
+        A: GpuRef,  # noqa: N803 - NumPy's name
+        reps: SupportsIndex | Sequence[SupportsIndex],
+    ) -> Request[GpuRef]:
+        """The array several times along its axes; as ``numpy.tile``.
+
+        Args:
+            A: an array.
+            reps: how often along each axis.
+
+        Raises:
+            ValueError: a negative number.
+        """
+        ref = self._ref(A, "A")
+        given = (reps,) if isinstance(reps, SupportsIndex) else tuple(reps)
+        times = tuple(_whole(each, "reps") for each in given)
+        if any(each < 0 for each in times):
+            raise ValueError("negative dimensions are not allowed")
+        ndim = max(ref.ndim, len(times))
+        times = (1,) * (ndim - len(times)) + times
+        shape = (1,) * (ndim - ref.ndim) + ref.shape
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "A")[(*[None] * (ndim - ref.ndim), ...)]
+            made = steps.output(
+                tuple(n * count for n, count in zip(shape, times, strict=True)), ref.dtype
+            )
+            pairs = tuple(each for pair in zip(times, shape, strict=True) for each in pair)
+            key = tuple(each for _ in range(ndim) for each in (None, slice(None)))
+            steps.assign((source[key].broadcast_to(pairs), made.reshape(pairs)))
+            return made
+
+        return self._several("tile", build)
+
+    @op
+    def roll(
+        self,
+        a: GpuRef,
+        shift: SupportsIndex | tuple[SupportsIndex, ...],
+        axis: int | tuple[int, ...] | None = None,
+    ) -> Request[GpuRef]:
+        """Elements moved along axes, from the end to the beginning; as ``numpy.roll``.
+
+        Args:
+            a: an array.
+            shift: by how many places, one number for each axis.
+            axis: along which; None flattens it meanwhile.
+
+        Raises:
+            ValueError: other numbers of shifts and axes.
+        """
+        ref = self._ref(a, "a")
+        shifts = shift if isinstance(shift, tuple) else (shift,)
+        if axis is None:
+            moves = {0: sum(_whole(each, "shift") for each in shifts)}
+            flat_shape: tuple[int, ...] = (ref.size,)
+        else:
+            axes = normalize_axis_tuple(axis, ref.ndim, allow_duplicate=True)
+            if len(shifts) > 1 and len(axes) > 1 and len(shifts) != len(axes):
+                raise ValueError("shape mismatch: objects cannot be broadcast to a single shape")
+            moves = dict.fromkeys(range(ref.ndim), 0)
+            count = max(len(shifts), len(axes))
+            for at in range(count):
+                each = shifts[at % len(shifts)]
+                moves[axes[at % len(axes)]] += _whole(each, "shift")
+            flat_shape = ref.shape
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "a")
+            made = steps.output(ref.shape, ref.dtype)
+            if not ref.size:
+                return made
+            if axis is None:
+                source = steps.flat(source)
+            steps.assign(*_rolled(source, made.reshape(flat_shape), moves))
+            return made
+
+        return self._several("roll", build)
+
+    @op
+    def pad(
+        self,
+        array: GpuRef,
+        pad_width: int | Sequence[int] | Sequence[Sequence[int]],
+        mode: PadMode = "constant",
+        *,
+        constant_values: Number = 0,
+    ) -> Request[GpuRef]:
+        """With further elements around it; as ``numpy.pad``.
+
+        Args:
+            array: an array.
+            pad_width: how many, before and behind each axis; one number, one pair, or a pair
+                for each axis.
+            mode: what they are: ``"constant"``, ``"edge"``, ``"reflect"``, ``"symmetric"`` or
+                ``"wrap"``.
+            constant_values: what they are with ``"constant"``.
+
+        Raises:
+            ValueError: negative widths, or an axis without elements that has none to repeat.
+            TypeError: widths that are no whole numbers.
+        """
+        ref = self._ref(array, "array")
+        if mode not in _PAD_MODES:
+            raise ValueError(f"mode '{mode}' is not supported; there are {', '.join(_PAD_MODES)}")
+        widths = _widths(pad_width, ref.ndim)
+        value = _number(constant_values, "constant_values")
+        filler = constant(value, ref.dtype) if mode == "constant" else None
+        if mode != "constant":
+            for at, (n, width) in enumerate(zip(ref.shape, widths, strict=True)):
+                if not n and any(width):
+                    raise ValueError(
+                        f"can't extend empty axis {at} using modes other than 'constant' or 'empty'"
+                    )
+        shape = tuple(
+            before + n + behind for n, (before, behind) in zip(ref.shape, widths, strict=True)
+        )
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "array")
+            made = steps.output(shape, ref.dtype)
+            inside = tuple(
+                slice(before, before + n) for n, (before, _) in zip(ref.shape, widths, strict=True)
+            )
+            if filler is not None and shape != ref.shape:
+                one = steps.evaluate(filler)
+                pairs = [(one.broadcast_to(part.shape), part) for part in _around(made, inside)]
+                steps.assign((source, made[inside]), *pairs)
+                return made
+            steps.assign((source, made[inside]))
+            for axis, (before, behind) in enumerate(widths):
+                # Axes before this one are whole already; those behind it come later.
+                key = (*[slice(None)] * axis, slice(None), *inside[axis + 1 :])
+                whole = made[key]
+                n = ref.shape[axis]
+                pairs = []
+                for target, of, length, step in _runs(n, before, behind, mode):
+                    start, first = target + before, of + before
+                    to = whole[(*[slice(None)] * axis, slice(start, start + length))]
+                    along = slice(first, first + 1) if not step else slice(first, first + length)
+                    if step < 0:
+                        along = slice(first - length + 1, first + 1)
+                    piece = whole[(*[slice(None)] * axis, along)]
+                    if step < 0:
+                        piece = piece[(*[slice(None)] * axis, slice(None, None, -1))]
+                    pairs.append((piece.broadcast_to(to.shape), to))
+                steps.assign(*pairs)
+            return made
+
+        return self._several("pad", build)
+
+
+def _whole(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be whole numbers of the program's, not {value!r}") from None
+
+
+def _rolled(
+    source: GpuRef, target: GpuRef, moves: dict[int, int]
+) -> Iterator[tuple[GpuRef, GpuRef]]:
+    """The parts of an array, and where they go."""
+    pairs = [(source, target)]
+    for axis, move in moves.items():
+        n = source.shape[axis]
+        by = move % n
+        if not by:
+            continue
+        key = (slice(None),) * axis
+        pairs = [
+            part
+            for of, to in pairs
+            for part in (
+                (of[(*key, slice(n - by))], to[(*key, slice(by, None))]),
+                (of[(*key, slice(n - by, None))], to[(*key, slice(by))]),
+            )
+        ]
+    yield from pairs
+
+
+def _around(made: GpuRef, inside: tuple[slice, ...]) -> Iterator[GpuRef]:
+    """The parts of an array that are outside of one in its middle."""
+    for axis, part in enumerate(inside):
+        key = (*[slice(None)] * axis, slice(0, part.start))
+        behind = (*[slice(None)] * axis, slice(part.stop, None))
+        for each in (made[key], made[behind]):
+            if each.size:
+                yield each
+        made = made[(*[slice(None)] * axis, part)]
+
+
+def _widths(given: Any, ndim: int) -> list[tuple[int, int]]:
+    """How many elements come before and behind each axis."""
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError("`pad_width` must be of integral type.")
+    if array.size and array.min() < 0:
+        raise ValueError("index can't contain negative values")
+    try:
+        pairs = np.broadcast_to(array, (ndim, 2))
+    except ValueError:
+        raise ValueError(
+            f"operands could not be broadcast together with remapped shapes [original->remapped]: "
+            f"{array.shape} and requested shape ({ndim}, 2)"
+        ) from None
+    return [(int(before), int(behind)) for before, behind in pairs]
+
+
+def _runs(n: int, before: int, behind: int, mode: PadMode) -> Iterator[tuple[int, int, int, int]]:
+    """What the elements around an axis are copies of.
+
+    Yields:
+        Where a run of them begins, where that begins which it is a copy of, how long it is, and
+        the step there: 1, -1, or 0 for one element that repeats.
+    """
+    for start, end in ((-before, 0), (n, n + behind)):
+        at = start
+        if at == end:
+            continue
+        if mode == "edge" or n == 1:
+            yield at, (0 if at < 0 else n - 1), end - at, 0
+            continue
+        period = {"wrap": n, "symmetric": 2 * n, "reflect": 2 * (n - 1)}[mode]
+        turn = n - 1 if mode == "reflect" else n
+        while at < end:
+            place = at % period
+            if place < turn:
+                of, step, length = place, 1, turn - place
+            else:
+                of, step, length = 2 * turn - place, -1, period - place
+                of -= mode == "symmetric"
+            length = min(length, end - at)
+            yield at, of, length, step
+            at += length
