@@ -61,6 +61,10 @@ static void sincospi(double x, double* s, double* c) {
   *s = std::sin(x * M_PI);
   *c = std::cos(x * M_PI);
 }
+static void sincospif(float x, float* s, float* c) {
+  *s = (float)std::sin(x * M_PI);
+  *c = (float)std::cos(x * M_PI);
+}
 static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
@@ -243,7 +247,7 @@ def compile_kernels(
         converts a number to integers that do not hold it, such as -1.0 to unsigned ones: a GPU
         makes something else of it than this processor.
     """
-    launch = "launch_together" if "__syncthreads" in source else "launch"
+    launch = "launch_together" if "__sync" in source else "launch"
     runners = []
     for number, (name, members) in enumerate(kernels.items()):
         names = [member.split()[-1].lstrip("*&") for member in members.split(";") if member.strip()]
@@ -355,8 +359,11 @@ class HostKernels:
         return self._compiled[name]
 
     def launch(self, function: Any, items: int, arguments: Any) -> None:
+        self.prepare(function, items, arguments)()
+
+    def prepare(self, function: Any, items: int, arguments: Any) -> Callable[[], None]:
         assert items
-        function(bytes(arguments._data))
+        return lambda: function(bytes(arguments._data))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -160,12 +160,15 @@ class Kernels:
     def prepare_blocks(
         self, function: _Function, blocks: int, threads: int, shared: int, arguments: Arguments
     ) -> Callable[[], None]:
-        """What makes a launch of so many blocks of so many threads, with bytes of shared memory."""
-        handle, stream, address = function.handle, self._stream.handle, arguments.address
+        """What makes a launch of so many blocks of so many threads, with bytes of shared memory.
+
+        It keeps the arguments, which have nothing else but their address there.
+        """
+        handle, stream = function.handle, self._stream.handle
 
         def launch() -> None:
             (status,) = driver.cuLaunchKernel(
-                handle, blocks, 1, 1, threads, 1, 1, shared, stream, 0, address
+                handle, blocks, 1, 1, threads, 1, 1, shared, stream, 0, arguments.address
             )
             if status:
                 raise failure("cuLaunchKernel", status)

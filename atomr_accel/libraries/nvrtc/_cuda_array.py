@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from ..._dtypes import NAMES
-from ..._errors import GpuRefStale
+from ..._errors import GpuRefStale, Unsupported
 from .._arguments import require_readable, require_writable
 from .._op import D, Facade, op
+from .._origin import name_of
 from .._request import Request, Submission
 from ._lanes import KERNELS
 from ._texels import Texels, check_extent, texels
@@ -65,6 +66,8 @@ class ArrayMemory:
         self.dtype: Final = ref.dtype
         self.layout: Final = layout
         self.surface: Final = surface
+        self._home = ref._block.memory
+        self._freed = False
         self._source = ref if ref.sealed else None
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
 
@@ -98,15 +101,24 @@ class ArrayMemory:
         """What stands for it; it is made again first, if a fault has taken it and that can be.
 
         Raises:
-            GpuRefStale: a fault has taken it, and what it was made of; or this is a recording,
-                which makes nothing.
+            ValueError: it is of another device.
+            GpuRefStale: it was freed, or a fault has taken it, and what it was made of; or this is
+                a recording, which makes nothing.
         """
         keeper, source = driver.memory.owner, self._source
+        what = f"a CUDA array of {NAMES[self.dtype]}{[*self.shape]}"
+        if self._freed:
+            raise GpuRefStale(f"{what} was freed")
         copy = self._copies.get(keeper)
         if copy is None or copy.kept.epoch is not driver.memory.epoch or not copy.made:
+            if copy is None and source is None and self._home is not driver.memory:
+                raise ValueError(
+                    f"{what} lives on {name_of(self._home, driver.memory)}, but the op runs on "
+                    f"{driver.memory.device}: make one there"
+                )
             if source is None or driver.keeper is not keeper:
                 raise GpuRefStale(
-                    f"a CUDA array of {NAMES[self.dtype]}{[*self.shape]} is gone: the generation "
+                    f"{what} is gone: the generation "
                     "of its device has ended. One that is made of a sealed buffer is made again "
                     "when it is next used outside of a recording"
                 )
@@ -114,6 +126,23 @@ class ArrayMemory:
             driver.perform(Request(KERNELS, key[0], partial(self.make, ref=source), key))
             copy = self._copies[keeper]
         return copy.kept
+
+    def free(self, driver: Driver) -> Submission[None]:
+        """What releases it, in this host after the ops before; in others once they know.
+
+        Raises:
+            Unsupported: in a recording.
+            GpuRefStale: it was freed before, or is gone.
+        """
+        if driver.keeper is not driver.memory.owner:
+            raise Unsupported(
+                "a CUDA array is freed by itself, and not when a recording is replayed"
+            )
+        kept = self.there(driver)
+        self._freed = True
+        self._source = None
+        self._copies.clear()
+        return Submission(FreeArray(self.number), (), (kept,))
 
 
 @final
@@ -170,6 +199,19 @@ class CudaArray(Facade[D]):
             GpuRefStale: it, or the array, is of an older generation, or freed.
         """
         return self._copy(ref, to_array=False)
+
+    @op
+    def free(self) -> Request[None]:
+        """Give its memory back now, after its last op (``cuArrayDestroy``).
+
+        Dropping the array does the same, with a later op. Textures and surfaces of it are refused
+        from now on.
+
+        Raises:
+            GpuRefStale: it was freed before, or is of an older generation.
+            Unsupported: in a recording.
+        """
+        return Request(KERNELS, "CudaArray.free", self._memory.free)
 
     def _copy(self, ref: GpuRef, *, to_array: bool) -> Request[None]:
         memory, name = self._memory, f"CudaArray.copy_{'from' if to_array else 'to'}"

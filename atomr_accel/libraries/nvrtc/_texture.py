@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from .._arguments import require_readable
+from .._arguments import not_contiguous, require_readable, strided
 from ._cuda_array import CudaArray
 from ._texels import FLOATS, WIDE, Texels, texels
 from .wire._messages import SurfaceObject, TextureObject
@@ -48,6 +48,19 @@ _BEGIN: Final = 512
 """So does the texture itself, as whole buffers do."""
 
 
+def _check_begin(block: Block, name: str) -> None:
+    """A view begins where a texture may.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if block.offset % _BEGIN:
+        raise ValueError(
+            f"{name} begins at byte {block.offset} of its buffer; textures want a multiple of "
+            f"{_BEGIN}: copy it first, or into a device.nvrtc.cuda_array"
+        )
+
+
 def _takes_objects(dtype: np.dtype[Any] | None, size: tuple[int, int] | None) -> bool:
     """Whether a parameter may be a texture or surface object, which is a number of 64 bits."""
     if dtype is not None:
@@ -63,7 +76,8 @@ class Texture:
     Kernels read it by ``tex1Dfetch``, ``tex1D``, ``tex2D`` and ``tex3D``. What it is of:
 
     - a buffer of one axis, for ``tex1Dfetch``, which takes whole numbers and knows no filter;
-    - a buffer of two axes, for ``tex2D``, whose rows take a multiple of 32 bytes;
+    - a buffer of two axes, for ``tex2D``, whose rows take a multiple of 32 bytes; a view of a
+      buffer begins at a multiple of 512;
     - a ``CudaArray`` of one to three axes, for all of them.
 
     Of a buffer it is a view, read when the kernel runs, made (``cuTexObjectCreate``) where that
@@ -83,7 +97,8 @@ class Texture:
             from -1.
         srgb: have bytes converted from sRGB; needs ``read="normalized"``.
         border: one value for each channel.
-        channels: of a texel: 2 and 4 are the buffer's last axis. A ``CudaArray`` knows its own.
+        channels: of a texel: 2 and 4 are the buffer's last axis. Those of a ``CudaArray`` are its
+            own.
     """
 
     source: GpuRef | CudaArray[Any]
@@ -103,7 +118,7 @@ class Texture:
 
         Raises:
             TypeError: no array, or settings of a wrong type.
-            ValueError: what ``cuTexObjectCreate`` refuses.
+            ValueError: what ``cuTexObjectCreate`` refuses, or a view with gaps.
             Unsupported: elements that texture units do not know.
         """
         layout = self._layout()
@@ -121,7 +136,11 @@ class Texture:
 
     def _layout(self) -> Texels:
         if isinstance(self.source, CudaArray):
-            return self.source._memory.layout
+            layout = self.source._memory.layout
+            if self.channels not in (1, layout.channels):
+                raise ValueError(f"{self.source!r} has not {self.channels!r}")
+            object.__setattr__(self, "channels", layout.channels)
+            return layout
         return texels(self.source, self.channels, "a Texture")
 
     def _check_modes(self, axes: int) -> None:
@@ -155,7 +174,11 @@ class Texture:
 
     def _check_memory(self, layout: Texels) -> None:
         extent, source = layout.extent, self.source
+        assert not isinstance(source, CudaArray)
         wanted = "copy it into a device.nvrtc.cuda_array"
+        if strided(source):
+            raise not_contiguous(source, "a Texture's buffer")
+        _check_begin(source._block, repr(source))
         if len(extent) == 1:
             if self.filter != "point" or self.normalized or self.address != ("clamp",):
                 raise ValueError(
@@ -208,12 +231,9 @@ class Texture:
         else:
             source = driver.stand_in(source)
             block = require_readable(source, driver.memory, name)
+            _check_begin(block, name)  # of what stands for it
             reads.append(block)
             address = block.address
-            if block.offset % _BEGIN:
-                raise ValueError(
-                    f"{name} begins at byte {block.offset}; textures want a multiple of {_BEGIN}"
-                )
         flags = (
             (_AS_INTEGER if self.read == "element" else 0)
             | (_NORMALIZED if self.normalized else 0)

@@ -298,9 +298,9 @@ class DirectSolves(SparsePart[D]):
             pivoting: where pivots are looked for, by cuDSS's names: "auto", "none", "global_col",
                 "global_row", "diagonal", "local_block" or "bunch_kaufman".
             pivot_threshold: from 0 to 1: how large a pivot must be beside the largest one.
-            pivot_epsilon: pivots of a smaller magnitude count as zero, though cuDSS does not count
-                those of rows by themselves. By default that is for cuDSS to say; on the CPU only
-                zeros do.
+            pivot_epsilon: pivots of a smaller magnitude count as zero. cuDSS scales matrices
+                before, so that diagonals are of ones, and by default says itself what counts; on
+                the CPU pivots are those of the matrix as it is, and by default only zeros count.
             refinement: steps of iterative refinement of each solve.
 
         SuperLU, on the CPU, goes by ``kind="spd"``, ``triangle``, ``pivot_threshold``,

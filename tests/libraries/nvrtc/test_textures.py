@@ -154,10 +154,10 @@ async def test_textures_of_buffers(device: Device) -> None:
         await sampled.launch(1, 1, texture, texture, 0.0, 0.0)
     with pytest.raises(TypeError, match=r"argument 2 is a Texture, but .* for 'cudaTex"):
         await sampled.launch(1, 1, out, texture, texture, 0.0)
-    with pytest.raises(ValueError, match="begins at byte 32; textures want a multiple of 512"):
-        await sampled.launch(1, 1, out, Texture(image[1:]), 0.0, 0.0)
-    with pytest.raises(ValueError, match="contiguous"):
-        await sampled.launch(1, 1, out, Texture(image.T), 0.0, 0.0)
+    with pytest.raises(ValueError, match=r"at byte 32 of its buffer; textures want .* of 512"):
+        Texture(image[1:])
+    with pytest.raises(ValueError, match="a Texture's buffer is not contiguous"):
+        Texture(image.T)
     await device.free(image)
     with pytest.raises(GpuRefStale):
         await sampled.launch(1, 1, out, texture, 0.0, 0.0)
@@ -196,6 +196,57 @@ async def test_cuda_arrays(device: Device) -> None:
         await sampled.launch(1, 1, out, Surface(canvas), 0.0, 0.0)
     with pytest.raises(TypeError, match=r"is a Texture, but the kernel .* 'cudaTextureObject_t'"):
         await drawn.launch(1, (4, 3, 2), Texture(canvas), 2.5)
+
+
+@on_shared
+async def test_cuda_arrays_know_their_channels(device: Device) -> None:
+    array = await device.nvrtc.cuda_array(await device.zeros((3, 8, 4), np.uint8), channels=4)
+    for given in ({}, {"channels": 4}):
+        assert Texture(array, **given).channels == 4  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="4 channels> has not 2"):
+        Texture(array, channels=2)
+
+
+@on_shared
+async def test_cuda_arrays_are_freed(device: Device) -> None:
+    sampled, _, _ = await kernels(device)
+    image = await device.put(np.full((4, 8), 3, np.float32), sealed=True)
+    out = await device.zeros((), np.float32)
+    for batched in (False, True):
+        array = await device.nvrtc.cuda_array(image)
+        texture = Texture(array)
+        async with device.record() as program:
+            with pytest.raises(Unsupported, match="not when a recording is replayed"):
+                program.using(array).free()
+        if batched:
+            async with device.batch() as batch:
+                batch.launch(sampled, 1, 1, out, texture, 0.5, 0.5)
+                batch.using(array).free()
+                with pytest.raises(GpuRefStale, match=r"a CUDA array of float32\[4, 8\] was freed"):
+                    batch.launch(sampled, 1, 1, out, texture, 0.5, 0.5)
+        else:
+            await sampled.launch(1, 1, out, texture, 0.5, 0.5)
+            await array.free()
+        assert await device.get(out) == 3
+        for call in (array.free, lambda: sampled.launch(1, 1, out, texture, 0.5, 0.5)):  # noqa: B023
+            with pytest.raises(GpuRefStale, match="was freed"):
+                await call()
+    async with device.record() as program:
+        with pytest.raises(Unsupported, match="cannot be in a batch or a recording; await it"):
+            program.nvrtc.cuda_array(image)
+
+
+@on_shared
+async def test_cuda_arrays_are_of_one_device(device: Device) -> None:
+    sampled, _, _ = await kernels(device)
+    out = await device.zeros((), np.float32)
+    async with opened(isolation="thread") as other:
+        for sealed in (False, True):
+            array = await other.nvrtc.cuda_array(
+                await other.put(np.zeros((2, 8), "f4"), sealed=sealed)
+            )
+            with pytest.raises(ValueError, match=r"lives on .*, which was opened (later|earlier)"):
+                await sampled.launch(1, 1, out, Texture(array), 0.5, 0.5)
 
 
 @on_shared

@@ -121,9 +121,9 @@ def steps(value: Steps, space: int, name: str, least: int = 1) -> tuple[int, ...
     """
     try:
         numbers = (
-            tuple(operator.index(each) for each in value)
+            tuple(_index(each) for each in value)
             if isinstance(value, Sequence)
-            else (operator.index(value),) * space
+            else (_index(value),) * space
         )
     except TypeError:
         raise TypeError(f"{name} must be an integer or {space} of them, not {value!r}") from None
@@ -134,6 +134,12 @@ def steps(value: Steps, space: int, name: str, least: int = 1) -> tuple[int, ...
     if max(numbers) > LARGEST:
         raise ValueError(f"{name} must be at most {LARGEST}, not {value!r}")
     return numbers
+
+
+def _index(value: int) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def paddings(

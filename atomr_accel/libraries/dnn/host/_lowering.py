@@ -53,6 +53,9 @@ _UNLIMITED: Final = frozenset(
 )
 """Activations that give NaN where there is a limit, or a number for NaN."""
 
+_ROUGH: Final = frozenset({"tanh", "tanh_backward"})
+"""Activations of float32 that are off by a hundred units in the last place and more."""
+
 _OWN: Final = LAYOUT.keys() | BLOCKS.keys()
 """What is not asked for. Of moves engines take (9.19) slices in front of others, whose pointers
 they shift, aligned or not; scales of blocks they take in an order of their own."""
@@ -182,6 +185,9 @@ def _wrong(graph: Graph, node: Node) -> str:
     if node.op in _UNLIMITED and len(graph.nodes) == 1:
         # Together with others it saves a pass over memory, alone it is no faster than we are.
         return f"{node.op} of infinities and NaN"
+    results = {graph.tensors[id_].dtype for _, id_ in node.outputs}
+    if node.op in _ROUGH and "float32" in results and len(graph.nodes) == 1:
+        return f"{node.op} of float32: it has five digits"
     outputs = {name for name, _ in node.outputs}
     if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
         return "it sums a sink's gradient beyond the ends of ragged sequences"

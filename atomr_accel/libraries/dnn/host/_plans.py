@@ -158,12 +158,8 @@ class PlanStore:
             LibraryError: it failed.
         """
         key = (encoded, tuned)
-        plan = self._plans.get(key)
+        plan = self.recall(key)
         if plan is not None:
-            try:
-                self._plans.move_to_end(key)
-            except KeyError:
-                return plan, "memory"  # which another lane has dropped just now
             return plan, "memory"
         with self._lock:
             plan = self._plans.get(key)
@@ -182,6 +178,16 @@ class PlanStore:
             if tuned:
                 self._keep((encoded, True), plan)
         return plan, origin
+
+    def recall(self, key: tuple[bytes, bool]) -> Plan | None:
+        """The plan of an encoded graph, tuned or not, if it is in memory."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            try:
+                self._plans.move_to_end(key)
+            except KeyError:
+                return plan  # which another lane has dropped just now
+        return plan
 
     def tune(
         self, encoded: bytes, handle: int, time: Callable[[Plan, int], float]

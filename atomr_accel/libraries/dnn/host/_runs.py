@@ -94,6 +94,7 @@ class _Numbers:
         self._cells: Final = tuple((np.zeros((), dtype), numbers[id_]) for id_, dtype in kinds)
         self._pointers: Final = [cell.ctypes.data for cell, _ in self._cells]
         self._places: Final = {number: start + at for at, number in enumerate(kinds)}
+        self._written: Sequence[float] = ()
 
     def places(self, step: Step) -> dict[int, int]:
         """Which of a run's pointers are those of a step's numbers, by id."""
@@ -101,8 +102,10 @@ class _Numbers:
 
     def write(self, pointers: list[int], scalars: Sequence[float]) -> None:
         """Write a run's numbers, and add their pointers to its others."""
-        for cell, at in self._cells:
-            cell[()] = scalars[at]
+        if scalars is not self._written:  # they are those of the call before, mostly
+            for cell, at in self._cells:
+                cell[()] = scalars[at]
+            self._written = scalars
         pointers += self._pointers
 
 

@@ -196,7 +196,7 @@ class CudaCompiler:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream
         self._capability: Final = context.compute_capability
-        self._line_info: Final = context.line_info
+        self._line_info: Final = context.sanitized
         self.handlers: Final = {
             Compile: self._compile,
             Link: self._link,

@@ -180,7 +180,7 @@ async def test_a_plan_on_disk_that_cannot_be_read_is_made_again(
     assert device.dnn.statistics().built == 1
 
 
-@pytest.mark.parametrize("op", ["instance_norm_grad", "gelu"])
+@pytest.mark.parametrize("op", ["instance_norm_grad", "gelu", "tanh"])
 async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
     device: Device, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
@@ -192,8 +192,8 @@ async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
 
     async def gradients() -> list[int]:
         device.dnn.clear_plans()
-        if op == "gelu":
-            await device.dnn.gelu(x)
+        if op in ("gelu", "tanh"):
+            await getattr(device.dnn, op)(x)
         else:
             await device.dnn.instance_norm_grad(x, x, weight, *saved, layout="NHWC")
         found = device.dnn.statistics()

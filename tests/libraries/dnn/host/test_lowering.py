@@ -57,7 +57,8 @@ async def test_cudnn_takes_every_graph_of_the_conformance_tests(
     for case, verdict in zip(graphs.values(), verdicts, strict=True):
         name, dtype, *_ = case.split()
         if dtype != "float64" and name in ("dnn.conv", "dnn.layer_norm", "dnn.relu", "dnn.tanh"):
-            assert "own" not in verdict, f"{case}: {verdict}"
+            rough = (name, dtype) == ("dnn.tanh", "float32")  # cuDNN's has five digits
+            assert ("own" in verdict) == rough, f"{case}: {verdict}"
             assert "|" not in verdict, f"{case}: {verdict}"
 
 
