@@ -21,18 +21,9 @@ from ._errors import (
 from ._instrument import Instrument
 from ._mailbox import Mailbox, MailboxStatistics, Overflow
 from ._messages import Message, handler
+from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, Strategy, Supervision
 from ._ref import ActorRef
-from ._supervision import (
-    AutoShutdown,
-    Backoff,
-    ChildSpec,
-    ChildState,
-    Intensity,
-    RestartType,
-    Strategy,
-    Supervision,
-    SupervisorState,
-)
+from ._supervision import ChildState, SupervisorState
 from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
 from ._system import ActorSystem, ActorTree, SystemStatistics, open_system
 

@@ -10,8 +10,8 @@ import trio
 
 from ._mailbox import Mailbox
 from ._messages import Message, collect_handlers
+from ._policy import RestartType, Supervision
 from ._ref import ActorRef
-from ._supervision import RestartType, Supervision
 
 if TYPE_CHECKING:
     from ._cell import Cell

@@ -17,8 +17,9 @@ from ._logs import fields
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, Told, message_of
 from ._messages import LATER, Message
 from ._nursery import PlainNursery, plain
+from ._policy import ChildSpec, RestartType, Supervision
 from ._ref import ActorRef
-from ._supervision import ChildSpec, ChildState, RestartType, Supervision
+from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from ._util import check_instance
 

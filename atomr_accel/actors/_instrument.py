@@ -87,14 +87,16 @@ class Instruments:
         active: whether there is anybody to tell.
         each_op: whether anybody is told of each op of a device, by methods named ``op_...`` or
             ``ops_...``.
+        sampled: whether all of those are content with the times of some ops.
         methods: what is called, by name. Where names are many it pays to look here first.
     """
 
-    __slots__ = ("_followers", "_instruments", "_late", "active", "each_op", "methods")
+    __slots__ = ("_followers", "_instruments", "_late", "active", "each_op", "methods", "sampled")
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
         self.active: bool = False
         self.each_op: bool = False
+        self.sampled: bool = False
         self._instruments: list[Instrument] = []
         self.methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
         self._followers: list[Callable[[], None]] = []
@@ -167,7 +169,10 @@ class Instruments:
                     methods[name] = (*methods.get(name, ()), (instrument, method))
         self.methods = methods
         self.active = bool(methods)
-        self.each_op = any(name.startswith(("op_", "ops_")) for name in methods)
+        of_ops = [name for name in methods if name.startswith(("op_", "ops_"))]
+        self.each_op = bool(of_ops)
+        told = [one for name in of_ops for one, _ in methods[name]]
+        self.sampled = bool(told) and all(getattr(one, "sampled", False) for one in told)
 
     def __call__(self, name: str, *args: object) -> None:
         """Call a method of all instruments that have it."""

@@ -239,7 +239,7 @@ class Inbox:
         self.owner: Final = owner
         self.drops: int = 0
         # With fewer entries than this, a sender may append without asking: the capacity and
-        # what was withdrawn, or 0 where every message needs a closer look.
+        # what was withdrawn, or 0 once it takes none.
         self.limit: int = self.capacity
         self.closed: bool = False  # it takes no messages, or none any more
         self.watched: bool = False  # somebody is told of every message
@@ -332,9 +332,8 @@ class Inbox:
             self._admit(line)
 
     def watch(self, *, watched: bool) -> None:
-        """Have every message pass through its owner's ``accept``, or only those that must."""
+        """Have whoever sends tell of that, or no more."""
         self.watched = watched
-        self.limit = 0 if watched or self.closed else self.capacity + self.line.withdrawn
 
     def _set_limit(self) -> None:
         if self.limit:

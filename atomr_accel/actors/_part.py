@@ -15,7 +15,8 @@ from ._actor import Actor
 from ._cell import Cell, Node
 from ._errors import UnhandledMessage
 from ._mailbox import Entry, Mailbox, message_of
-from ._supervision import ChildSpec, ChildState, RestartType, Supervision
+from ._policy import ChildSpec, RestartType, Supervision
+from ._supervision import ChildState
 
 Run = Callable[..., Awaitable[None]]
 

@@ -59,7 +59,7 @@ class ActorRef(metaclass=NoPublicConstructor):
         """Whether the actor has ended for good."""
         return self._cell.ended
 
-    # The three ways to send share their common case: there is room, and nobody watches.
+    # The three ways to send share their common case: there is room.
     # It is written out in each, since they are most of what a program of actors runs.
     # They are protected from Ctrl-C, which must not fall between queueing and parking.
 
@@ -96,6 +96,8 @@ class ActorRef(metaclass=NoPublicConstructor):
             if (receiver := inbox.receiver) is not None:
                 inbox.receiver = None
                 trio.lowlevel.reschedule(receiver)
+            if inbox.watched:
+                self._cell.system._instruments("message_sent", self, message)
 
     @trio.lowlevel.enable_ki_protection
     async def send(self, message: Message[Any], *, urgent: bool = False) -> None:
@@ -177,6 +179,8 @@ class ActorRef(metaclass=NoPublicConstructor):
             if (receiver := inbox.receiver) is not None:
                 inbox.receiver = None
                 trio.lowlevel.reschedule(receiver)
+            if inbox.watched:
+                self._cell.system._instruments("message_sent", self, message)
         try:
             await trio.lowlevel.wait_task_rescheduled(ask.abort)
         finally:

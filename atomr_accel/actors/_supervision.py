@@ -19,48 +19,16 @@ has something better:
 from __future__ import annotations
 
 import enum
-import random
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from sortedcontainers import SortedDict
 
-from ._deciders import Decider, Directive, judge, restart_always
+from ._deciders import Directive, judge
 from ._errors import ChildExited, NameTaken, SupervisorStopped
-from ._util import check_instance, check_member, check_number, check_whole, describe
-
-
-class Strategy(enum.Enum):
-    """Which children a restart concerns. The children keep the order they started in."""
-
-    ONE_FOR_ONE = "one_for_one"
-    """Only the child that failed."""
-    ONE_FOR_ALL = "one_for_all"
-    """All: they are stopped in reverse order, then started in order."""
-    REST_FOR_ONE = "rest_for_one"
-    """The child that failed and those started after it."""
-
-
-class RestartType(enum.Enum):
-    """When a child is restarted at all."""
-
-    PERMANENT = "permanent"
-    """Always, also when it returns."""
-    TRANSIENT = "transient"
-    """When it fails, not when it returns."""
-    TEMPORARY = "temporary"
-    """Never, not even with its siblings."""
-
-
-class AutoShutdown(enum.Enum):
-    """When the end of significant children stops their supervisor."""
-
-    ANY = "any"
-    """As soon as one of them ends by itself."""
-    ALL = "all"
-    """When the last of them ends by itself."""
+from ._policy import AutoShutdown, ChildSpec, RestartType, Strategy, Supervision
+from ._util import describe
 
 
 class ChildState(enum.Enum):
@@ -86,155 +54,6 @@ class SupervisorState(enum.Enum):
     ESCALATING = "escalating"
     """Stopping its children to raise a failure once they are gone."""
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intensity:
-    """How often a supervisor may restart.
-
-    With more than ``restarts`` within ``within`` seconds it stops all children and
-    escalates. The count is the supervisor's, not each child's. Restarts multiply down a
-    tree: with the default at three levels, a leaf can be started 64 times before the top
-    gives up.
-    """
-
-    restarts: int = 3
-    within: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_whole("restarts", self.restarts)
-        check_number("within", self.within)
-        if self.restarts < 0 or not self.within > 0:
-            raise ValueError(
-                "Intensity wants restarts >= 0 and within > 0 seconds, "
-                f"got restarts={self.restarts!r}, within={self.within!r}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """How long after a failure its restart begins.
-
-    The first restart in the intensity's window waits ``initial``, the n-th after it
-    ``base * factor ** (n - 1)``, at most ``maximum``; each is then spread by up to
-    ``jitter`` (a fraction) in both directions. ``rng`` returns floats in [0, 1); pass
-    ``random.Random(seed).random`` to make jitter repeatable.
-    """
-
-    initial: float = 0.0
-    base: float = 0.1
-    factor: float = 2.0
-    maximum: float = 5.0
-    jitter: float = 0.0
-    rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name in ("initial", "base", "factor", "maximum", "jitter"):
-            check_number(name, getattr(self, name))
-        if not callable(self.rng):
-            raise TypeError(
-                f"rng must be a function such as random.Random(3).random, got {self.rng!r}"
-            )
-        if min(self.initial, self.base, self.maximum) < 0 or self.factor < 1:
-            raise ValueError(
-                f"Backoff wants times >= 0 and factor >= 1, got initial={self.initial!r}, "
-                f"base={self.base!r}, factor={self.factor!r}, maximum={self.maximum!r}"
-            )
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"Backoff wants a jitter between 0 and 1, got {self.jitter!r}")
-
-    def delay(self, n: int) -> float:
-        """Seconds before the ``n``-th restart in a window, counted from 1."""
-        if n <= 1:
-            delay = self.initial
-        else:
-            try:
-                delay = min(self.base * self.factor ** (n - 2), self.maximum)
-            except OverflowError:
-                delay = self.maximum if self.base else 0.0
-        if self.jitter and delay:
-            delay *= 1 + self.jitter * (2 * self.rng() - 1)
-        return delay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supervision:
-    """How a supervisor looks after its children.
-
-    Attributes:
-        strategy: which children a restart concerns.
-        decider: what to do about each failure. By default, restart.
-        intensity: how often it may restart.
-        backoff: how long it waits before it does.
-        escalation: makes the exception to raise when the supervisor gives up, from its
-            name and the last failure, which becomes the ``__cause__``. By default,
-            `SupervisionFailed`. Failures that are no `Exception` leave as themselves.
-        auto_shutdown: when the end of significant children stops the supervisor.
-    """
-
-    strategy: Strategy = Strategy.ONE_FOR_ONE
-    decider: Decider = restart_always
-    intensity: Intensity = Intensity()
-    backoff: Backoff = Backoff()
-    escalation: Callable[[str, BaseException], BaseException] | None = None
-    auto_shutdown: AutoShutdown = AutoShutdown.ANY
-
-    def __post_init__(self) -> None:
-        check_member("strategy", self.strategy, Strategy)
-        if not callable(self.decider):
-            raise TypeError(
-                "decider must be a function that takes a failure and returns a Directive, got "
-                f"{self.decider!r}; decide_by_type({{ValueError: Directive.STOP}}) makes one"
-            )
-        check_instance("intensity", self.intensity, Intensity)
-        check_instance("backoff", self.backoff, Backoff)
-        if self.escalation is not None and not callable(self.escalation):
-            raise TypeError(
-                "escalation must be a function that takes a name and a failure and returns the "
-                f"exception to raise, got {self.escalation!r}"
-            )
-        check_member("auto_shutdown", self.auto_shutdown, AutoShutdown)
-
-
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """How to start and stop one child.
-
-    Attributes:
-        name: unique among the supervisor's children.
-        run: ``async def run(*, task_status) -> None``, which calls
-            ``task_status.started(value)`` when it is ready for work, as with
-            `trio.Nursery.start`. It is called anew for each restart. To stop the child,
-            its cancel scope is cancelled.
-        restart: when it is restarted.
-        grace: the seconds it gets to leave after it was cancelled. A task cannot be
-            killed, so a child that takes longer is waited for all the same, but it is
-            reported: in the log and in the statistics.
-        significant: its end stops the supervisor, as ``auto_shutdown`` says. Permanent
-            children never end by themselves, so they cannot be significant.
-    """
-
-    name: str
-    run: Callable[..., Awaitable[None]]
-    restart: RestartType = RestartType.PERMANENT
-    grace: float = 5.0
-    significant: bool = False
-
-    def __post_init__(self) -> None:
-        name: object = self.name
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a child's name must be a non-empty string, got {name!r}")
-        if not callable(self.run):
-            raise TypeError(f"child {self.name!r}: run must be an async function, got {self.run!r}")
-        check_member(f"child {self.name!r}: restart", self.restart, RestartType)
-        check_number(f"child {self.name!r}: grace", self.grace)
-        if not self.grace >= 0:
-            raise ValueError(f"child {self.name!r}: grace must be >= 0 s, got {self.grace!r}")
-        if self.significant and self.restart is RestartType.PERMANENT:
-            raise ValueError(
-                f"child {self.name!r}: a permanent child never ends by itself, so it cannot be "
-                "significant; make it TRANSIENT or TEMPORARY"
-            )
 
 
 # --- actions -----------------------------------------------------------------------

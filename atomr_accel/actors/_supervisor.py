@@ -16,24 +16,18 @@ from ._deciders import Decider, Directive, judge, leaves, restart_always
 from ._errors import ActorStopped, ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
 from ._logs import fields
 from ._nursery import PlainNursery
+from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, Strategy, Supervision
 from ._supervision import (
     Action,
-    AutoShutdown,
-    Backoff,
     Child,
-    ChildSpec,
     ChildState,
     Escalate,
     Finished,
-    Intensity,
     Raise,
     Removed,
     Report,
-    RestartType,
     Start,
     Stop,
-    Strategy,
-    Supervision,
     SupervisionMachine,
     SupervisorState,
     Verdict,

@@ -24,8 +24,9 @@ from ._logs import fields
 from ._mailbox import Mailbox
 from ._messages import Message
 from ._nursery import PlainNursery
+from ._policy import RestartType, Supervision
 from ._ref import ActorRef
-from ._supervision import ChildState, RestartType, Supervision
+from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from ._util import NoPublicConstructor, check_instance
 
@@ -249,7 +250,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         self._instruments.tell()
 
     def _watch_messages(self) -> None:
-        """Have senders take the way on which instruments are told, or no more."""
+        """Have senders tell instruments, or no more."""
         watched = self._instruments.wants("message_sent", "ask_ended")
         for node in _nodes(self._root):
             if isinstance(node, Cell):

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -38,6 +39,7 @@ from ..wire import (
     MapPinned,
     MapPointer,
     MapSlab,
+    Message,
     Modules,
     Open,
     Opened,
@@ -70,7 +72,10 @@ _log = logging.getLogger("atomr_accel.hosts")
 _SWITCH_SECONDS: Final = 50e-6
 
 _ORDERLY_SECONDS: Final = 5.0
-"""A kernel may hang."""
+"""How long a device is waited for; a kernel may hang."""
+
+_LANES_SECONDS: Final = 1.0
+"""How long lanes are waited for before that."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_TIMERSLACK: Final = 29
@@ -121,16 +126,22 @@ class Host:
                 self._context.close()
 
     def wind_up(self) -> None:
-        """Wait for the device, if it does not take long: a sanitizer has seen all that ran then."""
+        """Wait for the device, so that a sanitizer has told of all that ran there.
 
-        def wait() -> None:
-            with contextlib.suppress(Exception):  # it may be broken, or not there
-                self._context.make_current()
-                self._context.synchronize()
-
-        thread = threading.Thread(target=wait, name="end", daemon=True)
-        thread.start()
-        thread.join(_ORDERLY_SECONDS)
+        Nobody else calls the driver meanwhile: lanes have ended before, unless functions of the
+        program still run there. A kernel that hangs takes this process with it, since nobody may
+        be there to kill that.
+        """
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.setitimer(signal.ITIMER_REAL, _ORDERLY_SECONDS)
+        with contextlib.suppress(Exception):  # it may not be there
+            self._context.make_current()
+            self._context.check()  # nothing more is told of one that has failed
+            until = time.monotonic() + _LANES_SECONDS
+            for thread in self._threads:
+                thread.join(max(0.0, until - time.monotonic()))
+            self._context.synchronize()
 
     def _answer(self) -> None:
         """Receive a request, and answer it."""
@@ -170,7 +181,7 @@ class Host:
             brought: the descriptors that came along; what is left there gets closed.
             fds: gets those that go along with the reply, which are closed then.
         """
-        if not isinstance(request, OpenLanes):
+        if not isinstance(request, (MapSlab, OpenLanes)):  # which go on beside it
             self._wait_staging()
         match request:
             case Open():
@@ -183,6 +194,7 @@ class Host:
             case Preload():
                 for reference in request.references:
                     _preload(find_class("an executor", reference))
+                _read_types(Message)
             case Import():
                 self._import(request.modules, brought[0])
                 brought.clear()
@@ -342,7 +354,9 @@ class Host:
                     track_each_op=self._plan.track_each_op,
                     shares_streams=self._shares_streams(request),
                 )
-                lane.open(self._context, new_slot, request.max_streams)
+                # Further slots on the only stream would be of no use.
+                most = 1 if self._plan.strategy == "single" else request.max_streams
+                lane.open(self._context, new_slot, most)
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
                 failed[request.name] = _packed(error)
                 sock.close()
@@ -414,6 +428,14 @@ def _preload(kind: Any) -> None:
     if preload is not None:
         with contextlib.suppress(LibraryMissing):
             preload()
+
+
+def _read_types(kind: type[Message]) -> None:
+    """Have msgspec look at what messages are made of: for all of them that takes 15 ms and more."""
+    for each in kind.__subclasses__():
+        with contextlib.suppress(Exception):  # the lane that has it tells
+            msgspec.msgpack.Decoder(each)
+        _read_types(each)
 
 
 def _packed(error: BaseException) -> Failure | Fault:

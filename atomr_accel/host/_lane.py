@@ -41,7 +41,7 @@ from ..wire._failures import pack_exception
 from ._slots import Group, Later, Malformed, StreamSlot, Templates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from ._launcher import Launcher
     from ._protocol import HostContext
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _RECEIVE: Final = 1 << 18
+_NO_STEPS: Final[deque[tuple[int, Any]]] = deque()
 STEP_SECONDS: Final = 10e-3
 """Without news for so long, ops of a group are answered one by one where somebody watches."""
 
@@ -81,6 +82,8 @@ class Lane:
         sock: the lane's socket.
         slots: its slots, in the order in which they were made.
         templates: those that have come.
+        launches: the slots of ops that are launched and not answered, by number.
+        aside: what waits for other ops to be launched, by number.
     """
 
     def __init__(
@@ -109,13 +112,15 @@ class Lane:
         self._done: list[int] = []
         self._accepted = 0
         self._seen = 0
-        self._aside: dict[int, Request] = {}
+        self.aside: Final[dict[int, Request]] = {}
+        self.launches: Final[dict[int, StreamSlot]] = {}
         self._together: list[tuple[int, Any]] = []
         self._key: Hashable = None
-        self._slot_of: dict[int, StreamSlot] = {}
         self._watchers: set[Launcher] = set()
         self._delay = _delay_of(index)
         self._times: LaneTimes | None = None
+        self._may_plan: Final = not track_each_op and self._delay is None
+        self._plans = self._may_plan
 
     def open(
         self, context: HostContext, new_slot: Callable[[int], StreamSlot], max_streams: int
@@ -199,10 +204,14 @@ class Lane:
 
     def launched(self, seq: int) -> bool:
         """Whether the op ``seq`` of this lane has been launched (asked by other lanes)."""
-        return seq <= self._seen and seq not in self._aside
+        return seq <= self._seen and seq not in self.aside
 
-    def accept(self, request: Request) -> None:
+    def accept(self, request: Request, *, alone: bool = False) -> None:
         """Launch a request, or put it aside for now.
+
+        Args:
+            request: it.
+            alone: whether none comes with it that might go together with it.
 
         Raises:
             ProtocolViolation: it comes out of order, or by a template that is not there.
@@ -212,6 +221,19 @@ class Lane:
         if seq <= self._accepted:
             raise ProtocolViolation(f"op {seq} came after op {self._accepted}")
         self._accepted = seq
+        if (
+            dependencies
+            and isinstance(message, CallByTemplate)
+            and self._plans
+            and not self._together
+        ):
+            slot = self._behind(dependencies)
+            if slot is not None:
+                make = slot.find_call(message)
+                self.launches[seq] = slot
+                self._launcher.plan((self, slot, seq, make, message.addresses))
+                return
+        self._launcher.launch_planned()
         kind = type(message)
         fusion = None
         if kind is CallByTemplate or kind is CallWithTemplate:
@@ -219,11 +241,11 @@ class Lane:
             if kind is CallWithTemplate:
                 self._keep_template(call)
             template = self.templates.find(call)
-            if not dependencies:
+            if not dependencies and not alone:
                 fusion = self._slot.fusions.get(template.kind)
                 if fusion is not None:
                     message = template.filled(call.addresses)
-        elif not dependencies:
+        elif not dependencies and not alone:
             fusion = self._slot.fusions.get(kind)
         if fusion is not None:
             key = fusion.key(message)
@@ -235,17 +257,65 @@ class Lane:
                 return
         if self._together:
             self._launch_together()
-        if self._aside and kind is RecordEvent:
+        if self.aside and kind is RecordEvent:
             # Its point comes after those too, although they are launched later.
-            dependencies = (*dependencies, *((self.index, before) for before in self._aside))
+            dependencies = (*dependencies, *((self.index, before) for before in self.aside))
             request = seq, dependencies, message
         if dependencies and not self._ready(dependencies):
-            self._aside[seq] = request
+            self.aside[seq] = request
         else:
             self._launch(request)
         self._seen = seq
         if self._watchers:
             self._notify()
+
+    def _behind(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot | None:
+        """The slot where an op comes after others by its place in the stream; else None.
+
+        Those may be planned: the calls of a thread are made in the order of their plans.
+        """
+        found: StreamSlot | None = None
+        for index, before in dependencies:
+            lane = self._lanes.get(index)
+            if lane is None:
+                continue  # it was closed, which comes after all that was asked of it
+            if lane._launcher is not self._launcher:
+                return None
+            slot = lane.launches.get(before)
+            if slot is None:
+                if before > lane._accepted or before in lane.aside:
+                    return None
+            elif found is None:
+                found = slot
+            elif found.stream.queue != slot.stream.queue:
+                return None
+        if found is None:
+            return self._slot
+        return found if found.lane is self else self._beside(found)
+
+    def launch_planned(
+        self,
+        slot: StreamSlot,
+        seq: int,
+        call: Callable[[Sequence[int]], Any],
+        addresses: Sequence[int],
+    ) -> None:
+        """Make a call that was planned.
+
+        Raises:
+            StickyFault: the context has failed.
+        """
+        try:
+            value = call(addresses)
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            self._fail(slot, [seq], error)
+        else:
+            slot.unmarked.append((seq, value))
+        self._seen = seq
+        if self._watchers:
+            self._notify()
+        if len(slot.unmarked) >= self._group:
+            self._settle(slot)
 
     def _keep_template(self, request: CallWithTemplate) -> None:
         """Keep the template of a call for those that are alike."""
@@ -253,18 +323,18 @@ class Lane:
         if former is not None:
             for slot in self.slots:
                 slot.forget(request.number)
-            for seq, (_, dependencies, message) in self._aside.items():
+            for seq, (_, dependencies, message) in self.aside.items():
                 if (
                     isinstance(message, (CallWithTemplate, CallByTemplate))
                     and message.number == request.number
                 ):
-                    self._aside[seq] = seq, dependencies, former.filled(message.addresses)
+                    self.aside[seq] = seq, dependencies, former.filled(message.addresses)
 
     def _ready(self, dependencies: tuple[tuple[int, int], ...]) -> bool:
         for index, seq in dependencies:
             lane = self._lanes.get(index)
             # It is launched, or its lane was closed, which comes after all that was asked of it.
-            if lane is None or (seq <= lane._seen and seq not in lane._aside):
+            if lane is None or (seq <= lane._seen and seq not in lane.aside):
                 continue
             if lane._launcher is self._launcher:
                 return False
@@ -279,22 +349,17 @@ class Lane:
         if self._together:
             self._launch_together()
 
-    @property
-    def aside(self) -> dict[int, Request]:
-        """What waits for other ops to be launched, by number."""
-        return self._aside
-
     def retry(self, seq: int) -> bool:
         """Launch what was put aside, if it need not wait any more; whether that is so.
 
         Raises:
             StickyFault: the context has failed.
         """
-        request = self._aside[seq]
+        request = self.aside[seq]
         if not self._ready(request[1]):
             return False
         self._launch(request)
-        del self._aside[seq]
+        del self.aside[seq]
         if self._watchers:
             self._notify()
         return True
@@ -332,7 +397,7 @@ class Lane:
                     times.end(begun, seqs)
                 for seq in seqs:
                     slot.unmarked.append((seq, None))
-                    self._slot_of[seq] = slot
+                    self.launches[seq] = slot
                 self._settle(slot)
         self._seen = last
         if self._watchers:
@@ -340,16 +405,11 @@ class Lane:
 
     def _launch(self, request: Request) -> None:
         seq, dependencies, message = request
-        slot = self._slot
-        if dependencies:
-            slot = self._follow(dependencies)
-        if message.waits:
-            self.mark()
-            if self.reap():
-                self.flush()
-        if type(message) is RecordEvent:
-            self._gather(slot)
-        handler = self._in_all_slots if message.everywhere else slot.handlers[type(message)]
+        slot = self._follow(dependencies) if dependencies else self._slot
+        if type(message) is CallByTemplate:  # most are
+            handler = slot.handlers[CallByTemplate]
+        else:
+            handler = self._handler_of(message, slot)
         if self._delay is not None:
             self._delay()
         times = self._times
@@ -364,11 +424,22 @@ class Lane:
         if times is not None and begun is not None:
             times.end(begun, (seq,))
         slot.unmarked.append((seq, value))
-        self._slot_of[seq] = slot
-        if len(slot.unmarked) >= self._together_most:
+        self.launches[seq] = slot
+        # Those that follow each other do not overlap.
+        if len(slot.unmarked) >= (self._group if dependencies else self._together_most):
             self._settle(slot)
         elif self._track_each_op:
             self._step(slot)
+
+    def _handler_of(self, message: Message, slot: StreamSlot) -> Callable[[Any], Any]:
+        """What executes a message in a slot, once what has to be done before is done."""
+        if message.waits:
+            self.mark()
+            if self.reap():
+                self.flush()
+        if type(message) is RecordEvent:
+            self._gather(slot)
+        return self._in_all_slots if message.everywhere else slot.handlers[type(message)]
 
     def _in_all_slots(self, message: Message) -> None:
         for slot in self.slots:
@@ -390,7 +461,7 @@ class Lane:
         # follows, in whose place its buffers name it.
         for seq in seqs:
             slot.unmarked.append((seq, pack_exception(seq, error, pickles=pickles)))
-            self._slot_of[seq] = slot
+            self.launches[seq] = slot
 
     def _settle(self, slot: StreamSlot) -> None:
         """A group is complete: answer what is done before launching more.
@@ -418,7 +489,9 @@ class Lane:
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot:
         """The slot for an op that must come after others, made to wait for them."""
         if len(dependencies) == 1:  # most come after one op, in the same slot or stream
-            slot = self._slot_of_op(*dependencies[0])
+            [(index, before)] = dependencies
+            lane = self._lanes.get(index)
+            slot = None if lane is None else lane.launches.get(before)
             if slot is None:
                 return self._slot
             if slot.lane is self:
@@ -426,15 +499,16 @@ class Lane:
             beside = self._beside(slot)
             if beside is not None:
                 return beside
-            before = {slot}
+            slots = {slot}
         else:
-            found = [self._slot_of_op(index, seq) for index, seq in dependencies]
-            before = {slot for slot in found if slot is not None}
+            lanes = [(self._lanes.get(index), before) for index, before in dependencies]
+            found = [lane.launches.get(before) for lane, before in lanes if lane is not None]
+            slots = {slot for slot in found if slot is not None}
         # Behind one of them in its stream it need not wait for that one.
-        there = (self._beside(slot) for slot in before)
+        there = (self._beside(slot) for slot in slots)
         chosen = next((slot for slot in there if slot is not None), self._slot)
         queue = chosen.stream.queue
-        for slot in before:
+        for slot in slots:
             if slot.stream.queue != queue:
                 self._mark(chosen)  # what is launched there already need not wait
                 chosen.stream.follow(slot.stream)
@@ -450,11 +524,6 @@ class Lane:
             return self._try_slot(number)
         return None
 
-    def _slot_of_op(self, index: int, seq: int) -> StreamSlot | None:
-        """Where an op is in flight, if it is and its lane was not closed."""
-        lane = self._lanes.get(index)
-        return None if lane is None else lane._slot_of.get(seq)
-
     def _gather(self, slot: StreamSlot) -> None:
         """Make a slot wait for all others: what comes next there comes after everything."""
         for other in self.slots:
@@ -465,9 +534,11 @@ class Lane:
         for slot in self.slots:
             if not slot.in_flight:
                 return slot
-        if len(self.slots) < self._most_slots:
-            there = {slot.number for slot in self.slots}
-            further = self._try_slot(min({*range(self._most_slots)} - there))
+        count = len(self.slots)
+        if count < self._most_slots:
+            # Where lanes share streams, another may have wanted the slot of a later number.
+            there = {slot.number for slot in self.slots} if self._shares_streams else range(count)
+            further = self._try_slot(min({*range(self._most_slots)}.difference(there)))
             if further is not None:
                 return further
         return self.slots[(self.slots.index(self._slot) + 1) % len(self.slots)]
@@ -507,6 +578,7 @@ class Lane:
 
             self._times = LaneTimes(self._kind_of)
         self._times.report(message)
+        self._plans = self._may_plan and not (message.wanted or message.ranges)
 
     # --- completing -------------------------------------------------------------------
 
@@ -515,11 +587,6 @@ class Lane:
         self._mark(self._slot)
         if self._spreads and self._slot.in_flight:
             self._slot = self._next_slot()
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything is launched that is not answered."""
-        return bool(self._slot_of)
 
     @property
     def answers(self) -> bool:
@@ -533,13 +600,15 @@ class Lane:
             else:
                 token = slot.stream.mark()
             group, slot.unmarked = slot.unmarked, []
-            steps, slot.steps = slot.steps, deque()
-            if token is not None:
-                self._launcher.expect(slot.stream, token)
+            steps = _NO_STEPS
+            if slot.steps:
+                steps, slot.steps = slot.steps, deque()
             if token is None:
                 self._release(slot, steps)
                 self._complete(group)
             else:
+                if self._launcher.signals is not None:
+                    self._launcher.expect(slot.stream, token)
                 slot.in_flight.append(Group(group, token, steps))
 
     def reap(self) -> bool:
@@ -556,9 +625,11 @@ class Lane:
                         self._reap_steps(slot, group)
                     break
                 in_flight.popleft()
-                self._launcher.seen(token)
+                if self._launcher.signals is not None:
+                    self._launcher.seen(token)
                 slot.stream.release(token)
-                self._release(slot, group.steps)
+                if group.steps:
+                    self._release(slot, group.steps)
                 self._complete(group.ops)
         return bool(self._done or self._out)
 
@@ -579,28 +650,37 @@ class Lane:
 
     def _complete(self, group: list[tuple[int, Any]]) -> None:
         if self._times is not None:
-            times = self._times.take(seq for seq, _ in group)
-            if times is not None:
-                append_frame(self._out, times)
+            self._times.note(seq for seq, _ in group)
+        launches, done = self.launches, self._done
         for seq, result in group:
-            del self._slot_of[seq]
-            value = _read(seq, result) if type(result) is Later else result
-            if value is None:
-                self._done.append(seq)
-            elif type(value) is Failure:
-                append_frame(self._out, value)
+            del launches[seq]
+            if result is None:
+                done.append(seq)
             else:
-                try:
-                    reply = Value(seq, msgspec.Raw(encoder.encode(value)))
-                    append_frame(self._out, reply)
-                except Exception as error:  # noqa: BLE001 (any value may come from a program)
-                    append_frame(self._out, pack_exception(seq, error))
+                self._answer(seq, result)
+
+    def _answer(self, seq: int, result: Any) -> None:
+        """Put the answer to an op that gives something with those that are about to be sent."""
+        value = _read(seq, result) if type(result) is Later else result
+        if value is None:
+            self._done.append(seq)
+            return
+        self._tell_times()
+        if type(value) is Failure:
+            append_frame(self._out, value)
+        else:
+            try:
+                reply = Value(seq, msgspec.Raw(encoder.encode(value)))
+                append_frame(self._out, reply)
+            except Exception as error:  # noqa: BLE001 (any value may come from a program)
+                append_frame(self._out, pack_exception(seq, error))
 
     def flush(self) -> None:
         """Send the answers that there are."""
         if os.getpid() != self._launcher.process:
             os._exit(0)  # a function has forked; what is answered is up to the parent
         if self._done:
+            self._tell_times()
             append_frame(self._out, self._done)
             self._done = []
         if self._out:
@@ -608,6 +688,12 @@ class Lane:
             self._out.clear()
             if self._track_each_op:
                 self._flushed = time.perf_counter()
+
+    def _tell_times(self) -> None:
+        """What is known of the ops whose answers come next."""
+        times = None if self._times is None else self._times.take()
+        if times is not None:
+            append_frame(self._out, times)
 
     def suspect(self) -> int:
         """The oldest op that is not known to be done; 0 if there is none."""

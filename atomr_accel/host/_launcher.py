@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..wire import ProtocolViolation, StickyFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ._lane import Lane, Request
     from ._protocol import Stream
+    from ._slots import StreamSlot
 
 _POLL_SECONDS: Final = 1e-3
 """How long to poll work in flight before napping between polls."""
@@ -47,6 +48,12 @@ Waking it costs 50 us, and a program that has slept for a long op takes 150 us t
 _LONG_SECONDS: Final = 1e-3
 """What keeps the thread for so long is answered before what is behind it, which may, too."""
 
+_MOST_PLANNED: Final = 8
+"""Calls that are made one right after the other. Until the last is planned the device has none."""
+
+Planned = tuple["Lane", "StreamSlot", int, "Callable[[Any], Any]", "Sequence[int]"]
+"""A call: of which lane, where, its number, what makes it, and its addresses."""
+
 _by_sequence: Final = itemgetter(0)
 
 
@@ -65,6 +72,8 @@ class Launcher:
     Attributes:
         process: the process that it was made in.
         polls: whether it asks the device, rather than sleep until that tells.
+        signals: the descriptors that the driver closes, by what they tell the end of; None where it
+            is not asked to.
     """
 
     def __init__(self, *, completion: str, idle_spin: bool) -> None:
@@ -74,7 +83,9 @@ class Launcher:
         self._idle_spin = idle_spin
         self._lanes: dict[int, Lane] = {}  # by descriptor
         self._opening: deque[Callable[[], Lane | None]] = deque()
-        self._signals: dict[Any, int] = {}
+        self.signals: Final[dict[Any, int] | None] = {} if completion == "callback" else None
+        self._planned: list[Planned] = []
+        self._late = 0.0  # when what is done has waited for its answer for long
         self._lock = threading.Lock()
         self._ended = False
         self._wake_reader, self._wake_writer = os.pipe()
@@ -110,7 +121,7 @@ class Launcher:
     def run(self) -> None:
         """Serve until the program has closed all lanes, or the context fails."""
         try:
-            while self._open_lanes():
+            while (self._lanes and not self._opening) or self._open_lanes():
                 self._serve(self._wait())
         except StickyFault as fault:
             self._report(fault)
@@ -134,7 +145,7 @@ class Launcher:
         """Close the descriptors, after the thread or without one."""
         # Other lanes may still want to wake this one; the number may soon be another file's.
         writer, self._wake_writer = self._wake_writer, -1
-        for fd in (writer, self._wake_reader, *self._signals.values()):
+        for fd in (writer, self._wake_reader, *(self.signals or {}).values()):
             os.close(fd)
 
     def _open_lanes(self) -> bool:
@@ -149,33 +160,41 @@ class Launcher:
         return not self._ended
 
     def _serve(self, ready: list[int]) -> None:
-        """Take what has come, launch it in the program's order, and answer what is done."""
-        requests: list[tuple[int, Lane, Request]] = []
-        sources = self._receive(ready, requests)
-        if len(requests) > 1 and len(self._lanes) > 1:
-            # What a batch has for another lane is right behind: else it would be waited for.
-            sources += self._receive([fd for fd, _ in self._poll(0)], requests)
-        if sources > 1:
-            requests.sort(key=_by_sequence)
-        before: Lane | None = None
-        begun = time.perf_counter()
-        for _, lane, request in requests:
-            if lane is not before and before is not None:
-                before.end_pass()
-            before = lane
-            lane.accept(request)
-            if time.perf_counter() - begun > _LONG_SECONDS:
-                lane.end_pass()
-                self._answer()
-                begun = time.perf_counter()
-        if before is not None:
-            before.end_pass()
-        self._retry()
+        """Take what has come, launch it in the program's order, and answer what is done.
+
+        Where several ops have come, and more meanwhile, that goes first, once: the answers of both
+        go together.
+        """
+        self._late = time.perf_counter() + _LONG_SECONDS
+        several = self._pass(ready)
+        if several and time.perf_counter() < self._late and (more := self._poll(0)):
+            self._pass([fd for fd, _ in more])
         self._answer()
 
-    def _receive(self, ready: list[int], requests: list[tuple[int, Lane, Request]]) -> int:
-        """Take what has come; of how many lanes there is something."""
-        sources = 0
+    def _pass(self, ready: list[int]) -> bool:
+        """Take what has come, and launch it; whether that is more than one op."""
+        came: list[tuple[Lane, list[Request]]] = []
+        self._receive(ready, came)
+        several = len(came) > 1 or (bool(came) and len(came[0][1]) > 1)
+        if several and len(self._lanes) > 1:
+            # What a batch has for another lane is right behind: else it would be waited for.
+            self._receive([fd for fd, _ in self._poll(0)], came)
+        if len(came) > 1:
+            came = _in_order(came)
+        for lane, requests in came:
+            alone = len(requests) == 1
+            for request in requests:
+                lane.accept(request, alone=alone)
+                if time.perf_counter() > self._late:
+                    lane.end_pass()
+                    self._answer()
+            lane.end_pass()
+        self.launch_planned()
+        self._retry()
+        return several
+
+    def _receive(self, ready: list[int], came: list[tuple[Lane, list[Request]]]) -> None:
+        """Take what has come."""
         for fd in ready:
             lane = self._lanes.get(fd)
             if lane is None:
@@ -183,26 +202,27 @@ class Launcher:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_reader, 4096)
                 continue
-            received = lane.receive()
-            if received is None:
+            requests = lane.receive()
+            if requests is None:
                 self._end(fd)
-            elif received:
-                sources += 1
-                requests += [(request[0], lane, request) for request in received]
-        return sources
+            elif requests:
+                came.append((lane, requests))
 
     def _answer(self) -> None:
         """Answer what is done."""
         for lane in self._lanes.values():  # most of which have nothing to do
-            if lane.busy:
-                lane.mark()
+            if lane.launches:
                 lane.reap()
+                lane.mark()
             if lane.answers:
                 lane.flush()
+        self._late = time.perf_counter() + _LONG_SECONDS
 
     def _retry(self) -> None:
         """Launch what was put aside and need not wait any more, in the program's order."""
         waiting = [lane for lane in self._lanes.values() if lane.aside]
+        if not waiting:
+            return
         aside = [(seq, lane) for lane in waiting for seq in lane.aside]
         if len(waiting) > 1:
             aside.sort(key=_by_sequence)
@@ -214,26 +234,54 @@ class Launcher:
         self._polled.unregister(fd)
         lane.close()
 
+    # --- what is launched together ----------------------------------------------------
+
+    def plan(self, call: Planned) -> None:
+        """Have a call made before anything else is launched, or a few more are planned."""
+        self._planned.append(call)
+        if len(self._planned) >= _MOST_PLANNED:
+            self.launch_planned()
+
+    def launch_planned(self) -> None:
+        """Make the calls that are planned.
+
+        They are made one right after the other, because each leaves little in the processor's
+        caches of what comes between them.
+
+        Raises:
+            StickyFault: the context has failed.
+        """
+        if not self._planned:
+            return
+        planned, self._planned = self._planned, []
+        for lane, slot, seq, call, addresses in planned:
+            lane.launch_planned(slot, seq, call, addresses)
+            if time.perf_counter() > self._late:
+                self._answer()
+
     # --- waiting ----------------------------------------------------------------------
 
     def _wait(self) -> list[int]:
         """Return when there is something to read, and what; answer what finishes until then."""
         poll, completion = self._poll, self._completion
-        news = time.perf_counter()
-        while any(lane.busy for lane in self._lanes.values()):
+        news = 0.0
+        while busy := [lane for lane in self._lanes.values() if lane.launches]:
             if ready := poll(0):
                 return [fd for fd, _ in ready]
-            if self._reap():
-                news = time.perf_counter()
+            if self._reap(busy):
+                news = 0.0
             elif completion == "blocking":
                 self._sleep_until_the_oldest_is_done()
-            elif completion == "callback":
+            elif self.signals is not None:
                 # The driver calls nothing after an error, so look now and then as well.
-                if any(fd in self._signals.values() for fd, _ in poll(_LOOK_MILLISECONDS)):
-                    self._reap()
-            elif completion == "hybrid" and (quiet := time.perf_counter() - news) > _POLL_SECONDS:
-                fds = [self._wake_reader, *self._lanes]
-                select.select(fds, [], [], min(quiet * _NAP_SHARE, _LONGEST_NAP))
+                if any(fd in self.signals.values() for fd, _ in poll(_LOOK_MILLISECONDS)):
+                    self._reap(busy)
+            elif completion == "hybrid":
+                now = time.perf_counter()
+                news = news or now
+                if (quiet := now - news) > _POLL_SECONDS:
+                    fds = [self._wake_reader, *self._lanes]
+                    select.select(fds, [], [], min(quiet * _NAP_SHARE, _LONGEST_NAP))
         if self._idle_spin:
             until = time.perf_counter() + _LINGER_SECONDS
             while time.perf_counter() < until:
@@ -241,11 +289,11 @@ class Launcher:
                     return [fd for fd, _ in ready]
         return [fd for fd, _ in poll()]
 
-    def _reap(self) -> bool:
+    def _reap(self, lanes: list[Lane]) -> bool:
         """Answer what has finished; whether anything has."""
         news = False
-        for lane in self._lanes.values():
-            if lane.busy and lane.reap():
+        for lane in lanes:
+            if lane.reap():
                 lane.flush()
                 news = True
         return news
@@ -259,15 +307,16 @@ class Launcher:
     # --- completion by the driver -----------------------------------------------------
 
     def expect(self, stream: Stream, token: Any) -> None:
-        """Work was queued whose end ``token`` tells."""
-        if self._completion == "callback":
-            self._signals[token] = fd = stream.signal()
-            self._polled.register(fd, select.POLLIN)
+        """Work was queued whose end ``token`` tells; where there are ``signals``."""
+        assert self.signals is not None
+        self.signals[token] = fd = stream.signal()
+        self._polled.register(fd, select.POLLIN)
 
     def seen(self, token: Any) -> None:
         """That end was seen."""
-        if token in self._signals:
-            fd = self._signals.pop(token)
+        assert self.signals is not None
+        fd = self.signals.pop(token, None)
+        if fd is not None:
             self._polled.unregister(fd)
             os.close(fd)
 
@@ -280,3 +329,17 @@ class Launcher:
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]
         for lane in self._lanes.values():
             lane.report(fault, min(suspects, default=0))
+
+
+def _in_order(came: list[tuple[Lane, list[Request]]]) -> list[tuple[Lane, list[Request]]]:
+    """What has come for several lanes, in the program's order."""
+    every = [(request[0], lane, request) for lane, requests in came for request in requests]
+    every.sort(key=_by_sequence)
+    runs: list[tuple[Lane, list[Request]]] = []
+    last: Lane | None = None
+    for _, lane, request in every:
+        if lane is not last:
+            runs.append((lane, []))
+            last = lane
+        runs[-1][1].append(request)
+    return runs

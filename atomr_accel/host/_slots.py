@@ -255,13 +255,21 @@ class StreamSlot:
         self.in_flight: deque[Group] = deque()
 
     def _execute(self, request: CallWithTemplate | CallByTemplate) -> Any:
-        """A call by a template, which was found to be there when the request was accepted."""
+        """Make a call by a template."""
+        return self.find_call(request)(request.addresses)
+
+    def find_call(self, request: CallWithTemplate | CallByTemplate) -> Callable[[Any], Any]:
+        """What makes a call, given its addresses.
+
+        Raises:
+            ProtocolViolation: there is no template for it.
+        """
+        assert self.lane is not None
+        template = self.lane.templates.find(request)
         call = self._calls.get(request.number)
         if call is None:
-            assert self.lane is not None
-            template = self.lane.templates.find(request)
             call = self._calls[request.number] = self._prepared(template)
-        return call(request.addresses)
+        return call
 
     def forget(self, number: int) -> None:
         """Another template takes the place of one."""

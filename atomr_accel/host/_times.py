@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from ..wire import StickyFault, Times
@@ -38,7 +39,7 @@ class LaneTimes:
         kind_of: what to call a request.
     """
 
-    __slots__ = ("_domain", "_kind_of", "_launches", "_timed", "_watches")
+    __slots__ = ("_domain", "_done", "_kind_of", "_launches", "_timed", "_watches")
 
     def __init__(self, kind_of: Callable[[Message], str]) -> None:
         self._kind_of = kind_of
@@ -46,6 +47,7 @@ class LaneTimes:
         self._domain: Any = None
         self._watches: dict[Stream, tuple[int, Stopwatch | None]] = {}
         self._launches: dict[int, _Launch] = {}
+        self._done = array("q")
 
     def report(self, asked: ReportTimes) -> None:
         """Note times of what comes from here on, and mark it; what is noted is told in any case."""
@@ -97,9 +99,9 @@ class LaneTimes:
         if watch is not None:
             watch.drop(begun)
 
-    def take(self, seqs: Iterable[int]) -> Times | None:
-        """What is known of ops that are done; None where that is nothing."""
-        rows = []
+    def note(self, seqs: Iterable[int]) -> None:
+        """Ops are done."""
+        found = time.monotonic_ns()
         launches = self._launches
         for seq in seqs:
             launch = launches.pop(seq, None)
@@ -112,8 +114,14 @@ class LaneTimes:
                 if len(measured) == 1:  # the first of those that were launched together
                     measured[:] = _tried(watch.read, measured[0]) or (0, 0)
                 started, ended = measured
-            rows.append((seq, at, started, ended, number))
-        return Times(time.monotonic_ns(), rows) if rows else None
+            self._done.extend((seq, at, started, ended, found, number))
+
+    def take(self) -> Times | None:
+        """What is known of ops that are done, to be told before their answers; None: nothing."""
+        if not self._done:
+            return None
+        done, self._done = self._done, array("q")
+        return Times(done.tobytes())
 
 
 def _tried(measure: Callable[..., Any], *args: Any) -> Any:

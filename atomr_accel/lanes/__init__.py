@@ -12,7 +12,7 @@ from ._instrument import (
 )
 from ._interrupts import uninterrupted
 from ._loop_flusher import Gate
-from ._op import Op, Template
+from ._op import UNWATCHED, Op, Template
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Port, fail_some
 from ._sanitizer import Sanitizer, SanitizerTool, find_sanitizer, first_error
@@ -22,6 +22,7 @@ __all__ = [
     "CHUNK",
     "END_SECONDS",
     "STAGING_BYTES",
+    "UNWATCHED",
     "Bytes",
     "DeviceInstrument",
     "FinishedOps",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 from ._instrument import FinishedOps, Told
 
 if TYPE_CHECKING:
-    from ._instrument import Outcome
+    from ._instrument import Measured, Outcome
     from ._op import Op
 
 _TOGETHER: Final = 64
@@ -24,18 +24,29 @@ class DoneOps:
     Args:
         device: theirs.
         lane: the lane's name.
+        in_flight: the device's ops in flight.
 
     Attributes:
-        waiting: whether there are any.
+        waiting: whether there are any, or what hosts tell of them.
     """
 
-    __slots__ = ("_by_name", "_device", "_instruments", "_lane", "waiting")
+    __slots__ = (
+        "_by_name",
+        "_device",
+        "_in_flight",
+        "_instruments",
+        "_lane",
+        "_measured",
+        "waiting",
+    )
 
-    def __init__(self, device: Told, lane: str) -> None:
+    def __init__(self, device: Told, lane: str, in_flight: dict[int, Op]) -> None:
         self._device = device
         self._lane = lane
         self._instruments = device.instruments
+        self._in_flight = in_flight
         self._by_name: dict[str, FinishedOps] = {}
+        self._measured: list[Measured] = []
         self.waiting = False
 
     def wanted(self) -> bool:
@@ -52,6 +63,11 @@ class DoneOps:
             self.waiting = True
         return ops
 
+    def measure(self, measured: Measured) -> None:
+        """What a host tells of ops that it is about to answer."""
+        self._measured.append(measured)
+        self.waiting = True
+
     def answer(self, received: int, *, idle: bool) -> None:
         """What was noted since the last time was answered together.
 
@@ -62,24 +78,35 @@ class DoneOps:
         number = 0
         for ops in self._by_name.values():
             ops.answered += [received] * (len(ops.seqs) - len(ops.answered))
-            number += len(ops.seqs)
-        if idle or number >= _TOGETHER:
+            number += len(ops.seqs) + len(ops.untimed)
+        if number >= _TOGETHER or (idle and not self._instruments.sampled):
             self.tell()
 
     def tell(self) -> None:
         """Tell of all of it."""
         by_name, self._by_name = self._by_name, {}
+        measured, self._measured = self._measured, []
         self.waiting = False
+        for each in measured[-1:]:
+            if any(seq in self._in_flight for seq in each.ends):
+                self.measure(each)  # some of its answers have yet to come
         for ops in by_name.values():
-            self._instruments("ops_finished", ops)
+            if ops.seqs or ops.untimed:
+                ops.measured = measured
+                self._instruments("ops_finished", ops)
 
     def tell_of(self, op: Op, outcome: Outcome) -> None:
         """Tell of one op alone, at once."""
         ops = FinishedOps(self._device, self._lane, op.name, outcome)
-        ops.seqs.append(op.seq)
-        ops.submitted.append(op.submitted_at)
-        ops.sent.append(op.sent_at)
-        ops.measured.append(op.measured)
-        ops.answered.append(op.answered_at)
+        if op.submitted_at < 0:
+            ops.untimed.append(op.seq)
+        else:
+            ops.seqs.append(op.seq)
+            ops.submitted.append(op.submitted_at)
+            ops.sent.append(op.sent_at)
+            ops.measured = [each for each in self._measured if op.seq in each.rows]
+            if op.measured is not None:
+                ops.measured.append(op.measured)
+            ops.answered.append(op.answered_at)
         ops.nbytes = op.nbytes if self._lane == _MEMORY_LANE else 0
         self._instruments("ops_finished", ops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Final, Literal, Protocol, final
 
 import msgspec
@@ -51,15 +52,56 @@ class OpTimes(msgspec.Struct, gc=False):
         return (self.ended - self.started) * 1e-9 if self.ended else None
 
 
-Measured = tuple[int, tuple[int, int, int, int, int]]
-"""What a host tells of an op: when it was found done; and its row of ``wire.Times``."""
+Row = tuple[int, int, int, int, int]
+"""What a host tells of an op: when it was launched, began, ended and was found done, or zeros; and
+the number of its stream."""
+
+_NUMBERS: Final = 6
+"""Of an op, in ``wire.Times``."""
 
 
-def op_times(submitted: int, sent: int, answered: int, measured: Measured | None) -> OpTimes:
+@final
+class Measured:
+    """What a host tells of ops that it is about to answer: read where somebody looks.
+
+    Args:
+        packed: as ``wire.Times`` has it.
+
+    Raises:
+        ValueError: it is not what ``wire.Times`` has.
+    """
+
+    __slots__ = ("_numbers", "_rows")
+
+    def __init__(self, packed: bytes) -> None:
+        self._numbers = memoryview(packed).cast("q")
+        self._rows: dict[int, Row] | None = None
+        if not self._numbers or len(self._numbers) % _NUMBERS:
+            raise ValueError(f"{len(self._numbers)} numbers are not {_NUMBERS} for each op")
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last of the ops."""
+        return self._numbers[0], self._numbers[-_NUMBERS]
+
+    @property
+    def rows(self) -> dict[int, Row]:
+        """What it tells, by op."""
+        if self._rows is None:
+            numbers = array("q", self._numbers.tobytes())
+            seqs, *columns = (numbers[at::_NUMBERS] for at in range(_NUMBERS))
+            self._rows = dict(zip(seqs, zip(*columns, strict=True), strict=True))
+            if min(map(min, columns[:-1])) < 0:  # which no clock shows
+                self._rows = dict.fromkeys(seqs, UNMEASURED)
+        return self._rows
+
+
+UNMEASURED: Final[Row] = (0, 0, 0, 0, 0)
+
+
+def op_times(submitted: int, sent: int, answered: int, row: Row = UNMEASURED) -> OpTimes:
     """The times of an op."""
-    if measured is None:
-        return OpTimes(submitted, sent, answered=answered)
-    found, (_, launched, started, ended, stream) = measured
+    launched, started, ended, found, stream = row
     return OpTimes(submitted, sent, launched, started, ended, found, answered, stream)
 
 
@@ -108,7 +150,7 @@ class WatchedOp(Protocol):
 
     @property
     def times(self) -> OpTimes | None:
-        """When what happened to it so far; None if nobody watched when it was submitted."""
+        """When what happened to it so far; None if nobody took times when it was submitted."""
 
     @property
     def error(self) -> Exception | None:
@@ -122,6 +164,9 @@ class FinishedOps(msgspec.Struct, eq=False):
     What is told of each is in lists of equal length, in the order in which they ended. Times are
     nanoseconds of ``time.monotonic_ns``, as those of ``OpTimes``.
 
+    If all that instruments want are samples (``DeviceInstrument.sampled``), about one op in 17 is
+    in the lists while more than 16 are in flight in their lane, or it is sent 20,000 a second.
+
     Attributes:
         device: theirs.
         lane: the lane that has executed them.
@@ -131,9 +176,11 @@ class FinishedOps(msgspec.Struct, eq=False):
         submitted: when each was put in that order.
         sent: when each was handed to the socket of its lane; 0 where nobody watched just then.
         answered: when the program has learnt of the end of each.
-        measured: what hosts tell of each, which ``times`` reads; None where nobody has asked.
+        measured: what hosts tell of these and others, which ``rows`` and ``times`` read; empty
+            where nobody has asked.
         nbytes: how many bytes they have copied or filled in all, if they are of the memory lane;
             otherwise 0.
+        untimed: the places of further ops that ended so, whose times were not taken.
     """
 
     device: WatchedDevice
@@ -144,13 +191,21 @@ class FinishedOps(msgspec.Struct, eq=False):
     submitted: list[int] = []
     sent: list[int] = []
     answered: list[int] = []
-    measured: list[Measured | None] = []
+    measured: list[Measured] = []
     nbytes: int = 0
+    untimed: list[int] = []
+
+    @property
+    def rows(self) -> dict[int, Row]:
+        """What hosts tell, by op; also of others."""
+        return {seq: row for each in self.measured for seq, row in each.rows.items()}
 
     @property
     def times(self) -> list[OpTimes]:
         """When what happened to each."""
-        return [*map(op_times, self.submitted, self.sent, self.answered, self.measured)]
+        rows = self.rows
+        own = [rows.get(seq, UNMEASURED) for seq in self.seqs]
+        return [*map(op_times, self.submitted, self.sent, self.answered, own)]
 
 
 class WatchedTransfer(Protocol):
@@ -200,10 +255,14 @@ class DeviceInstrument(Instrument, hooks=True):
         timed: whether hosts are to tell when ops were launched, executed and found done, while
             this instrument is told. That costs them some microseconds an op.
         ranges: whether hosts are to mark launches as ranges of NVTX meanwhile.
+        sampled: whether the times of some ops will do where there are many: see
+            ``FinishedOps.untimed``; and whether ``System.tell_instruments`` is called whenever what
+            is done matters. Where another instrument wants all, all are told as ever.
     """
 
     timed: bool = False
     ranges: bool = False
+    sampled: bool = False
 
     # --- ops: each is submitted, sent and finished once ------------------------------------
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import msgspec
 import trio
 
 from ..wire import WITHDRAWN
-from ._instrument import op_times
+from ._instrument import UNMEASURED, op_times
 from ._interrupts import uninterrupted
 
 if TYPE_CHECKING:
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from ._port import Port
 
 
+UNTIMED: Final = -1
+"""When an op was submitted, if nobody needs to know: it is counted where somebody counts."""
+
+UNWATCHED: Final = 0
+"""Likewise, if nobody watched then: it is not counted either."""
+
+
 @final
 class Template(msgspec.Struct, frozen=True, eq=False):
     """A message with places for addresses, which a lane's host keeps once it was sent.
@@ -27,13 +34,14 @@ class Template(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         number: what the host knows it by, until another takes its place.
         encoded: the message.
+        returns: the type of its value, as of a message.
     """
 
     number: int
     encoded: msgspec.Raw
+    returns: Any = None
 
     # What is prepared is none of what these tell of messages.
-    returns: ClassVar[None] = None
     required: ClassVar[bool] = False
     lasting: ClassVar[bool] = False
     bulky: ClassVar[bool] = False
@@ -59,7 +67,8 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         task: what waits for it, if a task does.
         value: what the lane answered, if that is more than that it is done.
         on_answer: called once it is over.
-        submitted_at: when it was submitted, where somebody watches: see ``OpTimes``.
+        submitted_at: when it was submitted, where somebody wants to know: see ``OpTimes``.
+            Otherwise ``UNTIMED``, or ``UNWATCHED``.
         sent_at: when it was sent, likewise.
         answered_at: when it was answered, likewise.
         measured: what its host tells of it, likewise.
@@ -78,7 +87,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
-    submitted_at: int = 0
+    submitted_at: int = UNTIMED
     sent_at: int = 0
     answered_at: int = 0
     measured: Measured | None = None
@@ -148,10 +157,11 @@ class Op(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def times(self) -> OpTimes | None:
-        """When what happened to it so far; None if nobody watched when it was submitted."""
-        if not self.submitted_at:
+        """When what happened to it so far; None if nobody took times when it was submitted."""
+        if self.submitted_at <= UNWATCHED:
             return None
-        return op_times(self.submitted_at, self.sent_at, self.answered_at, self.measured)
+        row = UNMEASURED if self.measured is None else self.measured.rows[self.seq]
+        return op_times(self.submitted_at, self.sent_at, self.answered_at, row)
 
     @property
     def outcome(self) -> Outcome:

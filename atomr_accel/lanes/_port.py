@@ -33,14 +33,15 @@ from ..wire import (
     Reply,
     Times,
     Value,
+    append_frame,
     too_large,
     unpack_exception,
 )
 from ._finished import DoneOps
-from ._instrument import NOBODY, Told
+from ._instrument import NOBODY, Measured, Told
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
-from ._op import Op, Template
+from ._op import UNWATCHED, Op, Template
 from ._switch_interval import restore_switch_interval, shorten_switch_interval
 
 if TYPE_CHECKING:
@@ -55,6 +56,16 @@ _SEND_HIGH: Final = 1 << 18
 
 _MOST_IN_FRAME: Final = 64
 """Ops of a frame: a lane begins when it has all of it."""
+
+_ALL_TIMED: Final = 16
+"""So many ops may be in flight in a lane if the times of all are taken, where some will do."""
+
+_HURRIED: Final = 50_000
+"""Nor may it be sent one in fewer nanoseconds than that, as where a device is quicker than us."""
+
+_ONE_IN: Final = 17
+"""Otherwise those of what is submitted between every so-manieth and the next sending are. A prime,
+since what programs repeat has round numbers."""
 
 FRAME_SECONDS: Final = 300.0
 """A host that has begun a frame and not sent the rest after this long has broken the protocol."""
@@ -125,7 +136,11 @@ class Port:
         self.device: Told = device
         self.reports: tuple[bool, bool] = (False, False)
         self._instruments = device.instruments
-        self._done = DoneOps(device, name)
+        self._timing = self._instruments.each_op  # whether who submits now is to look at the clock
+        self._crowd = 0
+        self._sent = self._sent_from = 0
+        self._hurried = False
+        self._done = DoneOps(device, name, in_flight)
         self._received = 0
         self.name = name
         self.index = index
@@ -193,11 +208,10 @@ class Port:
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
-        instruments = self._instruments
-        if instruments.each_op:
+        if self._timing:
             op.submitted_at = monotonic_ns()
-            if "op_submitted" in instruments.methods:
-                instruments("op_submitted", op)
+            if "op_submitted" in self._instruments.methods:
+                self._instruments("op_submitted", op)
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
             self.send()  # the lane is idle: latency counts
@@ -210,7 +224,8 @@ class Port:
             self.send()
             if not self._buffer:
                 return
-        self._send_soon()
+        if not self._sends_soon:
+            self._send_soon()
 
     def end(self) -> None:
         """From now on nothing is sent, and nothing that comes is an answer.
@@ -229,6 +244,10 @@ class Port:
             self._tell_finished(op)
         self._settle(op)
         self._wake(op)
+
+    def watch(self) -> None:
+        """Instruments have come or gone."""
+        self._timing = self._instruments.each_op
 
     def expect_more(self) -> None:
         """A task of this lane goes on, and is likely to submit again in this turn."""
@@ -323,12 +342,16 @@ class Port:
             restore_switch_interval()
         self._in_flight = in_flight
         self.device, self._instruments = device, device.instruments
-        self._done = DoneOps(device, self.name)
-        if self._instruments.each_op:
+        self._done = DoneOps(device, self.name, in_flight)
+        self.watch()
+        if self._timing:
             for op in ours:
                 op.submitted_at, op.sent_at, op.measured = monotonic_ns(), 0, None
                 self._instruments("op_submitted", op)
-            self._tell_sent([op for op in ours if op.sent])
+            sent, now = [op for op in ours if op.sent], monotonic_ns()
+            for op in sent:
+                op.sent_at = now
+            self._tell_sent(sent)
 
     def close(self) -> None:
         """Nobody runs it any more: end the lane."""
@@ -435,27 +458,10 @@ class Port:
         return _WINDOW - (self._count - len(self._outbox))
 
     def _encode_what_fits(self) -> None:
-        buffer, outbox = self._buffer, self._outbox
         room = self._room()
-        while outbox and room > 0 and len(buffer) < _SEND_HIGH:
-            frame = MultiFrame(buffer)
+        while self._outbox and room > 0 and len(self._buffer) < _SEND_HIGH:
             most = min(room, _MOST_IN_FRAME)
-            if len(outbox) > 1:
-                self._take_small(frame, most)
-            while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
-                op = outbox.popleft()
-                op.sent = True
-                if self._instruments.each_op:
-                    self._tell_sent([op])
-                try:
-                    frame.append((op.seq, op.dependencies, self._request(op)))
-                except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
-                    # Its place is kept: others may be ordered after it.
-                    too_wide = isinstance(error, OverflowError)
-                    op._error = too_large(op.name) if too_wide else error
-                    frame.append((op.seq, op.dependencies, WITHDRAWN))
-            frame.close()
-            room -= frame.count
+            room -= self._encode_together(most) or self._encode_one_by_one(most)
 
     def push(self) -> None:
         """Send what is encoded, as far as the socket takes it."""
@@ -473,22 +479,63 @@ class Port:
         self._frames += 1
         del buffer[:sent]
 
-    def _take_small(self, frame: MultiFrame, most: int) -> None:
-        """Encode the ops at the head of the queue at once, unless one needs a closer look."""
-        ops = list(islice(self._outbox, most))
-        payloads: list[object] = [(op.seq, op.dependencies, self._request(op)) for op in ops]
-        if any(op.message.bulky for op in ops):
-            return
+    def _encode_together(self, most: int) -> int:
+        """A frame of ops at the head of the queue, up to one that needs a closer look; how many."""
+        outbox, prepared = self._outbox, self._prepared
+        ops = [*outbox] if len(outbox) <= most else [*islice(outbox, most)]
+        payloads: list[object] = []
+        for op in ops:
+            payload: Any = op.payload
+            if payload is None:
+                payload = op.message
+                if payload.bulky:
+                    break
+            elif prepared.get(payload.number) is not op.message:
+                payload = self._request(op)
+            payloads.append((op.seq, op.dependencies, payload))
+        count = len(payloads)
+        if not count:
+            return 0
         try:
-            frame.extend(payloads)
+            append_frame(self._buffer, payloads)
         except Exception:  # noqa: BLE001 (then one by one, to find out which)
-            self._prepared.clear()  # templates among these were not sent
-            return
+            prepared.clear()  # templates among these were not sent
+            return 0
+        if count == len(outbox):
+            outbox.clear()
+        else:
+            del ops[count:]
+            for _ in ops:
+                outbox.popleft()
+        watched = self._instruments.each_op
+        now = monotonic_ns() if watched else 0
         for op in ops:
             op.sent = True
-            self._outbox.popleft()
-        if self._instruments.each_op:
+            op.sent_at = now
+        if watched:
             self._tell_sent(ops)
+        return count
+
+    def _encode_one_by_one(self, most: int) -> int:
+        """A frame of ops at the head of the queue; how many. What cannot be sent is withdrawn."""
+        buffer, outbox = self._buffer, self._outbox
+        frame = MultiFrame(buffer)
+        while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
+            op = outbox.popleft()
+            op.sent = True
+            if self._instruments.each_op:
+                op.sent_at = monotonic_ns()
+                self._tell_sent([op])
+            try:
+                frame.append((op.seq, op.dependencies, self._request(op)))
+            except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
+                # Its place is kept: others may be ordered after it.
+                too_wide = isinstance(error, OverflowError)
+                op._error = too_large(op.name) if too_wide else error
+                self._prepared.clear()  # a template of it was not sent
+                frame.append((op.seq, op.dependencies, WITHDRAWN))
+        frame.close()
+        return frame.count
 
     def _request(self, op: Op) -> object:
         """What is sent for an op; a template goes along where the host does not have it."""
@@ -496,10 +543,10 @@ class Port:
         if payload is None or type(template) is not Template:
             return template
         prepared = self._prepared
-        if prepared.get(template.number) is template:
+        if prepared.get(payload.number) is template:
             return payload
-        prepared[template.number] = template
-        return CallWithTemplate(template.number, template.encoded, payload.addresses)
+        prepared[payload.number] = template
+        return CallWithTemplate(payload.number, template.encoded, payload.addresses)
 
     def _receive(self) -> None:
         """Take what has come and hand it out; never blocks."""
@@ -570,17 +617,19 @@ class Port:
                             return
                         continue
                     self._completed += 1
-                    if watched and op.submitted_at:
+                    if watched:
                         if together and op.message is not WITHDRAWN:
-                            if op.name != name:
+                            if op.name is not name:
                                 name = op.name
                                 alike = self._done.of(name)
-                                seqs, submitted = alike.seqs, alike.submitted
-                                sent, measured = alike.sent, alike.measured
-                            seqs.append(seq)
-                            submitted.append(op.submitted_at)
-                            sent.append(op.sent_at)
-                            measured.append(op.measured)
+                                seqs, untimed = alike.seqs, alike.untimed
+                                submitted, sent = alike.submitted, alike.sent
+                            if op.submitted_at < 0:
+                                untimed.append(seq)
+                            elif op.submitted_at != UNWATCHED:
+                                seqs.append(seq)
+                                submitted.append(op.submitted_at)
+                                sent.append(op.sent_at)
                         else:
                             self._tell_finished(op)
                     self._settle(op)
@@ -608,12 +657,19 @@ class Port:
 
     def _note_times(self, reply: Times) -> None:
         """What the host tells of ops that it is about to answer."""
-        found, in_flight = reply.found, self._in_flight
-        for row in reply.ops:
-            op = in_flight.get(row[0])
+        in_flight = self._in_flight
+        try:
+            measured = Measured(reply.ops)
+        except (TypeError, ValueError) as error:
+            raise ProtocolViolation(f"times cannot be read: {error}") from error
+        if self._done.wanted():
+            self._done.measure(measured)
+            return
+        for seq in measured.rows:
+            op = in_flight.get(seq)
             if op is None or op.port is not self or not op.sent:
-                raise ProtocolViolation(f"times of op {row[0]} were told, which is not in flight")
-            op.measured = found, row
+                raise ProtocolViolation(f"times of op {seq} were told, which is not in flight")
+            op.measured = measured
 
     def _answered_by(self, seq: int) -> Op:
         op = self._in_flight.get(seq)
@@ -624,21 +680,28 @@ class Port:
     # --- those who watch --------------------------------------------------------------
 
     def _tell_sent(self, ops: list[Op]) -> None:
-        now = monotonic_ns()
-        for op in ops:
-            op.sent_at = now
         if "op_sent" in self._instruments.methods:
             for op in ops:
-                if op.submitted_at:  # or nobody watched yet
+                if op.submitted_at > 0:  # or nobody watched yet
                     self._instruments("op_sent", op)
+        if self._instruments.sampled:  # take the times of what is submitted next, or do not
+            # A lane that has run dry is not idle yet: of many ops the first is sent alone.
+            self._crowd = max(self._count, self._crowd >> 1)
+            self._sent += len(ops)
+            if self._sent >= _MOST_IN_FRAME:
+                now = ops[-1].sent_at
+                self._hurried = now - self._sent_from < self._sent * _HURRIED
+                self._sent, self._sent_from = 0, now
+            busy = self._crowd > _ALL_TIMED or self._hurried
+            self._timing = not busy or not self._frames % _ONE_IN
 
     def _tell_finished(self, op: Op) -> None:
-        if not op.submitted_at:  # nobody watched yet
+        if op.submitted_at == UNWATCHED:
             return
         op.answered_at = self._received or monotonic_ns()
         methods = self._instruments.methods
         outcome = op.outcome  # which is another once somebody has asked for the error
-        if "op_finished" in methods:
+        if "op_finished" in methods and op.submitted_at > 0:
             self._instruments("op_finished", op, outcome)
         if "ops_finished" in methods:
             self._done.tell_of(op, outcome)

@@ -12,11 +12,15 @@ import sys
 import threading
 from typing import Final
 
-_USUAL: Final = 5000
-"""The interpreter's own interval, in microseconds. Where a program has set another, that stays."""
+_MICROSECOND: Final = 1e-6
+_USUAL: Final = 5000 * _MICROSECOND
+"""The interpreter's own interval, as it tells it. Where a program has set another, that stays."""
 
-_PROMPT: Final = 100
+_PROMPT: Final = 100 * _MICROSECOND
 """A switch takes some ten, so threads that compute lose little by it."""
+
+_MORE: Final = 0.5 * _MICROSECOND
+"""The interpreter keeps whole microseconds, and cuts off what is beyond."""
 
 _lock: Final = threading.Lock()
 _busy = 0
@@ -28,8 +32,8 @@ def shorten_switch_interval() -> None:
     global _busy  # noqa: PLW0603 (the interval is the process's too)
     with _lock:
         _busy += 1
-        if _busy == 1 and _interval() == _USUAL:
-            _set(_PROMPT)
+        if _busy == 1 and sys.getswitchinterval() == _USUAL:
+            sys.setswitchinterval(_PROMPT + _MORE)
 
 
 def restore_switch_interval() -> None:
@@ -37,13 +41,5 @@ def restore_switch_interval() -> None:
     global _busy  # noqa: PLW0603
     with _lock:
         _busy -= 1
-        if not _busy and _interval() == _PROMPT:
-            _set(_USUAL)
-
-
-def _interval() -> int:
-    return round(sys.getswitchinterval() * 1e6)
-
-
-def _set(microseconds: int) -> None:
-    sys.setswitchinterval((microseconds + 0.5) * 1e-6)  # which cuts off what is beyond
+        if not _busy and sys.getswitchinterval() == _PROMPT:
+            sys.setswitchinterval(_USUAL + _MORE)

@@ -116,8 +116,9 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
                 sent = send(device, *found) if found is not None else None
                 if sent is not None:
                     made, submitted = sent
-                    await submitted.wait()
-                    return made  # type: ignore[no-any-return]
+                    answer = await submitted.wait()
+                    finish = found[0].finish  # type: ignore[index] # or nothing was sent
+                    return made if finish is None else finish(answer, made)  # type: ignore[no-any-return]
             try:
                 return await perform(device, make(facade, *args, **kwargs))
             except NotContiguous:

@@ -26,7 +26,7 @@ def bound(request: Request[T], memory: MemoryMap) -> Request[T]:
     def prepare_there(driver: Driver) -> Submission[T]:
         if driver.memory is not memory:
             raise ValueError(
-                f"{request.name} was made by the requests of {_name(memory, driver.memory)}, and "
+                f"{request.name} was made by the requests of {name_of(memory, driver.memory)}, and "
                 f"sent to {driver.memory.device}, which cannot carry it out; make one by the "
                 "requests of the device that it is sent to, with what that device has made"
             )
@@ -56,7 +56,7 @@ def require_made_on(made: object, device: Home) -> None:
     if home.memory is not device.memory:
         raise TypeError(
             f"{made!r} was not made by a library of {device.memory.device}, but by one of "
-            f"{_name(home.memory, device.memory)}; have it made on the device that is to use it"
+            f"{name_of(home.memory, device.memory)}; have it made on the device that is to use it"
         )
     if facade._library:
         raise TypeError(
@@ -71,7 +71,7 @@ def require_made_on(made: object, device: Home) -> None:
         )
 
 
-def _name(memory: MemoryMap, seen_from: MemoryMap) -> str:
+def name_of(memory: MemoryMap, seen_from: MemoryMap) -> str:
     """A device's name, to be told from that of another one."""
     if memory.device != seen_from.device:
         return memory.device

@@ -27,9 +27,28 @@ if TYPE_CHECKING:
     from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
     from ._library import Home, LaneSpec, Submitted, Submitter
-    from ._traces import Call, Trace
+    from ._traces import Trace
 
 T = TypeVar("T")
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """Makes a result of what the lane answers, and of buffers.
+
+    It is ``finish`` of requests whose calls may be traced: those that are alike differ in the
+    buffers alone.
+
+    Attributes:
+        make: the result of an answer, and of the buffers.
+        refs: the buffers.
+    """
+
+    make: Callable[[Any, tuple[GpuRef, ...]], Any]
+    refs: tuple[GpuRef, ...]
+
+    def __call__(self, answer: Any) -> Any:
+        """The result."""
+        return self.make(answer, self.refs)
 
 
 class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
@@ -119,6 +138,13 @@ class Driver(Protocol):
         """
 
 
+class TracedDriver(Driver, Protocol):
+    """A driver of calls that were traced."""
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
+        """A result of so many bytes, uninitialised; None where making it takes a wait."""
+
+
 class Preparing:
     """What every driver answers at once that carries a request out; one that traces notes it."""
 
@@ -177,17 +203,17 @@ class Pending(Exception):
 class FirstTry(Preparing):
     """The driver of requests that find all they need: one for all of a device."""
 
-    __slots__ = ("_device", "home", "keeper", "memory")
+    __slots__ = ("home", "keeper", "memory", "try_empty")
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
         self.home: Final[Home] = device
         self.keeper: Final[Keeper] = device
         self.memory: Final = device.memory
+        self.try_empty: Final = device.try_empty
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, if there is room right now."""
-        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        made = self.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         return made
@@ -358,23 +384,21 @@ def _submit_all(
     return _Together(ops[at], ops[:at], ops[at + 1 :])
 
 
-def send(device: Submitter, trace: Trace, call: Call) -> tuple[Any, Submitted] | None:
+def send(
+    device: Submitter, trace: Trace, refs: list[GpuRef], words: list[int]
+) -> tuple[Any, Submitted] | None:
     """Submit a call that was traced; its result, and the op on its way.
 
     None where something has to be waited for first: then it is made in full.
     """
     ports = device.ports
-    if not ports.keys() >= trace.lanes:
+    if not trace.lanes <= ports.keys():
         return None
     try:
-        addresses, blocks, result = trace.call(device.first_try, call)
+        addresses, blocks, result = trace.call(device.first_try, refs, words)
     except Pending:
         return None
-    ops = []
-    for each in trace.ops:
-        payload, reads, writes = each.fill(addresses, blocks)
-        port = ports[each.lane]
-        ops.append(device.submit(port, each.name, each.template, reads, writes, payload))
+    ops = [each.submit(device, ports[each.lane], addresses, blocks) for each in trace.ops]
     if len(ops) == 1:
         return result, ops[0]
     return result, _Together(ops[trace.own], ops[: trace.own], ops[trace.own + 1 :])

@@ -9,8 +9,8 @@ then on a call is these, filled in.
 
 What a request asks its driver for is asked for again by each call. Whatever else it depends on,
 other than its arguments, it has to tell by ``Driver.depends``; what changes something as it is
-sent, or has to wait for an answer, is never traced. Facades say by ``traced`` that their calls
-keep to this.
+sent, or has to wait for an answer before it is made, is never traced. Facades say by ``traced``
+that their calls keep to this.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import itertools
 import math
 import operator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 import numpy as np
 
 from ..expressions import Expression, apart, joined
 from ..lanes import Template
-from ..memory import Block, GpuRef, block_at, part_of
+from ..memory import Block, GpuRef, Part, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
+from ._request import Answered, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ..memory import Epoch, MemoryMap
     from ..wire import Message
-    from ._library import Home
-    from ._request import Driver, Keeper, Request, Submission
+    from ._library import Home, Submitter
+    from ._request import Driver, Keeper, Request, Submission, TracedDriver
 
 _SIGNATURES: Final = 1024
 """How many a facade knows."""
@@ -49,9 +50,6 @@ _MOST_OPS: Final = 24
 _MOST_ARGUMENTS: Final = 64
 _MOST_OBTAINED: Final = 64
 _LONGEST_TEXT: Final = 64
-_MOST_TRIES: Final = 4
-"""What cannot be traced now may be able to later, when what it needs is there."""
-
 _numbers: Final = itertools.count()
 """Of traces, for hosts to know their messages by."""
 
@@ -61,19 +59,6 @@ _SHARED: Final = object()
 _VIEWS: Final = object()
 
 Key = tuple[object, ...]
-Filled = tuple[CallByTemplate, tuple[Block, ...], tuple[Block, ...]]
-
-
-class Call(NamedTuple):
-    """What a call has that others that are alike have not.
-
-    Attributes:
-        refs: its buffers; those that it makes are added.
-        words: the numbers in its expressions, in words of four bytes.
-    """
-
-    refs: list[GpuRef]
-    words: list[int]
 
 
 class Untraceable(Exception):
@@ -150,12 +135,22 @@ class TracedOp(msgspec.Struct, frozen=True):
     reads: Callable[[Sequence[Block]], tuple[Block, ...]]
     writes: Callable[[Sequence[Block]], tuple[Block, ...]]
 
-    def fill(self, addresses: Sequence[int], blocks: Sequence[Block]) -> Filled:
-        """That of a call on these blocks: its request, what it reads and writes."""
+    def submit(
+        self, device: Submitter, port: Any, addresses: Sequence[int], blocks: Sequence[Block]
+    ) -> Any:
+        """That of a call on these blocks, on its way by this port."""
         given = self.holes(addresses)
         if self.offsets is not None:
             given = tuple(map(operator.add, given, self.offsets))
-        return CallByTemplate(self.template.number, given), self.reads(blocks), self.writes(blocks)
+        template = self.template
+        return device.submit(
+            port,
+            self.name,
+            template,
+            self.reads(blocks),
+            self.writes(blocks),
+            CallByTemplate(template.number, given),
+        )
 
 
 @final
@@ -168,10 +163,11 @@ class Trace(msgspec.Struct, frozen=True):
         ops: their messages, one right after the other.
         own: which of them is the call's own; those before it and after it are what it needs.
         views: whether views are among the buffers.
-        outputs: what is made for each call.
+        outputs: what is made for each call: shapes, dtypes and bytes.
         obtain: what else is asked for.
         checks: whether what is not in the signature is as it was.
         result: makes the result of all refs.
+        finish: makes the result of the answer, and of what ``result`` gives, if it depends on it.
     """
 
     epoch: Epoch
@@ -179,44 +175,56 @@ class Trace(msgspec.Struct, frozen=True):
     ops: tuple[TracedOp, ...]
     own: int
     views: bool
-    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
     obtain: tuple[Callable[[Driver], Block], ...]
     checks: tuple[Callable[[], bool], ...]
     result: Callable[[Sequence[GpuRef]], Any]
+    finish: Callable[[Any, Any], Any] | None
 
-    def holds(self, epoch: Epoch) -> bool:
-        """Whether it is good for calls of now."""
-        if self.epoch is not epoch:
-            return False
+    def holds(self) -> bool:
+        """Whether it is good for calls of now, in its generation."""
         for check in self.checks:  # noqa: SIM110 - this is a hot path
             if not check():
                 return False
         return True
 
-    def call(self, driver: Driver, call: Call) -> tuple[Sequence[int], Sequence[Block], Any]:
-        """A call on these buffers: addresses and blocks to fill its ops with, and its result.
+    def call(
+        self, driver: TracedDriver, refs: list[GpuRef], words: list[int]
+    ) -> tuple[Sequence[int], Sequence[Block], Any]:
+        """A call with what is its own: addresses and blocks to fill its ops with, and its result.
 
         Raises:
             Pending: something it needs takes a wait.
         """
-        refs, words = call
-        for shape, dtype in self.outputs:
-            refs.append(driver.output(shape, dtype))
+        for shape, dtype, nbytes in self.outputs:
+            made = driver.try_empty(shape, dtype, nbytes)
+            if made is None:
+                raise Pending((shape, dtype))
+            refs.append(made)
         blocks = [ref._block for ref in refs]
         if self.obtain:
             blocks += [obtain(driver) for obtain in self.obtain]
         if not self.views:
-            return [*[block.address for block in blocks], *words], blocks, self.result(refs)
-        # Whoever follows asks whole blocks, which answer sooner.
-        wholes = [block.base for block in blocks]
-        begin = [whole.address + block.offset for whole, block in zip(wholes, blocks, strict=True)]
-        return [*begin, *words], wholes, self.result(refs)
+            addresses = [block.address for block in blocks]
+            return addresses + words if words else addresses, blocks, self.result(refs)
+        addresses = []
+        for at, block in enumerate(blocks):
+            if isinstance(block, Part):
+                whole = block.whole
+                addresses.append(whole.address + block.start)
+                blocks[at] = whole  # whoever follows asks whole blocks, which answer sooner
+            else:
+                addresses.append(block.address)
+        return addresses + words if words else addresses, blocks, self.result(refs)
 
 
 def signature(
     form: tuple[object, ...], memory: MemoryMap, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Key, Call] | None:
+) -> tuple[Key, list[GpuRef], list[int]] | None:
     """What a call has in common with those that are alike, and what it has not.
+
+    The latter are its buffers, to which those are added that it makes, and the numbers in its
+    expressions, in words of four bytes.
 
     None where nothing is known of that: lists and other values, and buffers that no call may use,
     which is for the call itself to say. A value that holds buffers may be taken apart: ``_apart()``
@@ -224,31 +232,30 @@ def signature(
     may expressions, whose numbers are taken out of them, too.
     """
     parts: list[object] = [*form]
-    add = parts.append
     refs: list[GpuRef] = []
     words: list[int] = []
     blocks: list[Block] = []
     views = False
-    epoch = memory.epoch
+    epoch, sealed_epoch = memory.epoch, memory.sealed_epoch
     given: Iterable[Any] = args
     if kwargs:
         parts += (*kwargs, len(args))
-        given = (*args, *kwargs.values())
+        given = [*args, *kwargs.values()]
     for value in given:
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if type(block) is not Block:  # a view: where it begins tells alignment and overlaps
+            if isinstance(block, Part):  # a view: where it begins tells alignment and overlaps
                 views = True
-                add(block.offset)
-                add(value._strides)
-                block = block.base
-            if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
+                parts.append(block.start)
+                parts.append(value._strides)
+                block = block.whole
+            if block.epoch is not epoch and block.epoch is not sealed_epoch:
                 return None
             if block.sealed:  # also one that is of this generation, while it is being filled
-                add(_SEALED)
-            add(value.shape)
-            add(value.dtype)
+                parts.append(_SEALED)
+            parts.append(value.shape)
+            parts.append(value.dtype)
             refs.append(value)
             blocks.append(block)
             continue
@@ -262,12 +269,12 @@ def signature(
             refs += held
             blocks += [ref._block.base for ref in held]
             words += numbers
-            add(rest)
+            parts.append(rest)
             continue
         if kind is float:
             if value == 0.0 or math.isnan(value):  # both have a sign, and NaN equals nothing
-                add(kind)
-                add((repr(value), math.copysign(1.0, value)))
+                parts.append(kind)
+                parts.append((repr(value), math.copysign(1.0, value)))
                 continue
         elif kind is tuple:
             if not all(map(_is_int, value)):
@@ -287,15 +294,15 @@ def signature(
             refs += held
             blocks += [ref._block.base for ref in held]
             value = rest  # noqa: PLW2901 - what is left of it
-        add(kind)
-        add(value)
+        parts.append(kind)
+        parts.append(value)
     if views:
-        add(_VIEWS)
+        parts.append(_VIEWS)
         parts += map(blocks.index, blocks)
     elif len(blocks) > 1 and len(set(blocks)) < len(blocks):
-        add(_SHARED)
+        parts.append(_SHARED)
         parts += map(blocks.index, blocks)
-    return tuple(parts), Call(refs, words)
+    return tuple(parts), refs, words
 
 
 def _seen(ref: object, memory: MemoryMap, parts: list[object]) -> bool | None:
@@ -324,7 +331,7 @@ class Traces:
     """What calls of a facade come to, by their signatures; shared by all its copies."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, Trace | int] = {}
+        self._known: dict[Key, Trace | int] = {}  # how many calls there were, without a trace
 
     def find(
         self,
@@ -333,7 +340,7 @@ class Traces:
         home: Home,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Trace, Call] | None:
+    ) -> tuple[Trace, list[GpuRef], list[int]] | None:
         """What a call comes to, and what is its own; None where it has to be made in full.
 
         Args:
@@ -347,26 +354,29 @@ class Traces:
         known = signature((make, home.driver), memory, args, kwargs)
         if known is None:
             return None
-        key, call = known
+        key, refs, words = known
         found = self._known.get(key)
-        if type(found) is not Trace:
-            if found is None:
-                self._keep(key, 1)
-                return None
-            tries = found
-        elif found.holds(memory.epoch):
-            return found, call
+        calls = 1
+        if type(found) is Trace:
+            if found.epoch is memory.epoch and (not found.checks or found.holds()):
+                return found, refs, words
+        elif found is None:
+            self._keep(key, calls)
+            return None
         else:
-            tries = 1
-        if tries > _MOST_TRIES:
+            calls = found
+        # What cannot be traced now may be able to later, when what it needs is there: many tasks
+        # may wait for that. So it is tried again and again, each time after twice as many calls.
+        if calls & (calls - 1):
+            self._keep(key, calls + 1)
             return None
         try:
             traced = _Tracer(home).trace(make, facade, args, kwargs)
         except Exception:  # noqa: BLE001 - the call is made in full next, and raises what is wrong
-            self._keep(key, tries + 1)
+            self._keep(key, calls + 1)
             return None
         self._keep(key, traced)
-        return traced, call
+        return traced, refs, words
 
     def _keep(self, key: Key, value: Trace | int) -> None:
         """Keep a value, in the place of the oldest: to note which are in use takes too long."""
@@ -386,7 +396,7 @@ class _Tracer:
         self._refs: list[GpuRef] = []
         self._words = 0
         self._obtained: list[Block] = []
-        self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        self._outputs: list[tuple[tuple[int, ...], np.dtype[Any], int]] = []
         self._obtain: list[Callable[[Driver], Block]] = []
         self._checks: list[Callable[[], bool]] = []
         self._numbers: Final = _Numbers()
@@ -446,7 +456,7 @@ class _Tracer:
         nbytes = math.prod(shape) * dtype.itemsize
         ref = GpuRef(self._block(len(self._refs)), shape, dtype, nbytes)
         self._refs.append(ref)
-        self._outputs.append((shape, dtype))
+        self._outputs.append((shape, dtype, nbytes))
         return ref
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
@@ -477,6 +487,11 @@ class _Tracer:
 
     def _finish(self, request: Request[Any]) -> Trace:
         submission = request.prepare(self)
+        finish = submission.finish
+        if finish is not None:
+            if not isinstance(finish, Answered):
+                raise Untraceable
+            submission = msgspec.structs.replace(submission, finish=None, result=finish.refs)
         if (
             submission.message is None
             or len(submission.before) + len(submission.after) >= _MOST_OPS
@@ -497,7 +512,9 @@ class _Tracer:
         places = {ref._block: at for at, ref in reversed([*enumerate(refs)])}
         places |= {block: count + at for at, block in enumerate(self._obtained)}
         ops = [
-            self._op(each, made, at_of, places) for each, made in parts if made.message is not None
+            self._op(each, made, at_of, places, answers=made is submission and finish is not None)
+            for each, made in parts
+            if made.message is not None
         ]
         return Trace(
             self.memory.epoch,
@@ -509,6 +526,7 @@ class _Tracer:
             tuple(self._obtain),
             tuple(self._checks),
             self._result(submission.result),
+            None if finish is None else finish.make,
         )
 
     def _op(
@@ -517,10 +535,12 @@ class _Tracer:
         submission: Submission[Any],
         at_of: dict[int, int],
         places: dict[Block, int],
+        *,
+        answers: bool,
     ) -> TracedOp:
         """One of the messages; where the blocks are that it names, and that addresses are of."""
         message = submission.message
-        if message.returns is not None or message.required:
+        if message.required or (message.returns is None) is answers:
             raise Untraceable
         if message.bulky or message.lasting or message.everywhere or message.pickles:
             raise Untraceable
@@ -530,7 +550,7 @@ class _Tracer:
         return TracedOp(
             request.lane.name,
             request.name,
-            Template(next(_numbers) % MOST_TEMPLATES, msgspec.Raw(encoded)),
+            Template(next(_numbers) % MOST_TEMPLATES, msgspec.Raw(encoded), message.returns),
             picker([at_of[at] for at, _ in holes]),
             tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
             picker([places[block] for block in submission.reads]),

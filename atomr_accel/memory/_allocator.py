@@ -30,8 +30,8 @@ _BINNED_PIECES: Final = 256
 _BINNED_LARGEST: Final = 1 << 20
 """Bins fragment memory. They are emptied once they hold more than 1/64 of it, but what a
 loop makes and drops at a time, 256 MiB or half of a small memory, stays in them, unless it is
-many pieces: to empty them then would take long. Large pieces never come there: they are few, and
-one of them would empty the bins of all others."""
+many pieces: to empty them then would take long. Large pieces, one of which would empty the bins
+of all others, stay there up to a number, since whoever finds no hole empties all bins first."""
 
 
 _NO_HOLE: Final = (0, -1)
@@ -65,6 +65,7 @@ class Allocator:
         self._hole_ending: dict[int, int] = {}  # end -> address
         self._binned = 0
         self._binned_pieces = 0
+        self._binned_large = 0  # how many, which count neither there nor there
         self._binned_limit = 0
         self.capacity: int = 0
         self.in_use: int = 0
@@ -90,12 +91,15 @@ class Allocator:
         """The address of ``size`` bytes (a value of ``round_size``), or None."""
         fitting = self._bins.get(size)
         if fitting:
-            self._binned -= size
-            self._binned_pieces -= 1
+            if size > _BINNED_LARGEST:
+                self._binned_large -= 1
+            else:
+                self._binned -= size
+                self._binned_pieces -= 1
             self.in_use += size
             return fitting.pop()
         hole = self._best_fit(size)
-        if hole is None and self._binned:
+        if hole is None and (self._binned_pieces or self._binned_large):
             self._coalesce()
             hole = self._best_fit(size)
         if hole is None:
@@ -120,16 +124,20 @@ class Allocator:
         """Give back what ``allocate`` handed out."""
         self.in_use -= size
         if size > _BINNED_LARGEST:
-            self._merge(address, size)
-            return
-        self._binned += size
-        self._binned_pieces += 1
+            self._binned_large += 1
+        else:
+            self._binned += size
+            self._binned_pieces += 1
         fitting = self._bins.get(size)
         if fitting is None:
             self._bins[size] = [address]
         else:
             fitting.append(address)
-        if self._binned > self._binned_limit or self._binned_pieces > _BINNED_PIECES:
+        if (
+            self._binned > self._binned_limit
+            or self._binned_pieces > _BINNED_PIECES
+            or self._binned_large > _BINNED_PIECES
+        ):
             self._coalesce()
 
     @property
@@ -173,13 +181,13 @@ class Allocator:
         return self._holes[index] if index < len(self._holes) else self._largest
 
     def _coalesce(self) -> None:
-        if not self._binned:
+        if not (self._binned_pieces or self._binned_large):
             return
         # What was made in a row mostly lies in a row, and is one hole then.
         binned = self._bins.items()
         pieces = sorted((address, size) for size, addresses in binned for address in addresses)
         self._bins.clear()
-        self._binned = self._binned_pieces = 0
+        self._binned = self._binned_pieces = self._binned_large = 0
         start = end = pieces[0][0]
         for address, size in pieces:
             if address != end:

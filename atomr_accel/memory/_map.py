@@ -231,6 +231,14 @@ class MemoryMap:
         found.size = 0
         return True
 
+    def shrink(self, block: Block, nbytes: int) -> None:
+        """Give back what is behind the first bytes of a block, which no op in flight touches."""
+        size = round_size(nbytes)
+        if block.epoch is self.epoch and size < block.size:
+            self.release(block.address + size, block.size - size)
+            block.size = size
+        block.nbytes = nbytes
+
     def seal(self, block: Block) -> None:
         """Make a block of a sealed slab survive rebuilds, now that its content is there."""
         block.sealed = True

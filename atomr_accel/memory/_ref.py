@@ -28,6 +28,8 @@ from ._views import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import DTypeLike
 
     from ._map import MemoryMap
@@ -343,19 +345,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             IndexError: out of bounds, or more indices than dimensions.
             TypeError: an index array or a mask.
         """
-        token = _token_of(key)
-        known = (self.shape, self._strides, self.dtype.itemsize, token)
-        made = None if token is None else _VIEWS.get(known)
-        if made is None:
-            view = self._seen(*selected(self.shape, self.strides, key))
-            if token is not None:
-                if len(_VIEWS) >= _MOST_VIEWS:
-                    _VIEWS.clear()
-                start = view._block.offset - self._block.offset
-                _VIEWS[known] = start, view.shape, view.nbytes, view._strides
-            return view
-        start, shape, nbytes, strides = made
-        return _ref(self._block, shape, self.dtype, nbytes, strides, start)
+        return self._view(selected, key, _token_of(key))
 
     @property
     def T(self) -> GpuRef:  # noqa: N802 - NumPy's name
@@ -382,7 +372,8 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         Raises:
             ValueError: not each axis once.
         """
-        return self._seen(*transposed(self.shape, self.strides, axes))
+        one = len(axes) == 1 and axes[0]  # () is other axes than none
+        return self._view(transposed, axes, _token_of(axes[0] if one else axes))
 
     def swapaxes(self, axis1: SupportsIndex, axis2: SupportsIndex) -> GpuRef:
         """A view with two axes exchanged; as ``numpy.ndarray.swapaxes``.
@@ -453,7 +444,15 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         Raises:
             ValueError: the sizes differ, or it takes a copy.
         """
-        new = reshaped(self.shape, shape)
+        token = _token_of(shape[0] if len(shape) == 1 else shape)
+        known = (self.shape, token)
+        new = None if token is None else _SHAPES.get(known)
+        if new is None:
+            new = reshaped(self.shape, shape)
+            if token is not None:
+                if len(_SHAPES) >= _MOST_VIEWS:
+                    _SHAPES.clear()
+                _SHAPES[known] = new
         if self._strides is None:
             return GpuRef(self._block, new, self.dtype, self.nbytes)
         strides = regrouped(self.shape, self._strides, new)
@@ -520,6 +519,23 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         contiguous = is_contiguous(shape, strides, size)
         return _ref(self._place, shape, dtype, self.nbytes, None if contiguous else strides)
 
+    def _view(
+        self, make: Callable[..., _Layout], argument: Any, token: tuple[object, ...] | None
+    ) -> GpuRef:
+        """A view as ``make`` gives it of a layout and an argument, of which ``token`` tells all."""
+        known = (make, self.shape, self._strides, self.dtype, token)
+        made = None if token is None else _VIEWS.get(known)
+        if made is None:
+            view = self._seen(*make(self.shape, self.strides, argument))
+            if token is not None:
+                if len(_VIEWS) >= _MOST_VIEWS:
+                    _VIEWS.clear()
+                start = view._block.offset - self._block.offset
+                _VIEWS[known] = start, view.shape, view.nbytes, view._strides
+            return view
+        start, shape, nbytes, strides = made
+        return _ref(self._block, shape, self.dtype, nbytes, strides, start)
+
     def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
         """A view with another shape, that begins so many bytes behind it."""
         itemsize = self.dtype.itemsize
@@ -559,10 +575,14 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         )
 
 
+_Layout = tuple[tuple[int, ...], tuple[int, ...]] | tuple[tuple[int, ...], tuple[int, ...], int]
 _View = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
 
 _VIEWS: Final[dict[tuple[object, ...], _View]] = {}
-"""What indexing gives, by layout and key: the same parts are taken again and again."""
+"""What indexing and transposing give, by layout and key: programs do the same again and again."""
+
+_SHAPES: Final[dict[tuple[object, ...], tuple[int, ...]]] = {}
+"""What ``reshape`` makes of shapes, likewise."""
 
 _MOST_VIEWS: Final = 1 << 10
 
@@ -570,20 +590,25 @@ _BOUNDS: Final = frozenset({int, type(None)})
 """Of slices that are remembered."""
 
 
+_ALL: Final = slice(None)
+
+
 def _token_of(key: object) -> tuple[object, ...] | None:
     """What equal keys have in common; None for those that are not remembered."""
-    parts = []
+    parts: list[object] = []
     for part in key if type(key) is tuple else (key,):
         kind = type(part)
-        if kind is slice:
+        if kind is int or part is None or part is Ellipsis:
+            parts.append(part)
+        elif kind is not slice:
+            return None
+        elif part == _ALL:
+            parts.append(slice)  # which, unlike it, has a hash in all versions
+        else:
             start, stop, step = part.start, part.stop, part.step
             if not (type(start) in _BOUNDS and type(stop) in _BOUNDS and type(step) in _BOUNDS):
                 return None
             parts.append((start, stop, step))
-        elif kind is int or part is None or part is Ellipsis:
-            parts.append(part)
-        else:
-            return None
     return tuple(parts)
 
 
@@ -597,8 +622,10 @@ def _ref(
 ) -> GpuRef:
     """A ref of any layout, which begins so many bytes behind ``block``."""
     if strides is not None:
-        whole, start = block.base, block.offset + start
-        block = Gapped(whole.memory, 0, 0, None, 0, 0, whole=whole, start=start)
+        if isinstance(block, Part):
+            start += block.start
+            block = block.whole
+        block = Gapped(block.memory, 0, 0, None, 0, 0, False, 0, None, None, 0, block, start)
     elif start:
         block = part_of(block, start)
     elif type(block) is Gapped:

@@ -324,13 +324,14 @@ def reshaped(old: tuple[int, ...], shape: tuple[int | tuple[int, ...], ...]) -> 
     extents: Any = shape
     if len(shape) == 1 and not hasattr(shape[0], "__index__"):
         (extents,) = shape
-    new = [operator.index(extent) for extent in extents]
+    asked = tuple(map(operator.index, extents))
+    new = [*asked]
     size = math.prod(old)
     if new.count(-1) == 1:
         known = -math.prod(new)
         new[new.index(-1)] = size // known if known else -1
     if math.prod(new) != size or min(new, default=0) < 0:
-        raise ValueError(f"cannot reshape a buffer of shape {old} into shape {tuple(new)}")
+        raise ValueError(f"cannot reshape a buffer of shape {old} into shape {asked}")
     return tuple(new)
 
 

@@ -52,7 +52,8 @@ class StreamPlan(msgspec.Struct, frozen=True):
         group: how many launches may share one completion token, and so one answer.
         track_each_op: whether ops of a group that takes long are answered one by one.
         deterministic: whether results must not depend on what else is in flight, nor on time.
-        line_info: whether what is compiled has the lines of its source.
+        sanitized: whether a sanitizer looks at what runs: what is compiled has the lines of its
+            source then.
     """
 
     strategy: str = "shared"
@@ -62,7 +63,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     group: int = 8
     track_each_op: bool = False
     deterministic: bool = False
-    line_info: bool = False
+    sanitized: bool = False
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):

@@ -302,22 +302,18 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-_Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
-
-
 class Times(msgspec.Struct, frozen=True, tag=True):
     """When ops that are about to be answered were launched, executed and found done.
 
     It comes before their answers, where somebody wants to know (``ReportTimes``).
 
     Attributes:
-        found: when their lane saw that they are done, in nanoseconds of ``time.monotonic_ns``.
-        ops: for each its number; when its lane launched it; when the device began and ended it, or
-            zeros; and what tells the stream from others.
+        ops: six int64 for each, in the machine's byte order: its number; when its lane launched
+            it; when the device began and ended it, or zeros; when its lane saw that it is done; and
+            what tells the stream from others. Times are nanoseconds of ``time.monotonic_ns``.
     """
 
-    found: _Nanoseconds
-    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, int]]
+    ops: bytes
 
 
 Reply = list[int] | Value | Failure | Fault | Times
@@ -426,6 +422,9 @@ class Frames:
             if len(self._rest) < self._wanted:
                 return
             data, self._rest = self._rest, bytearray()
+        elif len(data) == HEADER + int.from_bytes(data[:HEADER], "little") <= HEADER + self._most:
+            yield memoryview(data)[HEADER:]  # one that is complete, as most are
+            return
         view = memoryview(data)
         at, end = 0, len(data)
         while at + HEADER <= end:

@@ -68,6 +68,27 @@ def test_a_fault_ends_the_context(gpu: FakeGpu) -> None:
     assert gpu.alive == {}
 
 
+def test_a_stream_that_a_sanitizer_looks_at_is_waited_for(gpu: FakeGpu) -> None:
+    context = CudaContext(0, StreamPlan(sanitized=True))
+    stream = context.open_lane("blas", 0)
+    waited: list[bool] = []
+
+    def synchronize(each: int) -> Any:
+        waited.append(each in gpu.alive)
+        return (0,)
+
+    gpu.change(cuStreamSynchronize=synchronize)
+    token = stream.mark()
+    while not stream.finished(token):
+        assert waited == []
+    assert waited == [True]
+    stream.release(token)
+    stream.close()
+    assert waited == [True, True]  # while it was there
+    context.close()
+    assert gpu.alive == {}
+
+
 def test_free_memory_is_what_the_driver_says(gpu: FakeGpu) -> None:
     context = CudaContext(0, StreamPlan())
     assert context.free_memory() == MEMORY

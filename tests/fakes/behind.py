@@ -44,13 +44,19 @@ class Point:
 
 
 class World:
-    """All streams of a device, and what moves them on."""
+    """All streams of a device, and what moves them on.
+
+    Attributes:
+        opened: how often a lane has opened a stream.
+        closed: how often one was closed.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.random = random.Random(0)
         self.streams: list[Stream] = []
         self.fused: list[int] = []
+        self.opened = self.closed = 0
         self._over = threading.Event()
         self._clock: threading.Thread | None = None
 
@@ -145,7 +151,8 @@ class Stream:
             self.pending.append(wait)
 
     def close(self) -> None:
-        """Nothing is held."""
+        with self.world.lock:
+            self.world.closed += 1
 
 
 class Context:
@@ -160,6 +167,8 @@ class Context:
 
     def open_lane(self, name: str, number: int | None) -> Stream:
         self._cpu.open_lane(name, number)
+        with WORLD[0].lock:
+            WORLD[0].opened += 1
         if number is None:
             return Stream(WORLD[0], self._cpu)
         if number not in self._shared:

@@ -125,6 +125,9 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "cuStreamWaitEvent": "hStream hEvent Flags ->",
     "cuSurfObjectCreate": "pResDesc -> pSurfObject",
     "cuSurfObjectDestroy": "surfObject ->",
+    "cuTensorMapEncodeIm2col": "tensorDataType tensorRank globalAddress globalDim globalStrides "
+    "pixelBoxLowerCorner pixelBoxUpperCorner channelsPerPixel pixelsPerColumn elementStrides "
+    "interleave swizzle l2Promotion oobFill -> tensorMap",
     "cuTensorMapEncodeTiled": "tensorDataType tensorRank globalAddress globalDim globalStrides "
     "boxDim elementStrides interleave swizzle l2Promotion oobFill -> tensorMap",
     "cuTexObjectCreate": "pResDesc pTexDesc pResViewDesc -> pTexObject",

@@ -338,8 +338,11 @@ class Lanes:
             Launcher(completion=completion, idle_spin=False) for _ in range(1 if shared else count)
         ]
         streams: dict[int, FakeStream] = {}
+        asked: set[tuple[int, int]] = set()
 
         def new_slot(lane: Lane, number: int) -> StreamSlot:
+            assert (lane.index, number) not in asked, "the host would give the same slot again"
+            asked.add((lane.index, number))
             stream = streams.get(number) if shared else None
             if stream is None:
                 stream = streams[number] = FakeStream(device)

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import socket
+import sys
 from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -288,6 +289,10 @@ class Recording:
         assert error is None, error
 
 
+def rows(*ops: tuple[int, ...]) -> bytes:
+    return b"".join(number.to_bytes(8, sys.byteorder, signed=True) for op in ops for number in op)
+
+
 EVERY_KIND: Final = (
     [1],
     [2, 4],
@@ -295,7 +300,7 @@ EVERY_KIND: Final = (
     failure(seq=4),
     pack_exception(4, KeyError(2), pickles=True),
     pack_exception(1, RemoteError("m", type_name="T")),
-    Times(5, [(1, 1, 2, 3, 0), (2, 1, 0, 0, -7)]),
+    Times(rows((1, 1, 2, 3, 4, 0), (2, 1, 0, 0, 5, -7), (4, -1, 2, 3, 4, 0))),
 )
 
 
@@ -315,9 +320,10 @@ WRONG: Final[dict[str, bytes]] = {
     "a value of an unknown op": frame_of(Value(9, msgspec.Raw(b"\xc0"))),
     "a failure of an unknown op": frame_of(failure(seq=9)),
     "a failure of another lane's op": frame_of(failure(seq=5)),
-    "times of an unknown op": frame_of(Times(5, [(9, 1, 2, 3, 0)])),
-    "times of another lane's op": frame_of(Times(5, [(5, 1, 2, 3, 0)])),
-    "times that are none": frame_of(Times(-5, [(1, 1, 2, 3, 0)])),
+    "times of an unknown op": frame_of(Times(rows((9, 1, 2, 3, 4, 0)))),
+    "times of another lane's op": frame_of(Times(rows((5, 1, 2, 3, 4, 0)))),
+    "times that are cut": frame_of(Times(rows((1, 1, 2, 3, 4)))),
+    "times that are no numbers": frame_of(Times(b"123")),
     "no msgpack": framed(b"\xc1\xc1"),
     "an unknown reply": frame_of({"type": "Nonsense"}),
     "numbers that are none": frame_of([1.5]),

@@ -290,6 +290,18 @@ def test_a_few_that_take_long_overlap() -> None:
         assert len(take(lanes, 0, 56)) == 56
 
 
+def test_a_few_that_follow_each_other_are_answered_together() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, max_streams=3, spreads=True) as lanes:
+        ops = ((seq, [(0, seq - 1)] if seq > 1 else [], Work(seq)) for seq in range(1, 7))
+        lanes.send(0, *ops)
+        device.wait_for(lambda: len(device.launched()) == 6)
+        device.finish_all()
+        assert len(take(lanes, 0, 6)) == 6
+        (stream,) = (stream for stream in device.streams if stream.ops)
+        assert sum(stream.marked.values()) <= 2
+
+
 def test_what_every_way_may_hold_is_dropped_by_every_way() -> None:
     device = FakeDevice()
     with Lanes(device, 1, max_streams=3) as lanes:
@@ -428,7 +440,7 @@ def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyP
             lane.retry(7)
 
     for lane in others:
-        lane._aside[7] = (7, ((0, 5),), Work(7))
+        lane.aside[7] = (7, ((0, 5),), Work(7))
         lane.retry(7)  # each watches the first, and then the one who watches too
         lane._ready(((1, 9), (2, 9)))
     monkeypatch.setattr(Launcher, "wake", wake)
@@ -440,6 +452,45 @@ def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyP
     for pair in socks:
         for sock in pair:
             sock.close()
+
+
+def calls_in_a_row(number: int, *seqs: int) -> list[Any]:
+    """Calls by a template, each after the op before it."""
+    return [(seq, [(0, seq - 1)], CallByTemplate(number, (seq,))) for seq in seqs]
+
+
+def with_template(number: int, message: Message, op: int) -> CallWithTemplate:
+    return CallWithTemplate(number, msgspec.Raw(encoder.encode(message)), (op,))
+
+
+def test_one_of_several_calls_in_a_row_fails() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1) as lanes:
+        lanes.send(0, (1, [], with_template(1, Work(PLACE), 1)))
+        lanes.send(0, (2, [(0, 1)], with_template(2, Fail(PLACE), 2)))
+        calls = [*calls_in_a_row(1, 3, 4), *calls_in_a_row(2, 5), *calls_in_a_row(1, *range(6, 20))]
+        lanes.send(0, *calls)
+        device.wait_for(lambda: len(device.launched()) == 17)
+        device.finish_all()
+        answers = take(lanes, 0, 19)
+    works = [seq for seq in range(1, 20) if seq not in (2, 5)]
+    assert device.launched() == works
+    assert [seq for seq in range(1, 20) if answers[seq] is None] == works
+    assert all(isinstance(answers[seq], Failure) for seq in (2, 5))
+
+
+def test_of_several_calls_in_a_row_the_one_that_breaks_the_device_is_told() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1) as lanes:
+        lanes.send(0, (1, [], with_template(1, Work(PLACE), 1)))
+        device.wait_for(lambda: device.launched() == [1])
+        device.finish_all()
+        assert take(lanes, 0, 1) == {1: None}
+        lanes.send(0, (2, [(0, 1)], with_template(2, Break(PLACE), 0)), *calls_in_a_row(1, 3, 4))
+        ((_, answer),) = lanes.replies(0)
+        assert isinstance(answer, Fault)
+        assert answer.seq == 2
+    assert device.launched() == [1]
 
 
 @pytest.mark.parametrize("after", [(), ((1, 1),)])

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,11 +16,24 @@ import pytest
 import trio
 import trio.testing
 
+from atomr_accel.backends.cpu.host._context import CpuContext
 from atomr_accel.lanes import HostDied, HostHandle, _spawn, _spawner, start_host
-from atomr_accel.wire import ControlRequest, CreateSlab, MapSlab, Preload, UnmapSlabs, encoder
+from atomr_accel.wire import (
+    AskFree,
+    ControlRequest,
+    CreateSlab,
+    MapSlab,
+    Message,
+    Open,
+    Preload,
+    StreamPlan,
+    UnmapSlabs,
+    encoder,
+    shared_fd,
+)
 from atomr_accel.wire._channel import receive, send
 from atomr_accel.wire._control import Done
-from tests.harness import descriptors, no_descriptors, program
+from tests.harness import SECONDS, descriptors, no_descriptors, program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -302,6 +316,51 @@ async def test_a_descriptor_without_room_there_is_an_error() -> None:
     finally:
         os.close(fd)
         await host.close()
+
+
+@program
+async def test_slabs_are_mapped_while_staging_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = threading.Event()
+    lock, share = CpuContext.map_pinned, CpuContext.map_slab
+
+    def locked(context: CpuContext, *given: Any) -> None:
+        assert mapped.wait(SECONDS)
+        lock(context, *given)
+
+    def shared(context: CpuContext, *given: Any, sealed: bool) -> None:
+        share(context, *given, sealed=sealed)
+        mapped.set()
+
+    monkeypatch.setattr(CpuContext, "map_pinned", locked)
+    monkeypatch.setattr(CpuContext, "map_slab", shared)
+    name = f"{CpuContext.__module__}:{CpuContext.__name__}"
+    fd = shared_fd(4096, "memory")
+    host = await start_host("thread")
+    try:
+        await host.request(Open(name, 0, 4096, StreamPlan()), fd)
+        await host.request(MapSlab(1, 4096, sealed=True), fd)
+        await host.request(AskFree())  # which waits for both
+        assert mapped.is_set()
+    finally:
+        mapped.set()
+        os.close(fd)
+        await host.close()
+
+
+@program
+async def test_what_messages_are_is_looked_up_before_a_device_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "Wanted", int)
+
+    class Told(Message, frozen=True):
+        value: Wanted  # type: ignore[name-defined]  # noqa: F821
+
+    host = await start_host("thread")
+    await host.request(Preload([]))
+    await host.close()
+    monkeypatch.delitem(globals(), "Wanted")
+    assert msgspec.msgpack.decode(encoder.encode(Told(3)), type=Told) == Told(3)
 
 
 @program

@@ -59,6 +59,12 @@ class Ask(Note, frozen=True):
     returns: ClassVar[Any] = dict[str, list[int]]
 
 
+class Large(Note, frozen=True):
+    """One that may be large."""
+
+    bulky: ClassVar[bool] = True
+
+
 class Host:
     """Ports, and the other ends of their sockets."""
 
@@ -379,6 +385,23 @@ async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> 
                 await op.wait()
         with pytest.raises(TypeError, match="object"):
             await ops[3].wait()
+
+
+@program
+async def test_a_template_goes_along_beside_what_may_be_large() -> None:
+    template = Template(3, msgspec.Raw(encoder.encode(Note(PLACE))))
+    async with running() as host:
+
+        def call(address: int) -> Op:
+            return host.submit(0, template, payload=CallByTemplate(3, (address,)))
+
+        ops = [host.submit(0), call(0), call(1), host.submit(0, Large("large")), call(2)]
+        expected = [["Note", 1], ["CallWithTemplate", 3, ["Note", PLACE], [0]]]
+        expected += [["CallByTemplate", 3, [1]], ["Large", "large"], ["CallByTemplate", 3, [2]]]
+        for op, message in zip(ops, expected, strict=True):
+            assert await host.received(0) == (op.seq, [], message)
+        await host.reply(0, [op.seq for op in ops])
+        await ops[-1].wait()
 
 
 @program

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -59,3 +62,34 @@ def test_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sanitizer, "find_tool", lambda _name: None)
     with pytest.raises(LibraryMissing, match="sanitizer='memcheck' needs compute-sanitizer"):
         find_sanitizer("memcheck")
+
+
+ENDING: Final = """
+import socket, time
+from atomr_accel.host import _host
+
+class Context:
+    def make_current(self): pass
+    def check(self): pass
+    def synchronize(self):
+        print("waits", flush=True)
+        time.sleep({seconds})
+
+_host._ORDERLY_SECONDS = {limit}
+host = _host.Host(socket.socket(), spin=False)
+host._context = Context()
+host.wind_up()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "code", "said"),
+    [(0, 60, 0, "waits\ndone\n"), (60, 0.05, -signal.SIGALRM, "waits\n")],
+)
+def test_who_hangs_at_the_end_ends_all_the_same(
+    seconds: int, limit: float, code: int, said: str
+) -> None:
+    words = [sys.executable, "-c", ENDING.format(seconds=seconds, limit=limit)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, said)

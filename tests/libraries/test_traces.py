@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import scipy.sparse
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,19 @@ async def test_the_second_call_of_a_kind_is_traced(device: Device) -> None:
     for count in (0, 1, 1):
         np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, b)), exact)
         assert len(traces(device.blas)) - before == count
+
+
+@program
+async def test_calls_that_wait_for_what_they_need_together_are_traced_later() -> None:
+    """Sixteen tasks ask for the first plan at once, and none of these calls tells what comes."""
+    async with opened() as device:
+        x, scale = await device.zeros((2, SIDE)), await device.zeros(SIDE)
+        async with trio.open_nursery() as nursery:
+            for _ in range(16):
+                nursery.start_soon(device.dnn.layer_norm, x, scale, scale)
+        for _ in range(16):
+            await device.dnn.layer_norm(x, scale, scale)
+        assert len(traces(device.dnn)) == 1
 
 
 @pytest.mark.parametrize("batch", [False, True])

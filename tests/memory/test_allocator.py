@@ -122,15 +122,16 @@ TestAllocations = Allocations.TestCase
 TestAllocations.settings = settings(max_examples=120, stateful_step_count=50)
 
 
-def test_a_freed_piece_serves_the_next_request_of_its_size() -> None:
+@pytest.mark.parametrize("size", [4096, 2 * MIB])
+def test_a_freed_piece_serves_the_next_request_of_its_size(size: int) -> None:
     allocator = Allocator()
     allocator.add_slab(1, 16 * MIB)
-    pieces = [allocator.allocate(4096) for _ in range(3)]
+    pieces = [allocator.allocate(size) for _ in range(3)]
     assert None not in pieces
-    middle = pieces[1]
-    assert middle is not None
-    allocator.free(middle, 4096)
-    assert allocator.allocate(4096) == middle
+    for piece in pieces:  # also where all that is free would be one hole
+        assert piece is not None
+        allocator.free(piece, size)
+        assert allocator.allocate(size) == piece
 
 
 @pytest.mark.parametrize(
@@ -159,10 +160,10 @@ def test_the_best_fit_is_taken() -> None:
     assert address >> SLAB_SHIFT == 2
 
 
-def test_neighbours_in_bins_become_one_when_they_are_needed() -> None:
+@pytest.mark.parametrize("size", [MIB // 4, 2 * MIB])
+def test_neighbours_in_bins_become_one_when_they_are_needed(size: int) -> None:
     allocator = Allocator()
-    allocator.add_slab(1, 16 * MIB)
-    size = MIB // 4
+    allocator.add_slab(1, 64 * size)
     pieces = [allocator.allocate(size) for _ in range(64)]
     for address in pieces[10:12]:
         assert address is not None

@@ -292,19 +292,20 @@ def test_dropped_blocks_are_released_a_few_at_a_time(memory: MemoryMap) -> None:
     assert memory.statistics().used == len(refs) * ALIGNMENT
 
 
-def test_merging_what_is_free_is_bounded() -> None:
+@pytest.mark.parametrize("size", [ALIGNMENT, 2 << 20])
+def test_merging_what_is_free_is_bounded(size: int) -> None:
     allocator = Allocator()
-    allocator.add_slab(1, 1 << 30)
-    addresses = [allocator.allocate(ALIGNMENT) for _ in range(5000)]
+    allocator.add_slab(1, 5000 * size)
+    addresses = [allocator.allocate(size) for _ in range(5000)]
     random.Random(1).shuffle(addresses)
     most = 0
     for address in addresses:
         assert address is not None
-        allocator.free(address, ALIGNMENT)
+        allocator.free(address, size)
         most = max(most, sum(map(len, allocator._bins.values())))
-    assert most <= SLICE
+    assert most == SLICE
     assert allocator.in_use == 0
-    assert allocator.largest_free == 1 << 30
+    assert allocator.largest_free == 5000 * size
 
 
 def test_memory_that_was_dropped_before_a_fault_goes_with_its_generation(memory: MemoryMap) -> None:

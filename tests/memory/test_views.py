@@ -221,6 +221,8 @@ def test_what_numpy_refuses_is_refused() -> None:
     refused: tuple[tuple[Callable[[], GpuRef], str], ...] = (
         (lambda: ref.transpose(0, 0, 1), "repeated axis"),
         (lambda: ref.transpose(0, 1), "don't match"),
+        (lambda: ref.transpose().transpose(()), "don't match"),
+        (lambda: ref.transpose(()), "don't match"),
         (lambda: ref.swapaxes(0, 3), "out of bounds"),
         (lambda: ref.moveaxis(0, 7), "out of bounds"),
         (lambda: ref.moveaxis((0, 1), 0), "same number"),
@@ -232,11 +234,16 @@ def test_what_numpy_refuses_is_refused() -> None:
         (lambda: ref.diagonal(0, 1, 1), "cannot be the same"),
         (lambda: ref.T.reshape(6), r"copy it first: \(await device.copy\(ref\)\).reshape"),
         (lambda: ref.T.ravel(), "copy it first"),
+        (lambda: ref.reshape(5, -1), r"into shape \(5, -1\)"),
         (lambda: ref[:, ::2, 0].view("f8"), "last axis must be contiguous"),
     )
     for wrong, message in refused:
         with pytest.raises(ValueError, match=message):
             wrong()
+    assert ref.reshape(1, 6).shape == (1, 6)
+    for shape in ((1.0, 6), ((True, "6"),)):  # the former equals what is known
+        with pytest.raises(TypeError):
+            ref.reshape(*shape)
     with pytest.raises(AttributeError, match="cannot be set"):
         ref.T._strides = None
 

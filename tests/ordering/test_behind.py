@@ -106,10 +106,13 @@ def test_small_products_go_together(sizes: list[int], chained: list[bool]) -> No
     run()
 
 
+@pytest.mark.parametrize("strategy", ["shared", "per_actor", "pooled", "single"])
 @program
-async def test_what_goes_together_and_over_several_streams() -> None:
+async def test_what_goes_together_and_over_several_streams(strategy: Any) -> None:
     with behind.backend() as world:
-        async with opened(backend=behind.BACKEND, isolation="thread") as device:
+        before = world.opened - world.closed  # of other devices
+        opening = opened(backend=behind.BACKEND, isolation="thread", streams=strategy)
+        async with opening as device:
             a = await device.put(np.eye(2, dtype=np.float32))
             await device.blas.gemm(a, a)
             streams = len(world.streams)
@@ -117,6 +120,7 @@ async def test_what_goes_together_and_over_several_streams() -> None:
                 refs = [batch.blas.gemm(a, a) for _ in range(200)]
             assert sum(world.fused) > 100
             assert max(world.fused) == behind.TOGETHER
-            assert len(world.streams) > streams
+            assert (len(world.streams) > streams) == (strategy != "single")
             for ref in refs:
                 assert np.array_equal(await device.get(ref), np.eye(2))
+        assert world.opened - world.closed == before  # each of them once

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...memory import GpuRef
 from .._arguments import (
-    not_contiguous,
-    require_alignment,
     require_dtype,
     require_no_alias,
     require_rank,
@@ -24,7 +20,6 @@ from .._arguments import (
 )
 from .._op import D, op
 from .._request import Submission
-from ..wire._broadcast import broadcast
 from ..wire._recent import Recent
 from ._checks import (
     UINT8,
@@ -37,88 +32,32 @@ from ._checks import (
     scalar,
     scales_nothing,
 )
-from ._layout import laid_out
-from .wire._messages import Gemm, GemmEx, GemmList, ProductOptions, Scalar
+from ._plans import (
+    GROUPED,
+    INT8,
+    POINTER_BYTES,
+    WIDE,
+    Operands,
+    Plan,
+    Wide,
+    plan_gemm,
+    plan_strided,
+    plan_wide,
+    product_sizes,
+    require_rows,
+    require_starts,
+    result_types,
+)
+from .wire._messages import GemmEx, GemmList, ProductOptions, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from ...memory import Block
-    from ...wire import Message
     from .._library import Home
     from .._request import Driver, Request
 
-_F32: Final = ("32F", "32F_PEDANTIC")
-_FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
-_F64: Final = ("64F", "64F_PEDANTIC", "64F_EMULATED_FIXEDPOINT")
-
-COMPUTE: Final = {
-    ("float16", "float16"): (*_F32, "16F", "16F_PEDANTIC"),
-    ("float16", "float32"): _F32,
-    ("bfloat16", "bfloat16"): _F32,
-    ("bfloat16", "float32"): _F32,
-    ("float32", "float32"): (*_FAST, "32F_EMULATED_16BFX9"),
-    ("float64", "float64"): _F64,
-    ("complex64", "complex64"): _FAST,
-    ("complex128", "complex128"): _F64,
-    ("int8", "int32"): ("32I", "32I_PEDANTIC"),
-    ("int8", "float32"): _F32,
-}
-"""The compute types for (input dtype, output dtype), the default one first."""
-
-GROUPED: Final = ("float16", "bfloat16", "float32", "float64")
-"""The dtypes of products of different shapes."""
-
-_DEFAULT_OUTPUT: Final = {"int8": "int32"}
-_PLAIN: Final = ("float16", "bfloat16", "float32", "float64")
-_INT8: Final = DTYPES["int8"]
-POINTER_BYTES: Final = 8
 _MOST_PLANS: Final = 4096
-
-
-class _Plan(NamedTuple):
-    """A product that takes one call of the library and no memory but its result's.
-
-    Attributes:
-        shape: the result's.
-        message: what to send, given the addresses of a, b and c, alpha and beta.
-    """
-
-    shape: tuple[int, ...]
-    message: Callable[[int, int, int, float, float], Message]
-
-
-class _Operands(NamedTuple):
-    """A product's arguments; shapes are what products take for one-dimensional ones."""
-
-    name: str
-    a: GpuRef
-    b: GpuRef
-    shape_a: tuple[int, ...]
-    shape_b: tuple[int, ...]
-    out: GpuRef | None
-    alpha: Number | GpuRef
-    beta: Number | GpuRef
-    op_a: int
-    op_b: int
-
-
-class _Wide(NamedTuple):
-    """A product over batches, planned."""
-
-    sizes: tuple[int, int, int]
-    batch: tuple[int, ...]
-    strides_a: tuple[int, ...]
-    strides_b: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype_c: np.dtype[Any]
-    options: ProductOptions
-    pointer_bytes: int
-    rows: tuple[int, int, int] | None = None
-    strides_c: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +78,12 @@ class Products(Routines[D]):
 
     def __init__(self, device: Home) -> None:
         super().__init__(device)
-        self._plans: Recent[tuple[Any, ...], _Plan] = Recent(_MOST_PLANS)
-        self._wide_plans: Recent[tuple[Any, ...], _Wide] = Recent(_MOST_PLANS)
+        self._plans: Recent[tuple[Any, ...], Plan] = Recent(_MOST_PLANS)
+        self._wide_plans: Recent[tuple[Any, ...], Wide] = Recent(_MOST_PLANS)
 
     def statistics(self) -> BlasStatistics:
         """A snapshot of what is kept of products."""
-        plain = sum(plan is not _WIDE for plan in self._plans.values())
+        plain = sum(plan is not WIDE for plan in self._plans.values())
         return BlasStatistics(plain + len(self._wide_plans), _MOST_PLANS)
 
     @op
@@ -237,7 +176,7 @@ class Products(Routines[D]):
                 shape_a = (1, *shape_a)
             if len(shape_b) == 1:
                 shape_b = (*shape_b, 1)
-            wide = _Operands("matmul", a, b, shape_a, shape_b, out, 1.0, 0.0, 0, 0)
+            wide = Operands("matmul", a, b, shape_a, shape_b, out, 1.0, 0.0, 0, 0)
             return self._prepare_wide(driver, wide, dtype, compute_type)
 
         if getattr(a, "ndim", 0) > 1 and getattr(b, "ndim", 0) > 1:
@@ -347,26 +286,26 @@ class Products(Routines[D]):
             block_b = require_readable(b, memory, "b", strided=True)
             if type(alpha) is GpuRef or type(beta) is GpuRef:
                 op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
-                wide = _Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+                wide = Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
                 return self._prepare_wide(driver, wide, dtype, compute_type)
             factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
             scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
             op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
             op_b = 0 if trans_b is False else operation(trans_b, "trans_b")
             if strided(a, b, out):
-                wide = _Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+                wide = Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
                 return self._prepare_wide(driver, wide, dtype, compute_type)
             key = (a.shape, b.shape, a.dtype, b.dtype, op_a, op_b)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans.keep(key, _plan_gemm(a, b, op_a, op_b))
+                plan = self._plans.keep(key, plan_gemm(a, b, op_a, op_b))
             if (
-                plan is _WIDE
+                plan is WIDE
                 or dtype is not None
                 or compute_type is not None
                 or (out is not None and out.dtype is not a.dtype)
             ):
-                wide = _Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+                wide = Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
                 return self._prepare_wide(driver, wide, dtype, compute_type)
             shape, make_message = plan
             reads: tuple[Block, ...] = (block_a, block_b)
@@ -391,7 +330,7 @@ class Products(Routines[D]):
         return self._request("gemm", prepare)
 
     def _prepare_wide(
-        self, driver: Driver, given: _Operands, dtype: DTypeLike | None, compute_type: str | None
+        self, driver: Driver, given: Operands, dtype: DTypeLike | None, compute_type: str | None
     ) -> Submission[GpuRef]:
         memory = driver.memory
         name, a, b, shape_a, shape_b, out, alpha, beta, op_a, op_b = given
@@ -411,11 +350,11 @@ class Products(Routines[D]):
         if plan is None:
             require_dtype(b, a.dtype, "b", "a")
             if strided(a, b, out):
-                plan = _plan_strided(given, wanted, compute_type)
+                plan = plan_strided(given, wanted, compute_type)
             else:
-                plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
+                plan = plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
             self._wide_plans.keep(key, plan)
-        _require_starts(a, b)
+        require_starts(a, b)
         factor: Scalar | None
         scale: Scalar | None
         at: tuple[int, ...] = ()
@@ -426,7 +365,7 @@ class Products(Routines[D]):
             factor, scale = factors(a, alpha, beta, plan.options.compute)
             fresh = scales_nothing(scale, out)
         else:
-            if a.dtype is _INT8:
+            if a.dtype is INT8:
                 raise Unsupported("int8 products with alpha or beta on the device")
             both = (("alpha", alpha), ("beta", beta))
             placed = [(each, value) for each, value in both if isinstance(value, GpuRef)]
@@ -517,14 +456,14 @@ class Products(Routines[D]):
                 require_rank(right, 2, f"b[{i}]")
                 require_dtype(left, first, f"a[{i}]", "a[0]")
                 require_dtype(right, first, f"b[{i}]", "a[0]")
-                shapes.append(_inner(left.shape, right.shape, op_a, op_b, f"[{i}]"))
+                shapes.append(product_sizes(left.shape, right.shape, op_a, op_b, f"[{i}]"))
                 if not grouped and shapes[i] != shapes[0]:
                     raise ValueError(
                         f"product {i} has (m, n, k) = {shapes[i]}, but product 0 has {shapes[0]}; "
                         f"for unequal shapes there is gemm_grouped_batched"
                     )
-                _require_rows(left, right, op_a, op_b, shapes[i])
-                _require_starts(left, right, f"[{i}]")
+                require_rows(left, right, op_a, op_b, shapes[i])
+                require_starts(left, right, f"[{i}]")
             dtype_c, compute = result_types(first, wanted, compute_type, name)
             if grouped and dtype_c is not first:
                 raise TypeError(f"{name} gives {first.name} for {first.name}, not {dtype_c.name}")
@@ -571,116 +510,6 @@ def _real(value: Number | GpuRef, like: GpuRef, name: str) -> Any:
     return scalar(value, like.dtype, name)
 
 
-def _no_message(*_numbers: float) -> Message:
-    raise AssertionError("a product that needs more than a plain plan")
-
-
-_WIDE: Final = _Plan((), _no_message)
-"""Stands for the plan of products that the shortest way will not do for."""
-
-
-def _plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> _Plan:
-    """The plan of a product of real floating numbers, if the shortest way will do."""
-    name = NAMES[a.dtype]
-    if name not in _PLAIN:
-        return _WIDE
-    require_dtype(b, a.dtype, "b", "a")
-    wide = _plan_wide(a, b, a.shape, b.shape, op_a, op_b, None, None)
-    if wide.pointer_bytes:
-        return _WIDE
-    m, n, k = wide.sizes
-    several_of = wide[:4]
-    options = wide.options
-
-    def one(a: int, b: int, c: int, alpha: float, beta: float) -> Gemm:
-        return Gemm(a, b, c, m, n, k, name, op_a, op_b, alpha, beta)
-
-    def several(a: int, b: int, c: int, alpha: float, beta: float) -> GemmEx:
-        return GemmEx(a, b, c, *several_of, options, alpha, beta)
-
-    return _Plan(wide.shape, several if wide.batch else one)
-
-
-def _plan_strided(given: _Operands, wanted: Any, compute_type: str | None) -> _Wide:
-    """The plan of a product of views, with leading dimensions and transposes.
-
-    Raises:
-        NotContiguous: they lie as no leading dimension can say.
-    """
-    _, a, b, shape_a, shape_b, out, *_, op_a, op_b = given
-    plain = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
-    m, n, k = _inner(shape_a, shape_b, op_a, op_b)
-    op_a, row_a, steps_a = laid_out(a, shape_a, op_a, "a")
-    op_b, row_b, steps_b = laid_out(b, shape_b, op_b, "b")
-    batch = broadcast(shape_a, shape_b, steps_a, steps_b)
-    row_c, strides_c = n, None
-    if out is not None and not out.contiguous and out.shape == plain.shape:
-        if out.ndim != len(batch.shape) + 2:  # without the axis that a or b has not
-            raise not_contiguous(out, "out")
-        op_c, row_c, steps_c = laid_out(out, (*batch.shape, m, n), 0, "out")
-        if op_c or len(steps_c) > 1 or not k:
-            raise not_contiguous(out, "out")
-        strides_c = steps_c if batch.sizes else ()
-    elif (
-        not any(batch.strides_b)
-        and not op_a
-        and batch.shape == shape_a[:-2]
-        and batch.strides_a in ((), (m * row_a,))
-    ):
-        m, batch = m * batch.products, broadcast((1, 1), (1, 1))
-    pointer_bytes = 3 * POINTER_BYTES * batch.products if len(batch.sizes) > 1 else 0
-    return plain._replace(
-        sizes=(m, n, k),
-        batch=batch.sizes,
-        strides_a=batch.strides_a,
-        strides_b=batch.strides_b,
-        options=msgspec.structs.replace(plain.options, trans_a=op_a, trans_b=op_b),
-        pointer_bytes=pointer_bytes,
-        rows=(row_a, row_b, row_c),
-        strides_c=strides_c,
-    )
-
-
-def _inner(
-    shape_a: tuple[int, ...], shape_b: tuple[int, ...], op_a: int, op_b: int, which: str = ""
-) -> tuple[int, int, int]:
-    """m, n and k of a product of matrices of these shapes."""
-    m, k = shape_a[:-3:-1] if op_a else shape_a[-2:]
-    k_b, n = shape_b[:-3:-1] if op_b else shape_b[-2:]
-    if k != k_b:
-        raise ValueError(
-            f"the inner dimensions differ: op(a) is {(m, k)} (a{which} has shape {shape_a}, "
-            f"trans_a={op_a}), op(b) is {(k_b, n)} (b{which} has shape {shape_b}, trans_b={op_b})"
-        )
-    return m, n, k
-
-
-def result_types(
-    dtype: np.dtype[Any], wanted: Any, compute_type: str | None, name: str
-) -> tuple[np.dtype[Any], str]:
-    """The dtype of the result, and how to compute it."""
-    outputs = [output for given, output in COMPUTE if given == dtype.name]
-    if not outputs:
-        inputs = dict.fromkeys(given for given, _ in COMPUTE)
-        raise TypeError(
-            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(inputs)}"
-        )
-    if wanted is None:
-        wanted = _DEFAULT_OUTPUT.get(dtype.name, dtype.name)
-    result = as_dtype(wanted)
-    if result.name not in outputs:
-        raise TypeError(f"{name} of {dtype.name} gives {' or '.join(outputs)}, not {result.name}")
-    types = COMPUTE[dtype.name, result.name]
-    if compute_type is None:
-        return result, types[0]
-    if compute_type not in types:
-        raise ValueError(
-            f"compute_type {compute_type!r} is none of those for {dtype.name} to {result.name}: "
-            f"{', '.join(types)}"
-        )
-    return result, compute_type
-
-
 def factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar, Scalar]:
     """Both scalars as messages carry them."""
     scalars = scalar(alpha, like.dtype, "alpha"), scalar(beta, like.dtype, "beta")
@@ -692,54 +521,3 @@ def factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar, 
 def _unless_placed(like: GpuRef, value: Any, name: str) -> Scalar | None:
     """A scalar as messages carry it; None for one on the device."""
     return None if isinstance(value, GpuRef) else scalar(value, like.dtype, name)
-
-
-def _require_rows(a: GpuRef, b: GpuRef, op_a: int, op_b: int, sizes: tuple[int, int, int]) -> None:
-    """int8 rows are multiples of four bytes long."""
-    if a.dtype.name != "int8":
-        return
-    m, n, k = sizes
-    for name, ref, row in (("a", a, m if op_a else k), ("b", b, k if op_b else n)):
-        if row % 4 and ref.size:
-            raise ValueError(
-                f"{name} has shape {ref.shape}: int8 needs rows of a multiple of 4 elements, "
-                f"not {row}"
-            )
-
-
-def _require_starts(a: GpuRef, b: GpuRef, which: str = "") -> None:
-    """The first int8 row begins at a multiple of four bytes, which a plan does not know."""
-    if a.dtype is _INT8:
-        for name, ref in (("a", a), ("b", b)):
-            require_alignment(ref, 4, f"{name}{which}", "cuBLAS reads 4 int8 numbers at a time")
-
-
-def _plan_wide(
-    a: GpuRef,
-    b: GpuRef,
-    shape_a: tuple[int, ...],
-    shape_b: tuple[int, ...],
-    op_a: int,
-    op_b: int,
-    wanted: Any,
-    compute_type: str | None,
-) -> _Wide:
-    dtype_c, compute = result_types(a.dtype, wanted, compute_type, "gemm")
-    for name, shape in (("a", shape_a), ("b", shape_b)):
-        if len(shape) < 2:
-            raise ValueError(f"{name} must have at least 2 dimensions, not shape {shape}")
-    m, n, k = _inner(shape_a, shape_b, op_a, op_b)
-    _require_rows(a, b, op_a, op_b, (m, n, k))
-    batch = broadcast(shape_a, shape_b)
-    shape = (
-        *batch.shape,
-        *((m,) if len(a.shape) > 1 else ()),
-        *((n,) if len(b.shape) > 1 else ()),
-    )
-    if not any(batch.strides_b) and not op_a and batch.shape == shape_a[:-2]:
-        # One b for all of a: its matrices are the rows of one tall matrix.
-        m, batch = m * batch.products, broadcast((1, 1), (1, 1))
-    _, sizes, strides_a, strides_b = batch
-    pointer_bytes = 3 * POINTER_BYTES * batch.products if len(sizes) > 1 else 0
-    options = ProductOptions(NAMES[a.dtype], NAMES[dtype_c], compute, op_a, op_b)
-    return _Wide((m, n, k), sizes, strides_a, strides_b, shape, dtype_c, options, pointer_bytes)

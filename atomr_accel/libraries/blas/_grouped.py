@@ -19,7 +19,8 @@ from .._arguments import (
 from .._op import D, op
 from .._request import Submission
 from ._checks import UINT8, Number, Routines, Trans, operation, scales_nothing
-from ._gemm import GROUPED, POINTER_BYTES, factors, result_types
+from ._gemm import factors
+from ._plans import GROUPED, POINTER_BYTES, result_types
 from .wire._messages import GemmList, ProductOptions
 
 if TYPE_CHECKING:

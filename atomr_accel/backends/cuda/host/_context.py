@@ -101,7 +101,9 @@ class CudaStream:
         """Whether the event has happened (``cuEventQuery``)."""
         (status,) = self._query(token)
         if not status:
-            if self._context.prints:  # only waiting has the driver write what kernels have printed
+            if self._context.sanitized:  # only waiting for a stream has a sanitizer tell of it
+                self.synchronize()
+            elif self._context.prints:  # likewise the driver of what kernels have printed
                 check("cuEventSynchronize", driver.cuEventSynchronize(token))
             return True
         if status == NOT_READY:
@@ -154,6 +156,8 @@ class CudaStream:
 
     def close(self) -> None:
         """Destroy the events, and the stream if no other lane uses it."""
+        if self._context.sanitized:  # which may still be looking at what ran there
+            self.synchronize()
         for event in (*self._events, self._following):
             check("cuEventDestroy", driver.cuEventDestroy(event))
         if self.captures:
@@ -202,7 +206,7 @@ class CudaContext:
         self._plan = plan
         self.completion: Final = plan.completion
         self.deterministic: Final = plan.deterministic
-        self.line_info: Final = plan.line_info
+        self.sanitized: Final = plan.sanitized
         self.prints = False
         self._streams: dict[object, _SharedStream] = {}
         self._next_stream = 0

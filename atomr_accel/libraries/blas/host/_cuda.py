@@ -117,18 +117,20 @@ class CudaBlas:
         key = _GEMM_KEY(message)
         product = self._products.get(key)
         if product is None:
-            m, n, k, dtype = message.m, message.n, message.k, message.dtype
-            handles = [self._handle.value]
-            if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
-                handles.insert(0, self._handle.small)  # the other one where that does not do
-            options = ProductOptions(dtype, dtype, "", message.trans_a, message.trans_b)
-            end = (COMPUTE_TYPES[dtype], GEMM_DEFAULT)
-            steps: tuple[tuple[int, ...], ...] = ((), (), ())
-            product = self._prepare(
-                "cublasGemmEx_64", (m, n, k), options, _COMPUTED[dtype], steps, end, handles
-            )
-            self._products.keep(key, product)
+            product = self._products.keep(key, self._new_product(message))
         return product
+
+    def _new_product(self, message: Gemm) -> _Product:
+        m, n, k, dtype = message.m, message.n, message.k, message.dtype
+        handles = [self._handle.value]
+        if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
+            handles.insert(0, self._handle.small)  # the other one where that does not do
+        options = ProductOptions(dtype, dtype, "", message.trans_a, message.trans_b)
+        end = (COMPUTE_TYPES[dtype], GEMM_DEFAULT)
+        steps: tuple[tuple[int, ...], ...] = ((), (), ())
+        return self._prepare(
+            "cublasGemmEx_64", (m, n, k), options, _COMPUTED[dtype], steps, end, handles
+        )
 
     def _prepare_gemm(self, template: Template) -> Callable[[Sequence[int]], None] | None:
         """What runs products that differ in addresses."""
@@ -136,18 +138,20 @@ class CudaBlas:
         given = message.a, message.b, message.c
         if not message.m or not message.n or not message.k or min(given) < PLACE:
             return None
-        product = self._product(message)
+        product = self._new_product(message)  # of its own, whose scalars stay
+        product.alpha.value, product.beta.value = message.alpha, message.beta
         a, b, c = (value ^ PLACE for value in given)
-        all_pointers, alpha, beta = self._context.pointers, message.alpha, message.beta
+        to_a, to_b, to_c, all_pointers = product.a, product.b, product.c, self._context.pointers
+        first = product.calls[0]
 
         def run(addresses: Sequence[int]) -> None:
             pointers = all_pointers(addresses)
-            product.a.value = pointers[a]
-            product.b.value = pointers[b]
-            product.c.value = pointers[c]
-            product.alpha.value = alpha
-            product.beta.value = beta
-            self._call(product)
+            to_a.value = pointers[a]
+            to_b.value = pointers[b]
+            to_c.value = pointers[c]
+            status = first()
+            if status:
+                self._call_others(product, status)
 
         return run
 
@@ -248,8 +252,13 @@ class CudaBlas:
         self._call(product)
 
     def _call(self, product: _Product) -> None:
-        status = 0
-        for call in product.calls:
+        status = product.calls[0]()
+        if status:
+            self._call_others(product, status)
+
+    def _call_others(self, product: _Product, status: int) -> None:
+        """The first call has failed: make the others until one does not."""
+        for call in product.calls[1:]:
             status = call()
             if not status:
                 return

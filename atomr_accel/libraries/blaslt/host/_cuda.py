@@ -104,7 +104,7 @@ class _Place:
 
 
 class _Cells(NamedTuple):
-    """What the calls of a product read when they are made."""
+    """What calls of a product read when they are made."""
 
     a: c_void_p
     b: c_void_p
@@ -113,6 +113,18 @@ class _Cells(NamedTuple):
     workspace: c_void_p
     alpha: Any
     beta: Any
+    alpha_pointer: Any
+    beta_pointer: Any
+
+    @classmethod
+    def of(cls, spec: Spec) -> _Cells:
+        """Those of a product, in which there are nulls and zeros yet."""
+        alpha, alpha_pointer = number_cell(spec.scale_type)
+        if spec.factors:
+            alpha = alpha_pointer = c_void_p()
+        beta, beta_pointer = number_cell(spec.scale_type)
+        pointers = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
+        return cls(*pointers, alpha, beta, alpha_pointer, beta_pointer)
 
 
 class _Prepared(NamedTuple):
@@ -132,9 +144,6 @@ class _Prepared(NamedTuple):
     """The best ones by how much workspace they may have."""
     places: tuple[_Place, ...]
     cells: _Cells
-    alpha: Any
-    beta: Any
-    """Pointers to the scalars."""
     calls: Recent[tuple[bytes, int], Callable[[], int]]
     """By algorithm and bytes of workspace."""
     made: ExitStack
@@ -213,22 +222,24 @@ class CudaBlasLt:
         spec, plan = message.spec, self._plan(message.spec)
         if plan.empty or message.zeros or message.packed_scales:
             return None
-        cells, plans = plan.cells, self._plans
+        cells, plans = _Cells.of(plan.spec), self._plans  # of its own: what is set here stays
         c = message.c or (message.d if plan.c_may_be_d else 0)
         fields = message.a, message.b, c, message.d, message.workspace
         given = [*zip(cells[: len(fields)], fields, strict=True)]
-        if spec_has_factors := plan.spec.factors:
+        if plan.spec.factors:
             given.append((cells.alpha, message.factors))
+        else:
+            cells.alpha.value = message.alpha
+        cells.beta.value = message.beta
         attributes = [(each, getattr(message, each.field)) for each in plan.places]
         if any(0 < value < PLACE for _, value in (*given, *attributes)):
             return None
         moving = [(cell, value ^ PLACE) for cell, value in given if value]
-        absent = [cell for cell, value in given if not value]
         places = [(each, value ^ PLACE) for each, value in attributes if value]
         nbytes = message.workspace_bytes
-        key = message.algorithm or self._algorithms(plan, nbytes, 1)[0][0], nbytes
-        call = plan.calls.get(key) or plan.calls.keep(key, self._prepare_call(plan, *key))
-        all_pointers, alpha, beta = self._context.pointers, message.alpha, message.beta
+        algorithm = message.algorithm or self._algorithms(plan, nbytes, 1)[0][0]
+        call = self._prepare_call(plan, cells, algorithm, nbytes)
+        all_pointers = self._context.pointers
 
         def run(addresses: Sequence[int]) -> None:
             if plans.get(spec) is not plan:  # it had to make room for others
@@ -242,11 +253,6 @@ class CudaBlasLt:
                     self._place(place, pointer)
             for cell, at in moving:
                 cell.value = pointers[at]
-            for cell in absent:
-                cell.value = None
-            if not spec_has_factors:
-                cells.alpha.value = alpha
-            cells.beta.value = beta
             status = call()
             if status:
                 raise self._error("cublasLtMatmul", status)
@@ -305,7 +311,7 @@ class CudaBlasLt:
         key = algorithm, message.workspace_bytes
         call = plan.calls.get(key)
         if call is None:
-            call = plan.calls.keep(key, self._prepare_call(plan, *key))
+            call = plan.calls.keep(key, self._prepare_call(plan, cells, *key))
         cells.a.value = pointer(message.packed_a or message.a)
         cells.b.value = pointer(message.packed_b or message.b)
         cells.d.value = d = pointer(message.d)
@@ -317,14 +323,14 @@ class CudaBlasLt:
         return call()
 
     def _prepare_call(
-        self, plan: _Prepared, algorithm: bytes, workspace_bytes: int
+        self, plan: _Prepared, cells: _Cells, algorithm: bytes, workspace_bytes: int
     ) -> Callable[[], int]:
-        """The call of a product, with all that is not in the plan's cells."""
-        cells = plan.cells
+        """The call of a product, with all that is not in cells."""
         return self._library.prepare(
             "cublasLtMatmul",
-            *(self._handle, plan.description, plan.alpha),
-            *(cells.b, plan.b, cells.a, plan.a, plan.beta, cells.c, plan.c, cells.d, plan.d),
+            *(self._handle, plan.description, cells.alpha_pointer),
+            *(cells.b, plan.b, cells.a, plan.a),
+            *(cells.beta_pointer, cells.c, plan.c, cells.d, plan.d),
             *(algorithm, cells.workspace, workspace_bytes, self._stream.pointer),
         )
 
@@ -429,11 +435,6 @@ class CudaBlasLt:
             operands = (spec.a, spec.b, spec.c, spec.d)
             a, b, c, d = [self._layout(made, each, spec.batch) for each in operands]
             places = self._places(description, spec)
-        alpha, alpha_pointer = number_cell(spec.scale_type)
-        if spec.factors:
-            alpha = alpha_pointer = c_void_p()
-        beta, beta_pointer = number_cell(spec.scale_type)
-        pointers = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
         return _Prepared(
             spec,
             empty=not spec.m or not spec.n or not spec.batch,
@@ -446,9 +447,7 @@ class CudaBlasLt:
             preference=preference,
             algorithms={},
             places=places,
-            cells=_Cells(*pointers, alpha, beta),
-            alpha=alpha_pointer,
-            beta=beta_pointer,
+            cells=_Cells.of(spec),
             calls=Recent(_MOST_CALLS),
             made=made,
         )
