@@ -21,7 +21,15 @@ from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors._instrument import Instruments
 from ..actors._logs import fields
-from ..lanes import STAGING_BYTES, DeviceInstrument, Op, PinnedPool, Port, uninterrupted
+from ..lanes import (
+    STAGING_BYTES,
+    UNWATCHED,
+    DeviceInstrument,
+    Op,
+    PinnedPool,
+    Port,
+    uninterrupted,
+)
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
@@ -31,6 +39,7 @@ from ._growth import Growth
 from ._lifecycle import Lifecycle
 from ._place import Place
 from ._reaper import Reaper
+from ._retry import Again
 from .data._bulk import COPIERS
 from .interop._windows import Windows
 
@@ -190,7 +199,8 @@ class DeviceCore:
         )
         self.memory.owner = self
         self.memory.slab_changed = self._slab_changed
-        self.instruments.follow(self.ask_for_times)
+        self._told_of_ops = self.instruments.each_op
+        self.instruments.follow(self.instruments_changed)
         self.instruments.tell_late(self.tell_done)
         self.transfers: Final[set[Transfer]] = set()
         self.serving: Context | None = None
@@ -214,6 +224,7 @@ class DeviceCore:
         self.failed_starts = 0
         self.sealing: Final = trio.Lock()
         self.first_try: Final = FirstTry(self)
+        self.again: Final = Again()
         self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
             weakref.WeakKeyDictionary()
         )
@@ -436,6 +447,16 @@ class DeviceCore:
         if message.lasting and self.standby is not None and isinstance(message, Message):
             self.standby.note(port.name, message)
         return op
+
+    def instruments_changed(self) -> None:
+        """Instruments have come or gone. What was submitted while nobody watched is not counted."""
+        before, self._told_of_ops = self._told_of_ops, self.instruments.each_op
+        if self._told_of_ops and not before:
+            for op in self.in_flight.values():
+                op.submitted_at = UNWATCHED
+        for port in self.ports.values():
+            port.watch()
+        self.ask_for_times()
 
     def ask_for_times(self, ports: Iterable[Port] | None = None) -> None:
         """Have hosts tell when they do what, and mark it, if an instrument wants that, or no more.

@@ -269,7 +269,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
             answer = await device.retry(infer, x)
 
         Everything that is to be done again belongs in the function: buffers that were made
-        outside of it, and are not sealed, are gone after a fault.
+        outside of it, and are not sealed, are gone after a fault. Of several calls that a fault has
+        ended those that were made first are made again first.
 
         Args:
             function: what to call. It may have had some of its effects when it is called again.

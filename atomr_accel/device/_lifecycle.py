@@ -230,7 +230,7 @@ class Lifecycle:
         if self._end is None:
             memory.over = f"is closed: {self.over_how}"
             self._end = DeviceLost(f"{core.name} {memory.over}")
-        core.instruments.unfollow(core.ask_for_times)
+        core.instruments.unfollow(core.instruments_changed)
         core.instruments.tell_no_more(core.tell_done)
         self._opened.open()
         for watcher in list(self._watchers):

@@ -413,7 +413,7 @@ async def _open_in(
         isolation=isolation,
         op_deadline=given["op_deadline"],
         deterministic=given["deterministic"],
-        line_info=given["sanitizer"] is not None,
+        sanitized=given["sanitizer"] is not None,
     )
     unavailable: DeviceUnavailable | None = None
     for candidate in _candidates(given["backend"]):

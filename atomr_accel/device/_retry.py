@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import inspect
+import itertools
 from types import CoroutineType
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, final
 
 import trio
 
 from .._errors import ContextPoisoned, EarlierErrors, GpuRefStale, said_of
+from ..lanes._interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,6 +20,56 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+_MOST_TURNS: Final = 64
+"""Over so many turns of trio's loop calls are spread that go on."""
+
+
+@final
+@uninterrupted
+class Again:
+    """Lets calls go on after a fault, those that were made first first.
+
+    All of them go on with the device, and what trio runs in a turn of its loop it runs forwards
+    or backwards. Who has waited for nearly all that is before it would wait for all of that again.
+    So each goes on in a turn of its own, as long as they are not many.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, trio.lowlevel.Task]] = []
+        self._soon = False
+
+    def number(self) -> int:
+        """The number of a call that is made."""
+        return next(self._numbers)
+
+    async def wait(self, number: int) -> None:
+        """Wait until those that were made before have gone on."""
+        waiting = self._waiting
+        entry = number, trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            waiting.remove(entry)
+            heapq.heapify(waiting)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        heapq.heappush(waiting, entry)
+        if not self._soon:
+            self._go_on_soon()
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _go_on_soon(self) -> None:
+        self._soon = True
+        trio.lowlevel.current_trio_token().run_sync_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._soon = False
+        for _ in range(-(-len(self._waiting) // _MOST_TURNS)):
+            trio.lowlevel.reschedule(heapq.heappop(self._waiting)[1])
+        if self._waiting:
+            self._go_on_soon()
 
 
 @trio.lowlevel.disable_ki_protection  # the function is the program's
@@ -42,6 +95,7 @@ async def retry(
     if attempts < 1:
         raise ValueError(f"attempts must be positive, not {attempts}")
     earlier = EarlierErrors()
+    number = core.again.number()
     while True:
         generation = core.memory.generation
         made = function(*args)
@@ -56,6 +110,7 @@ async def retry(
                 raise
             earlier.add(error)
         await core.ready()
+        await core.again.wait(number)
 
 
 def _may_help(error: Exception, *, rebuilt: bool) -> bool:

@@ -147,7 +147,7 @@ def stream_plan(
     isolation: str,
     op_deadline: float | None,
     deterministic: Any,
-    line_info: bool,
+    sanitized: bool,
 ) -> StreamPlan:
     """How lanes get their streams and learn what is done.
 
@@ -186,7 +186,7 @@ def stream_plan(
         completion,
         track_each_op=track_each_op,
         deterministic=deterministic,
-        line_info=line_info,
+        sanitized=sanitized,
     )
 
 

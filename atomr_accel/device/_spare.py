@@ -184,9 +184,11 @@ class Spare:
             elif behind:
                 self.step = "importing"
                 await prepared.import_modules(self._core)
-            if not wake.is_set():
-                if self.begun is not None and (self._room.wanted == "warm" or self.context):
-                    await self._room.measure(self)
+            first = self.begun is not None and (self._room.wanted == "warm" or self.context)
+            if first and not wake.is_set():
+                await self._room.measure(self)
+            if not wake.is_set():  # the device may have changed meanwhile
+                if first and self.begun is not None:
                     self.seconds, self.begun = trio.current_time() - self.begun, None
                 self.step = "ready"
                 self._told(self)

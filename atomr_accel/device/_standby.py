@@ -13,8 +13,9 @@ serves the companion (``DeviceCore.companion``), until another context takes the
 Beside the hot ones a warm one is in reserve: it becomes hot when one is taken, and serves itself
 when faults follow each other faster than hosts get hot.
 
-From wherever it is it can be taken, and goes on with what it was doing. When the device uses more
-it leaves ``ready``, and comes back. One that fails is replaced, less and less often.
+From wherever it is it can be taken, and goes on with what it was doing. When the device uses more,
+or has prepared something, it leaves ``ready``, and comes back. One that fails is replaced, less and
+less often.
 """
 
 from __future__ import annotations
@@ -158,10 +159,8 @@ class Standby:
     def changed(self) -> None:
         """The device uses more than before, or less."""
         for spare in self._spares:
-            if spare.step == "ready":
-                spare.step = "loading" if spare.companion is None else "mapping"
             spare.behind = True
-            spare.wake.set()
+        self._wake()
 
     def note(self, lane: str, message: Message) -> None:
         """The device has prepared something, such as a plan, which the next host needs, too."""
@@ -291,7 +290,10 @@ class Standby:
             self._core.instruments("standby_changed", self._core, self.statistics().state)
 
     def _wake(self) -> None:
+        """There is something to prepare, until which none is ready."""
         for spare in self._spares:
+            if spare.step == "ready":
+                spare.step = "loading" if spare.companion is None else "mapping"
             spare.wake.set()
 
     def _note_ready(self, spare: Spare) -> None:

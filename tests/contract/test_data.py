@@ -405,10 +405,11 @@ async def test_a_freed_ref_is_refused_everywhere(device: Device) -> None:
 
 @on_shared
 async def test_a_dropped_ref_frees_itself(device: Device) -> None:
+    kept = device.statistics().memory.used  # workspaces of libraries that other tests have used
     ref = await device.put(np.zeros(1000))
     before = device.statistics().memory
-    assert before.used >= ref.nbytes
+    assert before.used >= kept + ref.nbytes
     assert before.used + before.free == before.capacity
     del ref
     await settled(device)  # ``put`` returns while a small array is still on its way
-    assert device.statistics().memory.used == 0
+    assert device.statistics().memory.used == kept

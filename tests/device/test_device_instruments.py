@@ -11,11 +11,21 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, DeviceInstrument, DeviceLost, OutOfMemory, open_system
+from atomr_accel.lanes import UNWATCHED, Op
 from atomr_accel.testing import poison
+from atomr_accel.wire import WITHDRAWN
 from tests.harness import opened
 
 if TYPE_CHECKING:
-    from atomr_accel import FinishedOps, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from atomr_accel import (
+        Device,
+        FinishedOps,
+        GpuRef,
+        OpTimes,
+        WatchedDevice,
+        WatchedOp,
+        WatchedTransfer,
+    )
     from atomr_accel.lanes import Outcome, Phases
 
 
@@ -130,6 +140,12 @@ async def test_the_ends_of_ops_are_told_apart() -> None:
                 scope.cancel()
                 await device.blas.gemm(a, a)
         assert isinstance(await poison(device), ContextPoisoned)
+        told = len(recorder.ops)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await device.put(np.ones(3))  # waits for the rebuild
+        assert scope.cancelled_caught
+        assert len(recorder.ops) == told
         await device.put(np.ones(3))
     ends = Counter(told[-1] for told in recorder.ops.values())
     assert ends["failed"] == 1
@@ -273,10 +289,80 @@ class Together(DeviceInstrument):
 
     def ops_finished(self, ops: FinishedOps) -> None:
         assert len(ops.seqs) == len(ops.submitted) == len(ops.sent) == len(ops.times) > 0
-        assert len(ops.measured) == len(ops.answered) == len(ops.seqs)
+        assert len(ops.answered) == len(ops.seqs)
         assert not self.ends.keys() & set(ops.seqs)
         self.told.append(ops)
         self.ends.update(dict.fromkeys(ops.seqs, ops.outcome))
+
+
+class Sampled(DeviceInstrument):
+    """Is content with the times of some, and counts all."""
+
+    sampled = True
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.untimed: list[int] = []
+
+    def ops_finished(self, ops: FinishedOps) -> None:
+        assert len(ops.seqs) == len(ops.submitted) == len(ops.sent) == len(ops.answered)
+        assert len(ops.seqs) + len(ops.untimed) > 0
+        if ops.name == "blas.gemm":
+            assert all(0 < a <= b for a, b in zip(ops.submitted, ops.answered, strict=True))
+            self.told += ops.seqs
+            self.untimed += ops.untimed
+
+
+async def many(device: Device, a: GpuRef, each: int) -> None:
+    async def ask() -> None:
+        for _ in range(each):
+            await device.blas.gemm(a, a)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(64):
+            nursery.start_soon(ask)
+
+
+async def test_the_times_of_some_ops_are_taken_where_many_are_in_flight() -> None:
+    sampled, together = Sampled(), Together()
+    async with opened(isolation="thread", instruments=[sampled]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        for _ in range(9):
+            await device.blas.gemm(a, a)
+        device.system.tell_instruments()
+        assert len(sampled.told) == 9
+        await many(device, a, 20)
+        device.system.tell_instruments()
+        timed, untimed = set(sampled.told), set(sampled.untimed)
+        assert len(timed) + len(untimed) == 9 + 64 * 20 == len(timed | untimed)
+        assert 20 < len(timed) < 600
+        with device.system.instrumented(together):  # which wants all of them
+            await many(device, a, 2)
+            device.system.tell_instruments()
+            seen = [ops for ops in together.told if ops.name == "blas.gemm"]
+            assert sum(len(ops.seqs) for ops in seen) == 128
+            assert sum(len(ops.untimed) for ops in seen) == 0
+        await many(device, a, 9)
+        device.system.tell_instruments()
+        assert len(sampled.told) + len(sampled.untimed) == 9 + 64 * 31
+        assert len(sampled.untimed) > len(untimed)
+
+
+async def test_what_was_submitted_while_nobody_watched_is_not_told_of() -> None:
+    sampled = Sampled()
+    async with opened(isolation="thread") as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        await device.blas.gemm(a, a)
+        core = device._core
+        op = Op(core.ports["blas"], 1 << 40, "blas.gemm", WITHDRAWN, (), ())
+        core.in_flight[op.seq] = op
+        with device.system.instrumented(sampled):
+            assert op.submitted_at == UNWATCHED
+            assert op.times is None
+            core.ports["blas"]._tell_finished(op)
+            device.system.tell_instruments()
+        del core.in_flight[op.seq]
+    assert sampled.told == sampled.untimed == []
 
 
 @pytest.mark.slow

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
+from trio._core import _run as trio_run
 
 from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef, GpuRefStale
+from atomr_accel.device._retry import Again
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import AT_ONCE, opened, program
@@ -202,3 +207,56 @@ async def test_a_call_in_place_of_a_function() -> None:
     async with opened(isolation="thread") as device:
         with pytest.raises(TypeError, match=r"not a coroutine.*write `device\.retry\(infer, x\)`"):
             await device.retry(infer())  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", [(0.0,), (0.9,), (0.0, 0.9), (0.0, 0.0, 0.9)])
+@program
+async def test_who_was_first_is_first_again(
+    monkeypatch: pytest.MonkeyPatch, ways: tuple[float, ...]
+) -> None:
+    """However trio goes through the tasks of a turn."""
+    asked: list[int] = []
+    lost = trio.Event()
+
+    async def ask(device: Device, number: int) -> None:
+        ref = await device.empty((4,), np.float32)
+        asked.append(number)
+        await lost.wait()
+        await device.get(ref)
+
+    async with opened(max_restarts=9) as device:
+        await device.empty((4,), np.float32)  # there is memory: who asks for some need not wait
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(partial(device.retry, ask, device, number))
+                await trio.testing.wait_all_tasks_blocked()
+            await kill_host(device)
+            await device.put(np.ones(1))
+            monkeypatch.setattr(trio_run._r, "random", itertools.cycle(ways).__next__)
+            lost.set()
+        assert asked == [*range(8), *range(8)]
+
+
+@pytest.mark.parametrize("ways", [(0.0,), (0.9,), (0.0, 0.9), (0.0, 0.0, 0.9)])
+async def test_calls_go_on_in_their_order_unless_they_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch, ways: tuple[float, ...]
+) -> None:
+    again, gone_on = Again(), list[int]()
+    numbers = [again.number() for _ in range(60)]
+
+    async def wait(number: int, scope: trio.CancelScope) -> None:
+        with scope:
+            await again.wait(number)
+            gone_on.append(number)
+
+    monkeypatch.setattr(trio_run._r, "random", itertools.cycle(ways).__next__)
+    scopes = [trio.CancelScope() for _ in numbers]
+    async with trio.open_nursery() as nursery:
+        for number in numbers:
+            nursery.start_soon(wait, number, scopes[number])
+        await trio.lowlevel.checkpoint()
+        for scope in scopes[::3]:
+            scope.cancel()
+    assert gone_on == [number for number in numbers if number % 3]
+    assert not again._waiting

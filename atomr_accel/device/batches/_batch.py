@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableSequence
     from types import TracebackType
 
-    from ...lanes import Bytes, HostHandle, Op, Piece, Template
+    from ...lanes import Bytes, HostHandle, Op, Piece
     from ...libraries._op import Facade
     from ...libraries._request import Request
     from ...memory import Block
-    from ...wire import CallByTemplate, Message
+    from ...wire import Message
     from .._device import Device
     from .._run import OnDevice
 
@@ -160,7 +160,7 @@ class Batch(Collector):
 
     @witnessed
     def put(self, array: object) -> GpuRef:
-        """Copy an array to the device.
+        """Copy an array to a new buffer; ``batch.copy(batch.put(x), to)`` writes one.
 
         Args:
             array: a NumPy array or what ``numpy.asarray`` takes. Do not change it before the
@@ -352,13 +352,12 @@ class Batch(Collector):
         now = self._open and self.memory.epoch is self._epoch and not self._late
         if now and facade.traced:
             found = facade._traces.find(make, facade, self, args, kwargs)
-            if found is not None:
-                trace, own = found
-                ports = self.ports
-                if ports.keys() >= trace.lanes:
+            if found is not None and found[0].finish is None:  # there are no answers here
+                trace, refs, words = found
+                if trace.lanes <= self.ports.keys():
                     self._filling = True
                     try:
-                        addresses, blocks, result = trace.call(self, own)
+                        addresses, blocks, result = trace.call(self, refs, words)
                     except Pending:  # there is no room for results
                         late = True
                     else:
@@ -367,9 +366,9 @@ class Batch(Collector):
                         self._filling = False
                     if not late:
                         for each in trace.ops:
-                            payload, reads, writes = each.fill(addresses, blocks)
-                            port = ports[each.lane]
-                            self._add_op(port, each.name, each.template, reads, writes, payload)
+                            port = self.ports[each.lane]
+                            op = each.submit(self._core, port, addresses, blocks)
+                            self._note(op, port)
                         return result  # type: ignore[no-any-return]
         return self._add_call(make, facade, args, kwargs)
 
@@ -379,15 +378,24 @@ class Batch(Collector):
         if not self._open or memory.epoch is not self._epoch:
             self._check()
         nbytes = math.prod(shape) * dtype.itemsize
-        block = None if self._late else memory.allocate(nbytes) or self._reused(nbytes)
+        made = None if self._late else self.try_empty(shape, dtype, nbytes)
+        if made is not None:
+            return made
+        if self._filling:
+            raise Pending((shape, dtype))
+        self._core.growth.require_possible(nbytes)
+        block = memory.promise()
+        self._promises += 1
+        self._promised[block] = nbytes, self._promises
+        self._late = True
+        self._made.append(weakref.ref(block))
+        return GpuRef(block, shape, dtype, nbytes)
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
+        """A buffer, where there is room for it."""
+        block = self.memory.allocate(nbytes) or self._reused(nbytes)
         if block is None:
-            if self._filling:
-                raise Pending((shape, dtype))
-            self._core.growth.require_possible(nbytes)
-            block = memory.promise()
-            self._promises += 1
-            self._promised[block] = nbytes, self._promises
-            self._late = True
+            return None
         self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
 
@@ -422,28 +430,18 @@ class Batch(Collector):
 
             self._put_off(submit_later)
         else:
-            self._add_op(port, name, message, reads, writes)
+            self._note(self._core.submit(port, name, message, reads, writes), port)
 
-    def _add_op(
-        self,
-        port: Port,
-        name: str,
-        message: Message | Template,
-        reads: Iterable[Block],
-        writes: Iterable[Block],
-        payload: CallByTemplate | None = None,
-    ) -> None:
-        self._note(self._core.submit(port, name, message, reads, writes, payload))
-        self._unsent += 1
-        self._ports_unsent.add(port)
-        if self._unsent == self._frame:
-            self._send()
-
-    def _note(self, op: Op) -> None:
-        """An op of this batch was submitted just now."""
+    def _note(self, op: Op, port: Port | None = None) -> None:
+        """An op of this batch was submitted just now, to a port that is told when to send it."""
         self._ops.append(op)
         if self._instruments.each_op:
             self._instruments("op_in_batch", op, self._number)
+        if port is not None:
+            self._ports_unsent.add(port)
+            self._unsent = unsent = self._unsent + 1
+            if unsent == self._frame:
+                self._send()
 
     def _send(self) -> None:
         """Send what there is; the next frame is larger."""
@@ -543,6 +541,7 @@ class Batch(Collector):
         except Exception as error:  # noqa: BLE001 - what comes after it is not begun
             error.add_note("in a batch, as its block was left")
             errors.append(error)
+        waited = False
         for number in itertools.count(1):
             if not self._ops:
                 break
@@ -551,6 +550,7 @@ class Batch(Collector):
             if op.succeeded:
                 pass
             elif not op.answered:
+                waited = True
                 try:
                     await op.wait()
                 except Exception as error:  # noqa: BLE001 - collected, and raised below
@@ -568,7 +568,8 @@ class Batch(Collector):
                 errors.append(failure)
             if number % _SLICE == 0:
                 await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
+        if not waited:
+            await trio.lowlevel.checkpoint()
         if errors:
             several = ExceptionGroup("several ops of a batch failed", errors)
             try:

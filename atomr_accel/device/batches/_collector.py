@@ -6,10 +6,11 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from ..._errors import Unsupported
+from ...lanes import uninterrupted
 from ...libraries._library import Home
 from ...libraries._op import Collected
 from ...libraries._origin import require_made_on
-from ...libraries._request import Driver, Preparing, Request
+from ...libraries._request import Preparing, Request, TracedDriver
 from ...libraries._staging import has_views, on_copies
 from ...libraries._table import NAMES
 from ...libraries.nvrtc._kernel import Kernel, launching
@@ -48,10 +49,30 @@ P = ParamSpec("P")
 
 _FOR_FACADES: Final = {
     *dir(Home),
-    *dir(Driver),
+    *dir(TracedDriver),
     *("collect", "ref", "take", "traced", "when_placed"),
 }
 """What facades and requests ask for, and programs do not; ``perform`` is for both."""
+
+
+@uninterrupted
+class _Shared:
+    """A library of a collector, made of the device's when it is first asked for.
+
+    It is an attribute of the collector from then on. With ``__getattr__`` in its place, each
+    access to any attribute would take longer.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, collector: Any, owner: Any = None) -> Any:
+        if collector is None:
+            return self
+        facade = getattr(collector._owner, self._name)._on(collector)
+        if not collector._ended:  # later it is asked for to say what is wrong
+            setattr(collector, self._name, facade)
+        return facade
 
 
 class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
@@ -72,19 +93,13 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
         self.scratch: dict[Workspaces, WorkspaceSet] = {}
-        self._share_libraries(device, self)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name not in NAMES:
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            return getattr(self._owner, name)._on(self)  # after the end, to say what is wrong
+        self._ended = False
 
     def _drop_libraries(self) -> None:
         """Break the cycle: what is kept for a program goes with it, not with the next garbage."""
-        for name in NAMES:
-            vars(self).pop(name, None)
+        self._ended = True
+        for name in vars(self).keys() & NAMES:
+            delattr(self, name)
 
     @overload
     def using(self, made: CudaArray[Any]) -> CudaArray[Collected]: ...
@@ -199,7 +214,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         submission = request.prepare(self)
         if submission.finish is not None:
             raise Unsupported(
-                f"{request.name} waits for the device's answer, so it cannot be in a batch"
+                f"{request.name} waits for the device's answer, so it cannot be in a batch or a "
+                "recording; await it before"
             )
         result: Any = submission.result
         message = submission.message
@@ -260,3 +276,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         given = shared, elements, cluster, cooperative, programmatic, priority
         wish = {} if all(map(is_, given, PLAIN)) else LaunchWish(*given).asked()
         self._call(launching, kernel, (grid, block, *args), wish)
+
+
+for _name in NAMES:
+    setattr(Collector, _name, _Shared(_name))
