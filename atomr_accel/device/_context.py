@@ -202,7 +202,7 @@ class Context:
         core = self._core
         hot = self._companion is not None
         if self._companion is not None:
-            core.host_calls.take_over(self._companion.host_calls)
+            core.host_calls.take_over(self._companion.host_calls, self.prepared.ports)
             if core.standby is not None:
                 core.standby.own_recordings(self.prepared.captured)
             self._companion = None

@@ -39,7 +39,7 @@ from .data._bulk import Bulk
 from .data._transfer import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..lanes import Op, Piece, Port
     from ..libraries.run.wire._pickling import Bytes
@@ -242,6 +242,11 @@ class _Lane:
             return False  # it takes what does not outlive a host
         return True
 
+    def is_of(self, ports: Mapping[str, Port]) -> bool:
+        """Whether its state, if any, is in the lane that there is: one may have been reopened."""
+        port = ports.get(self.spec.name)
+        return port is not None and (self.made is None or self.made.port is port)
+
     def take_over(self, core: DeviceCore, other: _Lane) -> None:
         """Have the state that another host has made, which is the device's own now."""
         made = other.made
@@ -329,7 +334,7 @@ class HostCalls:
     async def repeat(self, whole: HostCalls, mapped: set[int]) -> None:
         """Make the states of another device's lanes, as far as they need what is mapped here."""
         for lane, own in list(self._lanes.items()):
-            if own.spec.name not in self._core.ports:
+            if not own.is_of(self._core.ports):
                 del self._lanes[lane]
         for lane, other in list(whole._lanes.items()):
             port = self._core.ports.get(other.spec.name)
@@ -362,10 +367,15 @@ class HostCalls:
             if lane.epoch is before and lane.init is not None and lane.init.lies_in(mapped):
                 lane.epoch = self._core.memory.epoch
 
-    def take_over(self, companion: HostCalls) -> None:
-        """Go on with the states that were made in a host that is the device's own now."""
+    def take_over(self, companion: HostCalls, ports: Mapping[str, Port]) -> None:
+        """Go on with the states that were made in a host that is the device's own now.
+
+        Args:
+            companion: who made them.
+            ports: the host's lanes.
+        """
         for lane, other in companion._lanes.items():
-            if other.spec.name in self._core.lanes:
+            if other.spec.name in self._core.lanes and other.is_of(ports):
                 self._known(lane).take_over(self._core, other)
 
     def _known(self, lane: str) -> _Lane:

@@ -41,7 +41,7 @@ from .batches._record import PROGRAMS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from ..lanes import HostHandle
+    from ..lanes import HostHandle, Port
     from ..wire import Message
     from ._core import DeviceCore
     from ._device import Device
@@ -244,13 +244,19 @@ class Standby:
                     self._core.lifecycle.discard(prepared, spare.companion)
                     continue
             if spare.companion is not None:
-                for name in spare.lanes - self._core.lanes.keys():
-                    _end_lane(prepared, spare.companion, name)
+                for name, port in list(prepared.ports.items()):
+                    if self._closed_meanwhile(spare, port):
+                        _end_lane(prepared, spare.companion, name)
             self._room.mode = self._room.wanted
             self._used += 1
             return prepared, spare.companion, ready
         await trio.lowlevel.checkpoint()
         return None
+
+    def _closed_meanwhile(self, spare: Spare, port: Port) -> bool:
+        """Whether the device has closed a lane that a host has; it may have opened it anew."""
+        known = self._core.lanes.get(port.name)
+        return port.name in spare.lanes if known is None else known[1] != port.index
 
     async def unmap(self, slabs: Iterable[int]) -> None:
         """Have slabs unmapped that were given up: memory is short."""

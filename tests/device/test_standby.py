@@ -171,6 +171,32 @@ async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
         await answer(device, init, "mine")
 
 
+@pytest.mark.parametrize("step", ["load", "import_modules"])
+@program
+async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the standby has followed with the lane, or not even with that."""
+    reached = trio.Event()
+
+    async def stay(*_: object) -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init, "mine")
+        await standby_ready(device)
+        monkeypatch.setattr(Prepared, step, stay)
+        await device.close_lane("mine")
+        await reached.wait()
+        await answer(device, init, "mine")
+        number = device._core.lanes["run.mine"][1]
+        await poison(device)
+        await answer(device, init, "mine")
+        assert device._core.ports["run.mine"].index == device._core.lanes["run.mine"][1] == number
+
+
 @program
 async def test_plans_and_kernels_are_made_there() -> None:
     async with hot() as device:
