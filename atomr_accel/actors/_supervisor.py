@@ -453,8 +453,9 @@ class Supervisor(metaclass=NoPublicConstructor):
     def _report(self, name: str, failure: BaseException, verdict: Verdict) -> None:
         extra = fields(failure, actor=self._path_of(name))
         if verdict is Verdict.RESTARTING:
-            text = "%s: child %r failed, %s: %r"
-            _log.warning(text, self._name, name, verdict.value, failure, extra=extra)
+            # As text: a record that is kept would keep all that the failure's frames have.
+            text = "%s: child %r failed, %s: %s"
+            _log.warning(text, self._name, name, verdict.value, repr(failure), extra=extra)
         else:
             text = "%s: child %r failed, %s"
             _log.error(text, self._name, name, verdict.value, exc_info=failure, extra=extra)

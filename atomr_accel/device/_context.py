@@ -29,6 +29,8 @@ from ._failures import short_of, taken_down
 from ._prepared import Prepared
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..actors._part import Part
     from ..lanes import HostHandle, Op, Port
     from ..libraries._library import LaneSpec
@@ -347,7 +349,7 @@ class Context:
         opened = trio.current_time()
         mapped = await prepared.map(core)
         remapped = trio.current_time()
-        await self.start_lanes(core)
+        await self.start_lanes(core.lanes)
         pattern = os.urandom(256)
         probe = core.submit(prepared.ports[MEMORY_LANE], "probe", Probe(pattern))
         if await probe.wait() != pattern:
@@ -363,26 +365,30 @@ class Context:
         )
         return info
 
-    async def start_lanes(self, core: DeviceCore) -> None:
-        """Start the lanes that a device has in use, and end those that it has closed.
+    async def start_lanes(self, lanes: Mapping[str, tuple[LaneSpec, int]]) -> None:
+        """Start the lanes that a device has in use, and end those of earlier ones of their names.
 
         Without one that cannot be had the device goes on: whoever uses it next gets the reason.
+
+        Args:
+            lanes: the lanes with their numbers, by name.
         """
         ports = self.prepared.ports
+        wanted = dict(lanes)
         async with self._opening:
-            wanted = {spec.name: (spec, number) for spec, number in core.lanes.values()}
             for name, (_, number) in wanted.items():
                 if name in ports and ports[name].index != number:
                     self._core.remove_lane(name)
             wanted.setdefault(MEMORY_LANE, (self._core.memory_lane, -1))
             missing = [spec for name, (spec, _) in wanted.items() if name not in ports]
             failed = await self._start_some(missing)
+        core = self._core
         for name, error in failed.items():
             if name == MEMORY_LANE:
                 raise error
-            extra = self._core.log_fields(error, lane=name)
-            _log.warning("%s: lane %r does not start: %r", core.name, name, error, extra=extra)
-            self._core.drop_lane(name)
+            extra = core.log_fields(error, lane=name)
+            _log.warning("%s: lane %r does not start: %s", core.name, name, repr(error), extra=extra)
+            core.drop_lane(name)
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:
         """Start a lane; None if the context ended meanwhile, or somebody else's start failed.

@@ -313,8 +313,11 @@ class HostCalls:
             while known.users:
                 known.idle = trio.Event()
                 await known.idle.wait()
-            context = await self._core.ready()
-            await context.wait_opening(known.spec.name)
+            while True:
+                context = await self._core.ready()
+                await context.wait_opening(known.spec.name)
+                if self._core.serving is context:  # else it is the next one that has the lane
+                    break
             port = self._core.ports.get(known.spec.name)
         except BaseException:
             known.closing.set()

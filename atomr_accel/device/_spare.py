@@ -238,10 +238,11 @@ class Spare:
         self.step = "mapping"
         await prepared.map(companion)
         self.step = "lanes"
-        for name in [name for name in prepared.ports if name in self.lanes - core.lanes.keys()]:
+        lanes = dict(core.lanes)  # which may be others by the time these have started
+        for name in [name for name in prepared.ports if name in self.lanes - lanes.keys()]:
             companion.remove_lane(name)
-        self.lanes.update(core.lanes)
-        await context.start_lanes(core)
+        self.lanes.update(lanes)
+        await context.start_lanes(lanes)
         self.step = "importing"
         await prepared.import_modules(core)
         self.step = "init"
