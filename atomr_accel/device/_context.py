@@ -386,8 +386,8 @@ class Context:
         for name, error in failed.items():
             if name == MEMORY_LANE:
                 raise error
-            extra = core.log_fields(error, lane=name)
-            _log.warning("%s: lane %r does not start: %s", core.name, name, repr(error), extra=extra)
+            text, extra = "%s: lane %r does not start: %s", core.log_fields(error, lane=name)
+            _log.warning(text, core.name, name, repr(error), extra=extra)
             core.drop_lane(name)
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:

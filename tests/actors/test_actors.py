@@ -142,6 +142,10 @@ async def test_a_failing_message_reaches_its_asker_and_restarts_the_actor(
         assert (statistics.restarts, statistics.failed) == (1, 1)
     assert log[-1] == "-c"
     assert "demo: child 'c' failed, it will be restarted: Boom('oops')" in caplog.text
+    (record,) = [each for each in caplog.records if "restarted" in each.getMessage()]
+    # Who keeps it must not keep what the failure's frames refer to.
+    assert isinstance(record.args, tuple)
+    assert all(isinstance(each, str) for each in record.args)
 
 
 async def test_resume_keeps_the_state(caplog: pytest.LogCaptureFixture) -> None:
