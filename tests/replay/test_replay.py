@@ -71,30 +71,21 @@ async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "few", "steps"), [(Random, 10, 25), (Wide, 3, 18)])
 @program
-async def test_random_programs_are_replayed_bit_for_bit(tmp_path: Path) -> None:
+async def test_random_programs_are_replayed_bit_for_bit(
+    kind: type[Random | Wide], few: int, steps: int, tmp_path: Path
+) -> None:
+    """Those of arrays and products, and those over every library."""
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
-        for seed in range(sized(10, 500)):
+        for seed in range(sized(few, 500)):
             path = tmp_path / f"{seed}.journal"
             async with open_journal(one, path, contents=True, results=True):
-                await Random(one, seed).run(25)
+                await kind(one, seed).run(steps)
             report = await replay(path, other)
             assert report.same, f"{seed}: {report}"
             assert report.complete
-            assert report.compared >= 10
-            path.unlink()
-
-
-@pytest.mark.slow
-@program
-async def test_random_programs_over_every_library_are_replayed_bit_for_bit(tmp_path: Path) -> None:
-    async with opened(isolation="thread") as one, opened(isolation="thread") as other:
-        for seed in range(sized(3, 500)):
-            path = tmp_path / f"{seed}.journal"
-            async with open_journal(one, path, contents=True, results=True):
-                await Wide(one, seed).run(18)
-            report = await replay(path, other)
-            assert report.same, f"{seed}: {report}"
+            assert report.compared >= steps // 3
             path.unlink()
 
 
