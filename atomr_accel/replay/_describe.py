@@ -290,7 +290,7 @@ def source_hash(value: Any) -> bytes:
     if known is None:
         try:
             known = digest(inspect.getsource(value).encode())
-        except (OSError, TypeError):
+        except Exception:  # noqa: BLE001 - inspect cuts it out of a file as that is now
             code = getattr(value, "__code__", None)
             known = b"" if code is None else digest(code.co_code)
         _SOURCES[value] = known

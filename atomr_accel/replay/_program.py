@@ -40,6 +40,7 @@ _START: Final = '''\
 """{title}"""
 
 import importlib.util
+import operator
 import sys
 
 import numpy as np
@@ -65,7 +66,7 @@ def of_file(path, name):
     spec = importlib.util.spec_from_file_location("recorded_program", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, name)
+    return operator.attrgetter(name)(module)
 
 
 '''
@@ -297,13 +298,16 @@ class ProgramWriter:
         return "np.bool_" if name == "bool" else f"np.{name}"
 
     def _function(self, function: Function) -> str:
-        if function.module == "__main__" and function.file:
-            self._definitions["of_file"] = _FROM_FILE
-            name = function.name
-            self._definitions[name] = f"{name} = of_file({function.file!r}, {name!r})\n\n\n"
-            return name
-        if "<" in function.name or not function.module:
+        main = function.module == "__main__"
+        if "<" in function.name or not function.module or (main and not function.file):
             raise Unwritable(f"function {function.name} has no name to import it by")
+        if main:
+            self._definitions["of_file"] = _FROM_FILE
+            name = function.name.replace(".", "_")
+            self._definitions[name] = (
+                f"{name} = of_file({function.file!r}, {function.name!r})\n\n\n"
+            )
+            return name
         if function.module == "builtins":
             return function.name
         outer, _, _ = function.name.partition(".")

@@ -94,22 +94,24 @@ class SqliteStorage(ThreadedStorage):
         self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
     ) -> None:
         connection = self._opened()
+        last = {key: each.record.number for each in records for key in each.contents}
         with closing(connection.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 cursor.executemany(
-                    "INSERT OR IGNORE INTO contents VALUES (?, ?, 0)", contents.items()
+                    "UPDATE contents SET last = ? WHERE hash = ?",
+                    [(number, key) for key, number in last.items()],
+                )
+                if first > 1:  # before the others, which take the room that this leaves
+                    cursor.execute("DELETE FROM records WHERE 0 < number AND number < ?", (first,))
+                    cursor.execute("DELETE FROM contents WHERE last < ?", (first,))
+                cursor.executemany(
+                    "INSERT OR IGNORE INTO contents VALUES (?, ?, ?)",
+                    [(key, data, last[key]) for key, data in contents.items()],
                 )
                 cursor.executemany(
                     "INSERT INTO records VALUES (?, ?, ?, ?)", [each.record for each in records]
                 )
-                cursor.executemany(
-                    "UPDATE contents SET last = ? WHERE hash = ?",
-                    [(each.record.number, key) for each in records for key in each.contents],
-                )
-                if first > 1:
-                    cursor.execute("DELETE FROM records WHERE 0 < number AND number < ?", (first,))
-                    cursor.execute("DELETE FROM contents WHERE last < ?", (first,))
                 cursor.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:

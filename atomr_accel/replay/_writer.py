@@ -240,6 +240,9 @@ class Writer:
             self._before, self._number = sealed, self._number + 1
         if self._when_full == "drop":
             self._drop()
+            # What is dropped at once is never written: it would take room.
+            records = [each for each in records if not 0 < each.record.number < self._first]
+            contents = {key: contents[key] for key in contents.keys() & self._kept_contents.keys()}
         return records, contents
 
     def _drop(self) -> None:

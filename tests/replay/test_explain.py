@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,3 +174,42 @@ async def test_a_function_that_has_no_name_cannot_be_in_a_program(tmp_path: Path
             await device.run(dies)
     with pytest.raises(Unsupported, match="has no name to import it by"):
         await explain(path)
+
+
+@pytest.mark.slow
+@cpu_only
+@program
+async def test_functions_of_a_program_s_own_file_are_taken_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever name they have in it; what has none is no function of a file."""
+    text = (
+        "import os\n\n\nclass Model:\n    @staticmethod\n    def dies(x):\n        os._exit(1)\n"
+        "\n\ndef made():\n    def inner(x):\n        os._exit(1)\n    return inner\n"
+    )
+    file = tmp_path / "own.py"
+    file.write_text(text)
+    main = types.ModuleType("__main__")
+    main.__file__ = str(file)
+    exec(compile(text, str(file), "exec"), vars(main))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    programs: list[str] = []
+
+    async def faults(program: str) -> bool:
+        programs.append(program)
+        return True
+
+    for number, function in enumerate((main.Model.dies, main.made())):
+        path = tmp_path / f"{number}"
+        async with opened(standby=None) as device, open_journal(device, path):
+            x = await device.put(np.ones(1))
+            with pytest.raises(ContextPoisoned):
+                await device.run(function, x)
+        if number:
+            with pytest.raises(Unsupported, match="inner has no name to import it by"):
+                await explain(path, faults=faults)
+        else:
+            await explain(path, faults=faults)
+    names: dict[str, Any] = {"__name__": "least"}
+    exec(programs[-1], names)
+    assert names["Model_dies"].__code__.co_code == main.Model.dies.__code__.co_code

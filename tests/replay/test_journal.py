@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import random
 import resource
@@ -198,6 +199,33 @@ async def test_a_full_journal_drops_the_oldest_entries(
         contents = [data for (data,) in connection.execute("SELECT data FROM contents")]
     assert len(rows(path)) <= bound.get("most_entries", 1000) + 1
     assert sum(map(len, [*rows(path)[1:], *contents])) <= bound.get("most_bytes", 10**9) + 500
+
+
+@program
+async def test_what_is_dropped_at_once_takes_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        most = 1 << 20
+        async with open_journal(device, path, contents=True, when_full="drop", most_bytes=most):
+            for number in range(200):  # 16 MB, in few transactions
+                await device.put(np.full(10_000, number, np.float64))
+    assert path.stat().st_size < 1.2 * most
+
+
+@program
+async def test_a_function_of_which_the_source_cannot_be_cut_out_is_called(tmp_path: Path) -> None:
+    made = importlib.util.spec_from_file_location("edited", tmp_path / "edited.py")
+    assert made is not None
+    assert made.loader is not None
+    (tmp_path / "edited.py").write_text("import os\n\n\ndef add(x):\n    x += 1\n")
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    (tmp_path / "edited.py").write_text("#\n#\n#\nx = (\n")  # as somebody is writing there
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, tmp_path / "journal"):
+            x = await device.put(np.zeros(3))
+            await device.run(module.add, x)
+        assert (await device.get(x)).tolist() == [1, 1, 1]
 
 
 class Slow:
