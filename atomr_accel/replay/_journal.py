@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, final, get_args
 
 from .. import __version__
 from ..actors._nursery import PlainNursery
+from ..actors._util import check_whole
 from ._entries import SCHEMA, Header
 from ._notes import Notes
 from ._reading import storage_of
 from ._storage import JournalError
-from ._writer import Waiting, Writer
+from ._writer import Waiting, WhenFull, Writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from ..device import Device
     from ._storage import Storage
-    from ._writer import WhenFull
 
 
 @final
@@ -103,7 +103,14 @@ def open_journal(
             raises nothing itself.
         FileExistsError: there is a journal of this name.
         Unsupported: a URL: a database is given as a ``RedisStorage`` or ``PostgresStorage``.
+        TypeError, ValueError: a bound that is no positive number, or another ``when_full``.
     """
+    for name, bound in (("most_entries", most_entries), ("most_bytes", most_bytes)):
+        check_whole(name, bound)
+        if bound < 1:
+            raise ValueError(f"{name} must be positive, got {bound}")
+    if when_full not in get_args(WhenFull):
+        raise ValueError(f'when_full must be "refuse" or "drop", got {when_full!r}')
     storage = storage_of(path)
     writer = Writer(
         storage,

@@ -201,6 +201,24 @@ async def test_a_full_journal_drops_the_oldest_entries(
     assert sum(map(len, [*rows(path)[1:], *contents])) <= bound.get("most_bytes", 10**9) + 500
 
 
+@pytest.mark.parametrize(
+    ("bounds", "error", "told"),
+    [
+        ({"most_entries": "10"}, TypeError, "most_entries must be a whole number"),
+        ({"most_bytes": 0}, ValueError, "most_bytes must be positive, got 0"),
+        ({"when_full": "wrap"}, ValueError, 'when_full must be "refuse" or "drop"'),
+    ],
+)
+@program
+async def test_bounds_that_are_none_are_refused(
+    tmp_path: Path, bounds: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    async with opened(isolation="thread") as device:
+        with pytest.raises(error, match=told):
+            open_journal(device, tmp_path / "journal", **bounds)
+    assert not (tmp_path / "journal").exists()
+
+
 @program
 async def test_what_is_dropped_at_once_takes_no_room(tmp_path: Path) -> None:
     path = tmp_path / "journal"
