@@ -159,7 +159,7 @@ class _Search:
     async def run(self, last: list[str], out: str | os.PathLike[str] | None) -> Explanation:
         """Search, from what is most likely to what is certain."""
         arrays = await self._arrays()
-        writer = ProgramWriter(arrays, self._recorded.contents)
+        writer = ProgramWriter(arrays, self._recorded.contents, self._recorded.header.paths)
         reason = ""
 
         async def fails(recalls: list[Recall]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, final, get_args
 
 from .. import __version__
@@ -127,9 +128,18 @@ def open_journal(
         contents,
         results,
         when_full,
-        tuple(sys.path),
+        _paths(),
     )
     return _opened(device, writer, header)
+
+
+def _paths() -> tuple[str, ...]:
+    """Where this program looks for modules, also for one that runs elsewhere."""
+    paths = [os.fsdecode(each) for each in sys.path]
+    try:
+        return tuple(map(os.path.abspath, paths))
+    except OSError:  # the folder where it runs is gone, which relative ones begin in
+        return tuple(each for each in paths if Path(each).is_absolute())
 
 
 @asynccontextmanager

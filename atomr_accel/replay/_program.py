@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import math
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -85,13 +87,19 @@ class ProgramWriter:
     Args:
         arrays: contents of arrays, by hash.
         contents: arrays of buffers that were there before the journal, by the buffer's number.
+        paths: where the program that was recorded looked for modules.
     """
 
     def __init__(
-        self, arrays: Mapping[bytes, np.ndarray[Any, Any]], contents: Mapping[int, Array]
+        self,
+        arrays: Mapping[bytes, np.ndarray[Any, Any]],
+        contents: Mapping[int, Array],
+        paths: Sequence[str] = (),
     ) -> None:
         self._arrays: Final = arrays
         self._contents: Final = contents
+        self._paths: Final = [each for each in paths if not _is_pythons(each)]
+        self._functions: set[str] = set()
         self._lines: list[str] = []
         self._imports: set[str] = set()
         self._names: dict[int, str] = {}
@@ -123,6 +131,7 @@ class ProgramWriter:
             Unwritable: something in it cannot be written.
         """
         self._lines, self._imports, self._names, self._definitions = [], set(), {}, {}
+        self._functions = set()
         self._imports.add("from atomr_accel import open_device")
         self._whole = dict(made)
         for recall in recalls:
@@ -137,6 +146,10 @@ class ProgramWriter:
                     self._bring_handle(handle, brought.get(handle.id))
             self._call(call, recall.done.result if recall.done is not None else None)
         imports = "\n".join(sorted(self._imports))
+        if self._functions:
+            if self._paths:
+                imports += f"\n\nsys.path += {self._paths!r}  # those of what was recorded\n"
+            imports = "\n".join([imports, *sorted(self._functions)])
         definitions = "".join(self._definitions.values())
         start = _START.format(
             title=title,
@@ -311,7 +324,7 @@ class ProgramWriter:
         if function.module == "builtins":
             return function.name
         outer, _, _ = function.name.partition(".")
-        self._imports.add(f"from {function.module} import {outer}")
+        self._functions.add(f"from {function.module} import {outer}")
         return function.name
 
     def _formula(self, formula: Formula) -> str:
@@ -340,6 +353,11 @@ class ProgramWriter:
             else:
                 raise Unwritable(f"an expression with {step.kind} {step.name}")
         return made[formula.result]
+
+
+def _is_pythons(path: str) -> bool:
+    """Whether this interpreter looks for modules there by itself."""
+    return any(Path(path).is_relative_to(each) for each in (sys.prefix, sys.base_prefix))
 
 
 def _without_unused(text: str) -> str:

@@ -112,6 +112,14 @@ async def test_a_fault_is_reduced_to_the_calls_that_it_takes(
     assert found.trials <= 30
     assert all(part in str(found) for part in (*found.minimal, *found.last))
 
+    # It finds the program's modules wherever it is run.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = sys.modules.copy()
+    exec(found.program, {"__name__": "least"})
+    assert sys.modules["faulty"].__file__ == str(tmp_path / "faulty.py")
+    for name in sys.modules.keys() - before.keys():
+        del sys.modules[name]
+
     async def never(_text: str) -> bool:
         return False
 
