@@ -152,6 +152,7 @@ class Context:
             else:
                 self._handed_over = False
                 await self._end()
+            self._companion = None
             self._over = True
             self._ended.open()
 

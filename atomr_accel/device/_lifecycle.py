@@ -158,6 +158,7 @@ class Lifecycle:
             while companion.in_flight:
                 fail_some(companion.in_flight, lambda op: HostDied(f"{op.name}: no host"))
             companion.memory.abandon()
+            companion.host_calls.forget()
             companion.lifecycle.finish()
 
     # --- generations pass ----------------------------------------------------------------

@@ -380,6 +380,11 @@ class HostCalls:
         for lane, other in companion._lanes.items():
             if other.spec.name in self._core.lanes and other.is_of(ports):
                 self._known(lane).take_over(self._core, other)
+        companion.forget()
+
+    def forget(self) -> None:
+        """Hold nothing of the program's any more, whoever holds this: it is over."""
+        self._lanes.clear()
 
     def _known(self, lane: str) -> _Lane:
         known = self._lanes.get(lane)

@@ -751,7 +751,8 @@ class Port:
         op.message, op.payload = WITHDRAWN, None  # it may hold what it was about
         op.answered = True
         if op.on_answer is not None:
-            op.on_answer()
+            on_answer, op.on_answer = op.on_answer, None  # it may hold the op, and much else
+            on_answer()
 
 
 def _with(before: int | set[int], seq: int) -> int | set[int]:
