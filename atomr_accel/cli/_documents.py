@@ -447,8 +447,22 @@ DOCUMENTS: Final[dict[str, type[Document]]] = {
 
 def encoded(document: Document, *, in_a_line: bool = False) -> bytes:
     """A document as JSON and a newline; indented, unless it is to be in a line."""
-    text = msgspec.json.encode(document)
+    try:
+        text = msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        text = msgspec.json.encode(_encodable(msgspec.to_builtins(document)))
     return (text if in_a_line else msgspec.json.format(text, indent=2)) + b"\n"
+
+
+def _encodable(value: object) -> object:
+    """Names may hold bytes that are no UTF-8, as lone surrogates: these are written out."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
+    if isinstance(value, dict):
+        return {str(_encodable(key)): _encodable(each) for key, each in value.items()}
+    return value
 
 
 def decoded(command: str, data: bytes | str) -> Document:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import traceback
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..actors._system import beside_systems
 from ._errors import ExitCode, Refusal
@@ -41,8 +42,20 @@ def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool)
     with beside_systems(companion), _as_main(args):
         if not as_json:
             return _ended(args)
-        with redirect_stdout(sys.stderr):
+        with _output_aside(), redirect_stdout(sys.stderr):
             return _ended(args)
+
+
+@contextmanager
+def _output_aside() -> Iterator[None]:
+    """Have standard error where standard output is: hosts and child processes write there, too."""
+    output = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        yield
+    finally:
+        os.dup2(output, _STDOUT)
+        os.close(output)
 
 
 def _require_module(name: str) -> None:
@@ -89,7 +102,7 @@ def _ended(args: argparse.Namespace) -> int:
             runpy.run_path(args.program, run_name="__main__")
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return end.code or 0
+            return int(end.code or 0) & _LARGEST_CODE
         sys.stderr.write(f"{end.code}\n")
         return 1
     except (KeyboardInterrupt, Refusal):
@@ -104,4 +117,10 @@ def _ended(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-_OURS = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
+_STDOUT: Final = 1
+_STDERR: Final = 2
+
+_LARGEST_CODE: Final = 0xFF
+"""What becomes of an exit code: the system keeps its last eight bits."""
+
+_OURS: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})

@@ -59,6 +59,13 @@ def test_every_part_is_in_the_page() -> None:
     assert {kind.__struct_fields__ for kind in SHAPES} <= tables
 
 
+def test_names_that_are_no_unicode_are_written_out() -> None:
+    error = ErrorDocument(command="top", message="b\udcff.py", exit_code=3)
+    assert decoded("top", encoded(error)) == ErrorDocument(
+        command="top", message="b\\udcff.py", exit_code=3
+    )
+
+
 def test_what_is_not_in_the_shape_is_refused() -> None:
     error = ErrorDocument(command="top", message="\u3042", exit_code=3)
     assert decoded("top", encoded(error)) == error

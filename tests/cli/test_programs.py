@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from argparse import Namespace
@@ -97,6 +98,9 @@ def test_a_module_runs_too(
     [
         ("", 0, ""),
         ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit(True)", 1, ""),
+        ("import sys; sys.exit(-1)", 255, ""),
+        ("import sys; sys.exit(256)", 0, ""),
         ("import sys; sys.exit('not so')", 1, "not so\n"),
         ("def f(): raise ValueError('a bug')\nf()", 1, "ValueError: a bug\n"),
         ("def", 1, "SyntaxError: "),
@@ -113,11 +117,15 @@ def test_how_a_script_may_end(
 
 
 def test_what_it_prints_is_not_in_the_way_of_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(script(tmp_path, "print('noise')"), as_json=True) == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "noise\n")
+    """Nor what others write for it: child processes, hosts, what is no Python."""
+    text = "import os; print('noise', flush=True); os.write(1, b'din\\n'); os.system('echo row')"
+    assert run(script(tmp_path, text), as_json=True) == 0
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "noise\ndin\nrow\n")
+    os.write(1, b"result\n")
+    assert capfd.readouterr() == ("result\n", "")
 
 
 def test_no_script(tmp_path: Path) -> None:
