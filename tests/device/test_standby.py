@@ -18,12 +18,12 @@ import trio.testing
 
 from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _context, _open, _spare, _standby
+from atomr_accel.device import _context, _open, _spare
 from atomr_accel.device._growth import Growth
 from atomr_accel.device._prepared import Prepared
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
-from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program
+from tests.harness import cpu_only, descriptors, opened, program
 
 from .in_host import (
     has_imported,
@@ -33,8 +33,8 @@ from .in_host import (
     load_and_note,
     load_once,
     load_slowly,
-    multiply,
 )
+from .standbys import EYE, OFTEN, answer, hot, standby_of, works
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,48 +44,17 @@ if TYPE_CHECKING:
     from atomr_accel.device._standby import Standby
     from atomr_accel.lanes import HostHandle, Isolation
 
-pytestmark = [cpu_only, pytest.mark.slow]  # each starts hosts, and most several
-
-EYE: Final = np.eye(3)
-OFTEN: Final = 10**6
-hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby may take its time to answer where the tests share their cores with others."""
-    monkeypatch.setattr(_context, "_PROMPT_SECONDS", 20.0)
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for anything but a host."""
-    monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
-    monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)
-
-
-def standby_of(device: Device) -> Standby:
-    standby = device._core.standby
-    assert standby is not None
-    return standby
+pytestmark = [  # each starts hosts, and most several
+    cpu_only,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("patient", "at_once"),
+]
 
 
 def mapped_by(standby: Standby) -> set[int]:
     """The slabs that the best one has."""
     prepared = standby._best_first()[0].prepared
     return set() if prepared is None else prepared.mapped
-
-
-async def works(device: Device) -> None:
-    a = await device.put(EYE)
-    assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
-
-
-async def answer(device: Device, init: Callable[[], Any], lane: str = "run") -> tuple[int, float]:
-    """An answer of the model is right; the process that gives it, and since when it can."""
-    product, pid, made = await device.run(multiply, np.ones(3), init=init, lane=lane)
-    assert np.array_equal(product, np.ones(3))
-    return pid, made
 
 
 # --- what a hot one has prepared ----------------------------------------------------------------
@@ -133,68 +102,6 @@ async def test_what_is_sealed_later_is_there_and_what_is_freed_goes() -> None:
             assert standby._best_first()[0].prepared is None or not mapped_by(standby)
             await standby.wait_ready()
             assert not mapped_by(standby)
-
-
-@program
-async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
-    async with hot() as device:
-        standby = standby_of(device)
-        init = functools.partial(load, await device.put(EYE, sealed=True))
-        for _ in range(2):
-            await answer(device, init, "mine")
-            await standby.wait_ready()
-            spare = standby._best_first()[0]
-            assert spare.prepared is not None
-            assert "run.mine" in spare.prepared.ports
-            await device.close_lane("mine")
-            await standby.wait_ready()
-            assert "run.mine" not in spare.prepared.ports
-            await answer(device, init, "mine")
-            await standby.wait_ready()
-            await poison(device)
-            await answer(device, init, "mine")
-
-
-@program
-async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
-    async with hot() as device:
-        init = functools.partial(load, await device.put(EYE, sealed=True))
-        await answer(device, init, "mine")
-        await standby_ready(device)
-        port = device._core.ports["run.mine"]
-        port.hang_up()  # as closing it does, and at the same time
-        device._core.remove_lane("run.mine")
-        device._host_calls._lanes.pop("mine")
-        await poison(device)
-        await works(device)
-        assert "run.mine" not in {lane.name for lane in device.statistics().lanes}
-        await answer(device, init, "mine")
-
-
-@pytest.mark.parametrize("step", ["load", "import_modules"])
-@program
-async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
-    step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the standby has followed with the lane, or not even with that."""
-    reached = trio.Event()
-
-    async def stay(*_: object) -> None:
-        reached.set()
-        await trio.sleep_forever()
-
-    async with hot() as device:
-        init = functools.partial(load, await device.put(EYE, sealed=True))
-        await answer(device, init, "mine")
-        await standby_ready(device)
-        monkeypatch.setattr(Prepared, step, stay)
-        await device.close_lane("mine")
-        await reached.wait()
-        await answer(device, init, "mine")
-        number = device._core.lanes["run.mine"][1]
-        await poison(device)
-        await answer(device, init, "mine")
-        assert device._core.ports["run.mine"].index == device._core.lanes["run.mine"][1] == number
 
 
 @program

@@ -1,0 +1,21 @@
+"""For tests of hosts on standby."""
+
+from __future__ import annotations
+
+import pytest
+
+from atomr_accel.device import _context, _standby
+from tests.harness import AT_ONCE
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby may take its time to answer where the tests share their cores with others."""
+    monkeypatch.setattr(_context, "_PROMPT_SECONDS", 20.0)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for anything but a host."""
+    monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
+    monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)

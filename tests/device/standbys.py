@@ -1,0 +1,40 @@
+"""What tests of hosts on standby have in common."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tests.harness import opened
+
+from .in_host import multiply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+    from atomr_accel.device._standby import Standby
+
+EYE: Final = np.eye(3)
+OFTEN: Final = 10**6
+hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
+
+
+def standby_of(device: Device) -> Standby:
+    standby = device._core.standby
+    assert standby is not None
+    return standby
+
+
+async def works(device: Device) -> None:
+    a = await device.put(EYE)
+    assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
+
+
+async def answer(device: Device, init: Callable[[], Any], lane: str = "run") -> tuple[int, float]:
+    """An answer of the model is right; the process that gives it, and since when it can."""
+    product, pid, made = await device.run(multiply, np.ones(3), init=init, lane=lane)
+    assert np.array_equal(product, np.ones(3))
+    return pid, made

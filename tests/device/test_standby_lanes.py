@@ -1,0 +1,79 @@
+"""Lanes of hosts on standby follow those of the device: closed, opened anew, or about to be."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import trio
+
+from atomr_accel.device._prepared import Prepared
+from atomr_accel.testing import poison, standby_ready
+from tests.harness import cpu_only, program
+
+from .in_host import load
+from .standbys import EYE, answer, hot, standby_of, works
+
+pytestmark = [cpu_only, pytest.mark.slow, pytest.mark.usefixtures("patient", "at_once")]
+
+
+@program
+async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
+    async with hot() as device:
+        standby = standby_of(device)
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        for _ in range(2):
+            await answer(device, init, "mine")
+            await standby.wait_ready()
+            spare = standby._best_first()[0]
+            assert spare.prepared is not None
+            assert "run.mine" in spare.prepared.ports
+            await device.close_lane("mine")
+            await standby.wait_ready()
+            assert "run.mine" not in spare.prepared.ports
+            await answer(device, init, "mine")
+            await standby.wait_ready()
+            await poison(device)
+            await answer(device, init, "mine")
+
+
+@program
+async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init, "mine")
+        await standby_ready(device)
+        port = device._core.ports["run.mine"]
+        port.hang_up()  # as closing it does, and at the same time
+        device._core.remove_lane("run.mine")
+        device._host_calls._lanes.pop("mine")
+        await poison(device)
+        await works(device)
+        assert "run.mine" not in {lane.name for lane in device.statistics().lanes}
+        await answer(device, init, "mine")
+
+
+@pytest.mark.parametrize("step", ["load", "import_modules"])
+@program
+async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the standby has followed with the lane, or not even with that."""
+    reached = trio.Event()
+
+    async def stay(*_: object) -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init, "mine")
+        await standby_ready(device)
+        monkeypatch.setattr(Prepared, step, stay)
+        await device.close_lane("mine")
+        await reached.wait()
+        await answer(device, init, "mine")
+        number = device._core.lanes["run.mine"][1]
+        await poison(device)
+        await answer(device, init, "mine")
+        assert device._core.ports["run.mine"].index == device._core.lanes["run.mine"][1] == number
