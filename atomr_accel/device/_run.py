@@ -350,6 +350,7 @@ class HostCalls:
                 continue
             if own.repeat(self._core, port, other):
                 await own.settled.wait()
+                await trio.lowlevel.checkpoint_if_cancelled()  # it may be another's by now
                 if not own.good and own.made is not None:
                     _log.warning(
                         "%s: a standby cannot have the state of lane %r: %s",

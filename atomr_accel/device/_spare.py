@@ -166,6 +166,8 @@ class Spare:
         prepared = self.prepared
         assert prepared is not None
         while True:
+            # What woke this may have had it taken, too: then all of it is another's already.
+            await trio.lowlevel.checkpoint_if_cancelled()
             wake = self.wake = trio.Event()
             behind, self.behind = self.behind, False
             if behind:
@@ -238,6 +240,7 @@ class Spare:
         self.step = "mapping"
         await prepared.map(companion)
         self.step = "lanes"
+        await trio.lowlevel.checkpoint_if_cancelled()
         lanes = dict(core.lanes)  # which may be others by the time these have started
         for name in [name for name in prepared.ports if name in self.lanes - lanes.keys()]:
             companion.remove_lane(name)

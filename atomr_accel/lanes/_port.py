@@ -363,6 +363,7 @@ class Port:
 
     def hang_up(self) -> None:
         """Everything was answered, and nothing more comes: let the host end the lane."""
+        self._handing_over = False  # nobody goes on with it, so its task closes it
         with contextlib.suppress(OSError):  # it is dying
             self._sock.shutdown(socket.SHUT_WR)
 

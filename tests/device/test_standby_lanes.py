@@ -7,6 +7,7 @@ import functools
 import pytest
 import trio
 
+from atomr_accel.device import _spare
 from atomr_accel.device._prepared import Prepared
 from atomr_accel.testing import poison, standby_ready
 from tests.harness import cpu_only, program
@@ -77,3 +78,34 @@ async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
         await poison(device)
         await answer(device, init, "mine")
         assert device._core.ports["run.mine"].index == device._core.lanes["run.mine"][1] == number
+
+
+@program
+async def test_what_wakes_a_standby_that_is_taken_at_once_changes_nothing_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lane is closed, and so followed, in the turn in which a fault has it taken."""
+
+    async def nothing(_: object) -> None:
+        """Nobody is asked: there is no context then."""
+
+    monkeypatch.setattr(_spare.Spare, "_learn", nothing)
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init, "mine")
+        await standby_ready(device)
+        standby = standby_of(device)
+        spare = standby._best_first()[0]
+        assert spare.prepared is not None
+        port = spare.prepared.ports["run.mine"]
+        before = set(spare.prepared.ports)
+        device._core.drop_lane("run.mine")  # as closing it does
+        spare.prepared, spare.taken = None, True  # as taking it does
+        assert spare.context is not None
+        spare.context.hand_over()
+        spare.scope.cancel()
+        assert await spare.context.handed_over()
+        assert set(spare.context.prepared.ports) == before
+        assert port._sock.fileno() >= 0
+        device._core.lifecycle.discard(spare.context.prepared, spare.companion)
+        assert port._sock.fileno() < 0
