@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -357,7 +357,8 @@ class ProgramWriter:
 
 def _is_pythons(path: str) -> bool:
     """Whether this interpreter looks for modules there by itself."""
-    return any(Path(path).is_relative_to(each) for each in (sys.prefix, sys.base_prefix))
+    own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return any(Path(path).is_relative_to(each) for each in own)
 
 
 def _without_unused(text: str) -> str:
