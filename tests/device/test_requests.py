@@ -230,6 +230,7 @@ async def test_the_error_of_a_failed_ask_goes_with_what_it_was_asked_for(device:
         kernel = await device.nvrtc.compile(INDEX, "index", cpu=_index)
         launch = device.requests.using(kernel).launch
         calls["failed on the lane"] = IndexError, lambda x: launch(1, 1, x)
+    await settled(device)  # an answer may come before it is known that the op is over
     with no_garbage_is_collected():
         before = _used(device)
         for what, (expected, make) in calls.items():
@@ -260,6 +261,7 @@ async def test_the_error_of_an_actor_goes_with_the_message(
         device = await system.open_device(0, backend=BACKEND)
         await device.get(await device.put(np.ones(100)))
         lender = await system.spawn(Lender)
+        await settled(device)
         with no_garbage_is_collected():
             before = _used(device)
             x = await device.put(np.ones(100))
