@@ -36,7 +36,7 @@ from atomr_accel.telemetry._tally import LibraryTally, library_of
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
-from ..harness import cpu_only, opened, program, sized
+from ..harness import cpu_only, opened, program, settled, sized
 from ..seeds import draw
 from .scraping import Seen, exposition, samples
 
@@ -332,6 +332,7 @@ async def test_a_device_of_a_system_alone() -> None:
         with metrics.observe(device):
             for one in device, other:
                 await one.put(np.ones(2))
+                await settled(one)
             seen = Seen(metrics)
             with pytest.raises(ValueError, match="is observed already"):
                 metrics.observe(system).__enter__()
