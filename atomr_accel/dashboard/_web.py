@@ -24,6 +24,8 @@ from ..telemetry._host_header import MISDIRECTED, REFUSAL, is_here
 from ._patch import encode
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -62,8 +64,6 @@ def application(feed: Feed, token: str, names: frozenset[str]) -> ASGIApp:
         return Response(encode(await feed.look()), media_type="application/json")
 
     async def events(_request: Request) -> Response:
-        if feed.full:
-            return PlainTextResponse("too many look already", 503, {"Retry-After": "5"})
         return _Events(feed)
 
     routes = [
@@ -132,10 +132,24 @@ class _Events(Response):
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
+        if self._feed.full:
+            refusal = PlainTextResponse("too many look already", 503, {"Retry-After": "5"})
+            await refusal(scope, receive, send)
+            return
+        async with aclosing(self._feed.messages()) as messages:
+            # This one counts from here on: whoever comes while its answer begins sees it.
+            await self._stream(await anext(messages), messages, receive, send)
+
+    async def _stream(
+        self, first: bytes, others: AsyncGenerator[bytes, None], receive: Receive, send: Send
+    ) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
+
+        async def tell(message: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": message, "more_body": more})
+
         async with trio.open_nursery() as nursery:
 
             async def until_gone() -> None:
@@ -144,10 +158,9 @@ class _Events(Response):
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(until_gone)
-            async with aclosing(self._feed.messages()) as messages:
-                async for message in messages:
-                    body = {"type": "http.response.body", "body": message, "more_body": True}
-                    await send(body)
+            await tell(first)
+            async for message in others:
+                await tell(message)
             nursery.cancel_scope.cancel()
         # Not in the nursery: the end of an answer looks like the client's to who waits for that.
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await tell(b"", more=False)

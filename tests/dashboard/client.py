@@ -116,6 +116,7 @@ class Looker:
 async def looking(page: Dashboard) -> AsyncIterator[Looker]:
     """Look at a page for the length of a block."""
     async with await trio.open_tcp_stream(*place(page)) as stream:
-        request = f"GET /events?token={page.token} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        headers = "Host: localhost\r\nConnection: close\r\n"  # a refusal is the end of it
+        request = f"GET /events?token={page.token} HTTP/1.1\r\n{headers}\r\n"
         await stream.send_all(request.encode())
         yield Looker(stream)

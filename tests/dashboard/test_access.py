@@ -197,6 +197,26 @@ async def test_no_more_than_some_look_at_a_time(monkeypatch: pytest.MonkeyPatch)
             await trio.sleep(0.01)
 
 
+@program
+async def test_those_who_come_at_once_are_no_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atomr_accel.dashboard._feed.MOST_LOOKERS", 3)
+    said: list[str] = []
+    async with open_system("s") as system, open_dashboard(system) as page:
+
+        async def come() -> None:
+            async with looking(page) as one:
+                said.append(await one.next() or "refused")
+                if len(said) == 12:
+                    all_have_come.set()
+                await all_have_come.wait()
+
+        all_have_come = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(come)
+    assert sorted(said) == ["refused"] * 9 + ["state"] * 3
+
+
 def test_the_page_has_nothing_from_elsewhere() -> None:
     """All it is made of is in the package, and no text becomes markup or code."""
     for name in PUBLIC.values():
