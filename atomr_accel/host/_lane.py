@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..wire import (
+    RECEIVED_BYTES,
     CallByTemplate,
     CallWithTemplate,
     CloseLane,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
-_RECEIVE: Final = 1 << 18
 _NO_STEPS: Final[deque[tuple[int, Any]]] = deque()
 STEP_SECONDS: Final = 10e-3
 """Without news for so long, ops of a group are answered one by one where somebody watches."""
@@ -162,7 +162,7 @@ class Lane:
             ProtocolViolation: what came is nothing that a program sends.
         """
         try:
-            data = self.sock.recv(_RECEIVE, socket.MSG_DONTWAIT)
+            data = self.sock.recv(RECEIVED_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         except ConnectionError:

@@ -23,6 +23,7 @@ import msgspec
 import trio
 
 from ..wire import (
+    RECEIVED_BYTES,
     WITHDRAWN,
     CallWithTemplate,
     Failure,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_RECEIVE: Final = 1 << 18
 _RECEIVING: Final = int(socket.MSG_DONTWAIT)
 _SENDING: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_HIGH: Final = 1 << 18
@@ -554,7 +554,7 @@ class Port:
         if self._ended:
             return
         try:
-            data = self._sock.recv(_RECEIVE, _RECEIVING)
+            data = self._sock.recv(RECEIVED_BYTES, _RECEIVING)
         except BlockingIOError:
             return
         except OSError:

@@ -46,6 +46,7 @@ from ._failures import unpack_exception
 from ._messages import (
     MOST_TEMPLATES,
     PLACE,
+    RECEIVED_BYTES,
     WITHDRAWN,
     Advise,
     Attach,
@@ -83,6 +84,7 @@ __all__ = [
     "MOST_TEMPLATES",
     "OFFSET_MASK",
     "PLACE",
+    "RECEIVED_BYTES",
     "SLAB_SHIFT",
     "WITHDRAWN",
     "Advise",

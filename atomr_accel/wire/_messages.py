@@ -24,6 +24,10 @@ PAYLOAD_BYTES: Final = 32 << 20
 FRAME_BYTES: Final = PAYLOAD_BYTES + (1 << 20)
 """Largest frame: it may hold some small requests before a large one."""
 
+RECEIVED_BYTES: Final = 1 << 16
+"""Taken from a lane's socket at a time. Python allocates as much for each, and from 128 KiB on
+the C library maps and unmaps that: more system calls than the one that receives."""
+
 
 class ProtocolViolation(Exception):
     """The other side has sent what it must not: nothing more can be believed of it."""
