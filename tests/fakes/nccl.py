@@ -186,7 +186,12 @@ class FakeNccl:
         comm.begun += 1
         group = comm.clique.groups[comm.begun]
         group[comm.rank] = calls
-        if len(group) == comm.clique.size:
+        letters = [args[3] for calls in group.values() for name, args in calls if _is_letter(name)]
+        if len(letters) == sum(map(len, group.values())):
+            complete = group.keys() >= {*letters}  # the others have no part in it
+        else:
+            complete = len(group) == comm.clique.size
+        if complete:
             self._do(group)
             comm.clique.done += 1
         return IN_PROGRESS
@@ -207,7 +212,7 @@ class FakeNccl:
         """Everything that all ranks have called in a group."""
         letters: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
         by_rank = {
-            rank: [each for each in calls if each[0][4:] not in ("Send", "Recv")]
+            rank: [each for each in calls if not _is_letter(each[0])]
             for rank, calls in group.items()
         }
         for together in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True):
@@ -250,3 +255,8 @@ class FakeNccl:
                 memory(args[1], count, kind)[:] = reduced[rank * count : (rank + 1) * count]
             elif name == "AllReduce" or rank == args[5]:
                 memory(args[1], count, kind)[:] = reduced
+
+
+def _is_letter(name: str) -> bool:
+    """Whether a call is from one rank to another."""
+    return name in ("ncclSend", "ncclRecv")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import LibraryError
@@ -151,6 +151,7 @@ def expected(kind: str, x: list[Array], size: int, root: int, to: int) -> list[A
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+@example(kinds=["send"], size=3, each=1, seed=0)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
     size=st.integers(1, 4),
