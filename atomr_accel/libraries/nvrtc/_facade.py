@@ -16,12 +16,13 @@ from ..._errors import CompileError, Unsupported
 from .._op import D, Facade, op
 from .._request import Request, Submission
 from ._cuda_array import CudaArray, array_of
+from ._declarations import Declarations
 from ._kernel import Kernel
 from ._lanes import COMPILER
 from ._module import Module
 from ._options import CompileOptions
 from ._resident import Resident, Variable
-from ._signature import is_constant, read_kernels, read_signature
+from ._signature import read_signature
 from ._structures import StructType, all_structured, assertions
 from .wire._messages import Compile, Compiled, Content, Entry, Link, Part
 
@@ -72,7 +73,7 @@ class _Plan:
     """A module before it is compiled: all that the program knows of it."""
 
     names: tuple[str, ...]
-    declarations: str
+    declarations: Declarations
     structs: Mapping[str, np.dtype[np.void]]
     variables: Mapping[str, np.ndarray[Any, Any]]
     twins: tuple[Twin | None, ...]
@@ -135,7 +136,7 @@ class Nvrtc(Facade[D]):
             raise TypeError("compile(source, name) takes the source and the name as str")
         message = Compile(source, (name,), _flags(options))
         _check_texts(source, name, *message.options)
-        plan = self._plan((name,), source, {}, {}, cpu)
+        plan = self._plan((name,), Declarations(source), {}, {}, cpu)
         self._require_declared(plan)
 
         def finish(answer: Compiled) -> Kernel[D]:
@@ -197,8 +198,9 @@ class Nvrtc(Facade[D]):
         fields = all_structured({} if structs is None else structs)
         contents = _contents(variables)
         texts = _headers(headers)
-        asked = read_kernels(source) if names is None else names
-        plan = self._plan(asked, source, fields, contents, cpu)
+        declarations = Declarations(source)
+        asked = declarations.kernels() if names is None else names
+        plan = self._plan(asked, declarations, fields, contents, cpu)
         self._require_declared(plan)
         checked = "\n".join([source, *assertions(fields), *_assert_sizes(contents)])
         message = Compile(
@@ -254,7 +256,7 @@ class Nvrtc(Facade[D]):
             raise TypeError(f"declarations must be str, not {type(declarations).__name__}")
         plan = self._plan(
             [*symbols],
-            declarations,
+            Declarations(declarations),
             all_structured({} if structs is None else structs),
             _contents(variables),
             cpu,
@@ -310,7 +312,7 @@ class Nvrtc(Facade[D]):
     def _plan(
         self,
         names: Sequence[str],
-        declarations: str,
+        declarations: Declarations,
         structs: Mapping[str, np.dtype[np.void]],
         variables: Mapping[str, np.ndarray[Any, Any]],
         cpu: Twins | None,
@@ -332,7 +334,7 @@ class Nvrtc(Facade[D]):
         if not self._device.capabilities.python_kernels:
             return
         for name in plan.names:
-            if read_signature(plan.declarations, name) is None:
+            if not plan.declarations.functions(name):
                 log = f"no __global__ function named {name!r} is declared in the source"
                 raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
 
@@ -348,14 +350,14 @@ class Nvrtc(Facade[D]):
             Variable(
                 Content(name, symbol, NAMES[array.dtype], array.shape, array.tobytes()),
                 array.dtype,
-                constant=is_constant(plan.declarations, name),
+                constant=plan.declarations.is_constant(name),
             )
             for (name, array), symbol in zip(
                 plan.variables.items(), compiled.variables, strict=True
             )
         )
         symbols = tuple(entry.symbol for entry in compiled.entries)
-        prints = "printf" in plan.declarations or b"vprintf" in compiled.image
+        prints = "printf" in plan.declarations.source or b"vprintf" in compiled.image
         image = plan.pickled or compiled.image
         resident = Resident(plan.names[0], image, symbols, variables, prints=prints)
         kernels: tuple[Kernel[D], ...] = tuple(
@@ -364,7 +366,7 @@ class Nvrtc(Facade[D]):
                 resident,
                 at,
                 name,
-                read_signature(plan.declarations, name, plan.structs),
+                read_signature(plan.declarations, name, plan.structs, entry.parameters),
                 entry=entry,
                 log=compiled.log,
                 twin=plan.twins[at],

@@ -1,9 +1,8 @@
-"""A kernel's parameters, read from its source.
+"""A kernel's parameters, by its declaration, and the arguments that they take.
 
-The driver tells only sizes, and the CPU backend has no compiler, so the declaration
-itself is read: enough C++ to know pointers, ``const``, the builtin types and what a template's
-parameters stand for. A type that is not known here (a struct, a typedef) takes any scalar that
-says itself of which type it is: one of NumPy's, not one of Python's.
+Known are pointers, ``const``, the builtin types and what a template's parameters stand for. A
+type that is not known here (a struct, a typedef) takes any scalar that says itself of which type
+it is, one of NumPy's and not one of Python's, or a buffer.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
 from .._arguments import require_readable, require_writable
+from ._declarations import split
 from ._scalars import is_scalar, scalar_for
 from ._structures import is_struct, structure
 from ._tensor_map import TensorMap
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ...memory import Block, MemoryMap
     from .._request import Driver
+    from ._declarations import Declarations
 
 _C_TYPES: Final[dict[str, str]] = {
     "bool": "bool",
@@ -57,26 +58,16 @@ _NOISE: Final = re.compile(
 )
 
 
-_JOINED: Final = r"(?:\\\r?\n)*"
-"""Where lines are joined, which may be anywhere."""
-
-_TOKEN: Final = re.compile(
-    rf"""
-      (?P<comment> /{_JOINED}/ (?: \\\r?\n | [^\n] )*  |  /{_JOINED}\* .*? (?: \*{_JOINED}/ | \Z ) )
-    | (?P<literal>
-        (?: u{_JOINED}8 | [uUL] )? {_JOINED} R {_JOINED}
-            "(?P<delimiter> [^\s()\\]{{0,16}} ) \( .*? \) (?P=delimiter) "
-        | " (?: \\{_JOINED}[^\n] | \\\r?\n | [^"\\\n] )* "
-        | ' (?: \\{_JOINED}[^\n] | \\\r?\n | [^'\\\n] )* ' )
-    | \.?{_JOINED}[0-9] (?: [eEpP][+-] | '{_JOINED}\w | [\w.] | \\\r?\n )*  # such as 1'000
-    | [^\W\d] (?: \w | \\\r?\n )*  # so that the R of a name's end begins no literal
-    | \\\r?\n
-    """,
-    re.VERBOSE | re.DOTALL,
+_VALUE: Final = (
+    r"\b(?:CUtensorMap|cudaTextureObject_t|cudaSurfaceObject_t|dim3|enum|struct|union"
+    r"|u?(?:char|short|int|long|longlong)[1-4]|(?:float|double)[1-4])\b"
 )
-"""What must be told apart to know where code is, and only that."""
+"""Types that are no pointers by another name."""
 
 _TYPE_PARAMETER: Final = re.compile(r"(?:typename|class)\s+(\w+)\s*(?:=(.*))?", re.DOTALL)
+
+_POINTER: Final = 8, 8
+"""Bytes of a pointer, and how it is aligned."""
 
 _OF_PYTHON: Final[dict[type, str]] = {
     bool: "numpy.bool_(...)",
@@ -93,7 +84,7 @@ class Parameter:
     Attributes:
         text: its declaration.
         pointer: whether it takes a buffer.
-        written: whether the kernel may write through it.
+        written: whether the kernel may write through it, if it is a pointer.
         dtype: element or value type; None where any fits.
         struct: the fields of a struct by value, where they are told.
     """
@@ -211,8 +202,10 @@ class Position:
 
     def value(
         self, arg: object, driver: Driver, reads: list[Block], writes: list[Block]
-    ) -> Scalar | Structure | TiledMap | TextureObject | SurfaceObject:
+    ) -> Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject:
         """A number, a struct, a tensor map, a texture or a surface as the message has it.
+
+        Or a buffer, where nobody knows what the type is that the kernel declares.
 
         Args:
             arg: what the caller gave.
@@ -248,6 +241,8 @@ class Position:
                 )
             return structure(arg, fields, self._size, self._name)
         if isinstance(arg, GpuRef):
+            if self.parameter.written and self._size in (None, _POINTER):
+                return self.array(arg, driver.memory, reads, writes)  # such as a typedef of one
             raise TypeError(
                 f"argument {self._at} is a GpuRef, but the kernel declares "
                 f"'{self.parameter.text}', which is no pointer"
@@ -261,99 +256,72 @@ class Position:
         return Scalar(value.tobytes(), value.dtype.name)
 
 
-def read_kernels(source: str) -> list[str]:
-    """The names of all kernels that a source declares, without its templates.
+def read_signature(
+    declarations: Declarations,
+    name: str,
+    structs: Mapping[str, np.dtype[np.void]] | None = None,
+    sizes: tuple[tuple[int, int], ...] | None = None,
+) -> tuple[Parameter, ...] | None:
+    """The parameters of a kernel.
 
     Args:
-        source: CUDA C++.
+        declarations: of its source.
+        name: the kernel's name, perhaps qualified or with template arguments.
+        structs: the fields of structs, by their names.
+        sizes: bytes that they take and how they are aligned, where the compiler has told.
 
     Returns:
-        Each once, in the order of their first declarations, qualified by namespaces.
+        None if the source does not tell: the kernel may come from an include or a macro, or
+        be declared with other numbers of parameters under other conditions (the compiler has the
+        last word). Where it is declared in several ways only what all of them say is known.
     """
-    text = _TOKEN.sub(_blank, source)
-    names: dict[str, None] = {}
-    scopes: list[str | None] = []
-    head = 0
-    for mark in re.finditer(r"[{};]", text):
-        declared = text[head : mark.start()]
-        head = mark.end()
-        if "__global__" in declared and None not in scopes:
-            found = re.search(
-                r"\b(\w+)\s*\((?!.*\b__global__\b)", _without_calls(declared), re.DOTALL
-            )
-            if found is not None and not re.search(r"\btemplate\s*<", declared):
-                names["::".join([*filter(None, scopes), found[1]])] = None
-        if mark[0] == "{":
-            space = re.search(r"\bnamespace\b\s*([\w:\s]*)$", declared)
-            linkage = re.search(r'\bextern\s*""\s*$', declared)
-            if space is not None:
-                scopes.append("".join(space[1].split()))
-            else:
-                scopes.append("" if linkage is not None else None)
-        elif mark[0] == "}" and scopes:
-            scopes.pop()
-    return [*names]
+    values = re.compile("|".join((_VALUE, *map(r"\b{}\b".format, declarations.types))))
+    _, _, arguments = name.partition("<")
+    given = split(arguments.rpartition(">")[0])
+    ways: list[tuple[Parameter, ...]] = []
+    for function in declarations.functions(name):
+        if function.parameters is None:
+            return None
+        types = _template_types(function.template or (), given)
+        way = tuple(_parameter(each, types, structs or {}, values) for each in function.parameters)
+        if sizes is None or _fits(way, sizes):
+            ways.append(way)
+    if not ways or len({len(way) for way in ways}) > 1:
+        return None
+    ways = [*dict.fromkeys(ways)]
+    merged = [_common(parameters) for parameters in zip(*ways, strict=True)]
+    return None if None in merged else tuple(filter(None, merged))
 
 
-def _without_calls(declared: str) -> str:
-    """A declaration from ``__global__`` on, without what may be called there beside the kernel."""
-    _, _, after = declared.partition("__global__")
-    return re.sub(
-        r"\b__(?:launch_bounds|cluster_dims|block_size|maxnreg|nv_pure|align)__\s*\([^()]*\)",
-        " ",
-        after,
+def _fits(parameters: tuple[Parameter, ...], sizes: tuple[tuple[int, int], ...]) -> bool:
+    """Whether these may be what the compiler has seen."""
+    return len(parameters) == len(sizes) and all(
+        parameter.pointer or parameter.dtype is None or parameter.dtype.itemsize == size
+        for parameter, (size, _) in zip(parameters, sizes, strict=True)
     )
 
 
-def is_constant(source: str, name: str) -> bool:
-    """Whether a source declares a variable as ``__constant__``."""
-    text = _TOKEN.sub(_blank, source)
-    bare = re.escape(name.rsplit("::", maxsplit=1)[-1])
-    return re.search(rf"\b__constant__\b[^;{{}}()=]*\b{bare}\b", text) is not None
+def _common(ways: tuple[Parameter, ...]) -> Parameter | None:
+    """A parameter that is declared in several ways; None if it cannot be said what it takes."""
+    if len({*ways}) == 1:
+        return ways[0]
+    if len({each.pointer for each in ways}) > 1:
+        return None
+    first = ways[0]
+    alike = all(each.dtype is first.dtype for each in ways)
+    same = all(each.struct == first.struct for each in ways)
+    return Parameter(
+        " or ".join(dict.fromkeys(each.text for each in ways)),
+        first.pointer,
+        any(each.written for each in ways),
+        first.dtype if alike else None,
+        first.struct if same else None,
+    )
 
 
-def read_signature(
-    source: str, name: str, structs: Mapping[str, np.dtype[np.void]] | None = None
-) -> tuple[Parameter, ...] | None:
-    """The parameters of kernel ``name`` in ``source``.
-
-    Args:
-        source: CUDA C++.
-        name: the kernel's name, perhaps qualified or with template arguments.
-        structs: the fields of structs, by their names.
-
-    Returns:
-        None if no ``__global__`` function of that name is declared in plain sight (it may
-        come from an include or a macro; the compiler has the last word).
-    """
-    text = _TOKEN.sub(_blank, source)
-    plain, _, arguments = name.partition("<")
-    bare = re.escape(plain.rsplit("::", maxsplit=1)[-1].strip())
-    for match in re.finditer(rf"\b{bare}\s*\(", text):
-        head = re.split(r"[;{}]", text[: match.start()])[-1]
-        if "__global__" in head:
-            types = _template_types(head, _split(arguments.rpartition(">")[0]))
-            inside = _until_closed(text, match.end())
-            return tuple(_parameter(part, types, structs or {}) for part in _split(inside))
-    return None
-
-
-def _blank(token: re.Match[str]) -> str:
-    """What a token leaves of itself where only code counts."""
-    if token["comment"] is not None:
-        return " "
-    if token["literal"] is not None:
-        return '""'
-    return re.sub(_JOINED, "", token[0])
-
-
-def _template_types(head: str, arguments: list[str]) -> dict[str, str]:
+def _template_types(parameters: tuple[str, ...], arguments: list[str]) -> dict[str, str]:
     """What a template's type parameters stand for, as far as that is said."""
     types: dict[str, str] = {}
-    template = re.search(r"\btemplate\s*<", head)
-    if template is None:
-        return types
-    parameters = _split(_until_closed(head, template.end(), "<>"))
     for at, parameter in enumerate(parameters):
         found = _TYPE_PARAMETER.fullmatch(parameter)
         if found is not None:
@@ -368,34 +336,21 @@ def _spelled(value: object) -> str:
     return next((text for kind, text in _OF_PYTHON.items() if isinstance(value, kind)), "")
 
 
-def _until_closed(text: str, start: int, brackets: str = "()") -> str:
-    depth = 1
-    for at in range(start, len(text)):
-        depth += (text[at] == brackets[0]) - (text[at] == brackets[1])
-        if not depth:
-            return text[start:at]
-    return text[start:]
-
-
-def _split(text: str) -> list[str]:
-    parts, depth = [""], 0
-    for char in text:
-        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(char, 0)
-        if char == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part.strip() for part in parts if part.strip() not in ("", "void")]
-
-
 def _parameter(
-    text: str, types: dict[str, str], structs: Mapping[str, np.dtype[np.void]]
+    text: str,
+    types: dict[str, str],
+    structs: Mapping[str, np.dtype[np.void]],
+    values: re.Pattern[str],
 ) -> Parameter:
     written_as = " ".join(text.split("=", maxsplit=1)[0].split())
     declared = re.sub(r"\w+", lambda word: types.get(word[0], word[0]), written_as)
-    pointer = "*" in declared or declared.endswith("]")
+    outer = declared
+    while (inner := re.sub(r"<[^<>]*>", "", outer)) != outer:
+        outer = inner  # what a type is made of does not make it a pointer, nor constant
+    if outer.endswith("]"):
+        outer = f"{outer.partition('[')[0]}*"
+    pointer = "*" in outer
     target, _, _ = declared.partition("*") if "*" in declared else declared.partition("[")
-    written = pointer and not re.search(r"\bconst\b", target)
     words = _NOISE.sub(" ", target).split()
     if declared != target and "*" in declared:
         type_words = words  # what follows the star is the parameter's name
@@ -406,4 +361,9 @@ def _parameter(
     if declared.count("*") > 1:
         name = None  # pointers to pointers live in a buffer of addresses
     struct = None if pointer else structs.get(spelled.removeprefix("struct "))
-    return Parameter(written_as, pointer, written, DTYPES[name] if name else None, struct)
+    dtype = DTYPES[name] if name else None
+    # What is known by no name here may be a pointer by another.
+    written = dtype is None and struct is None and not values.search(spelled)
+    if pointer:
+        written = not re.search(r"\bconst\b", outer.split("*")[-2])
+    return Parameter(written_as, pointer, written, dtype, struct)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.host._slots import Template
-from atomr_accel.libraries.nvrtc._signature import read_signature
+from atomr_accel.libraries.nvrtc._declarations import Declarations
+from atomr_accel.libraries.nvrtc._signature import Parameter, read_signature
 from atomr_accel.libraries.nvrtc.host import _compiler
 from atomr_accel.libraries.nvrtc.wire._messages import Array, Launch, Load, Scalar, Unload
 from atomr_accel.wire import PLACE
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 KERNEL: Final = 'extern "C" __global__ void k(const float* x, double *y, int n) { y[n] = x[n]; }'
 OTHER: Final = "__global__ void k(short z) {}"
 """What must not be taken for the kernel, wherever it is no code."""
+
+
+def _read(source: str, name: str) -> tuple[Parameter, ...] | None:
+    return read_signature(Declarations(source), name)
+
 
 PIECES: Final = (
     "",
@@ -72,11 +78,11 @@ PIECES: Final = (
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=8), st.sampled_from([" ", "\n", "\\\n"]))
 def test_only_code_declares_a_kernel(before: list[str], between: str) -> None:
-    plain = read_signature(KERNEL, "k")
+    plain = _read(KERNEL, "k")
     assert plain is not None
     source = between.join(before) + "\n" + KERNEL + f"// {OTHER}"
-    assert read_signature(source, "k") == plain
-    assert read_signature(between.join(before), "k") is None
+    assert _read(source, "k") == plain
+    assert _read(between.join(before), "k") is None
 
 
 @pytest.mark.headers
@@ -90,10 +96,10 @@ def test_the_compiler_reads_those_pieces_as_we_do() -> None:
 
 
 def test_a_line_may_be_cut_anywhere() -> None:
-    plain = read_signature(KERNEL, "k")
+    plain = _read(KERNEL, "k")
     for at in range(len(KERNEL)):
         for end in ("\\\n", "\\\r\n"):
-            assert read_signature(KERNEL[:at] + end + KERNEL[at:], "k") == plain
+            assert _read(KERNEL[:at] + end + KERNEL[at:], "k") == plain
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_a_line_may_be_cut_anywhere() -> None:
 def test_parameters_of_templates(
     template: str, name: str, parameters: str, expected: list[Any]
 ) -> None:
-    found = read_signature(f"{template} __global__ void k({parameters}) {{}}", name)
+    found = _read(f"{template} __global__ void k({parameters}) {{}}", name)
     assert found is not None
     for parameter, dtype in zip(found, expected, strict=True):
         if dtype is not ...:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from atomr_accel import CompileError, GpuRefStale, Unsupported
+from atomr_accel.libraries.nvrtc._declarations import Declarations
 from atomr_accel.libraries.nvrtc._options import CompileOptions
-from atomr_accel.libraries.nvrtc._signature import is_constant, read_kernels
 from atomr_accel.libraries.nvrtc._structures import structure
 from atomr_accel.libraries.nvrtc.host import _compiler, _includes, _program
 from atomr_accel.libraries.nvrtc.host._linker import kind_of
@@ -321,10 +321,10 @@ async def test_what_is_no_variable(
 
 
 def test_constants_are_known_by_their_declarations() -> None:
-    assert is_constant(SOURCE, "table")
-    assert not is_constant(SOURCE, "counter")
-    assert is_constant("namespace a { static __constant__ int b, c[3]; }", "a::c")
-    assert not is_constant("// __constant__ int b;\n__device__ int b;", "b")
+    assert Declarations(SOURCE).is_constant("table")
+    assert not Declarations(SOURCE).is_constant("counter")
+    assert Declarations("namespace a { static __constant__ int b, c[3]; }").is_constant("a::c")
+    assert not Declarations("// __constant__ int b;\n__device__ int b;").is_constant("b")
 
 
 # --- arguments ------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ async def test_what_cannot_be_compiled_is_said_before(
 
 
 def test_kernels_are_found_where_they_are_declared() -> None:
-    assert read_kernels(SOURCE) == ["evaluate", "look_up"]
+    assert Declarations(SOURCE).kernels() == ["evaluate", "look_up"]
     source = """
         #define __not_global__ __global__
         namespace a { namespace b::c { __global__ void one(int x) { if (x) { f(x); } } } }
@@ -373,7 +373,7 @@ def test_kernels_are_found_where_they_are_declared() -> None:
         template <class T> __global__ void eight(T) {}
         static __global__ __launch_bounds__(32) void nine(float (*f)(int)) {}
     """
-    assert read_kernels(source) == ["a::b::c::one", "two", "seven", "nine"]
+    assert Declarations(source).kernels() == ["a::b::c::one", "two", "seven", "nine"]
 
 
 @on_shared

@@ -1,0 +1,292 @@
+"""What a source declares, read in one pass: its kernels and its variables.
+
+The driver tells only sizes, and the CPU backend has no compiler, so the source itself is read:
+enough C++ to know code from comments and literals, namespaces, templates, and what ``#if 0``
+leaves out. Other conditions are not known here: what their branches declare counts all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_JOINED: Final = r"(?:\\\r?\n)*+"
+"""Where lines are joined, which may be anywhere."""
+
+_RAW: Final = rf'(?: u{_JOINED}8 | [uUL] )? {_JOINED} R {_JOINED} "'
+
+_TOKEN: Final = re.compile(
+    rf"""
+      (?P<plain> (?:
+        (?= [^\W\d] ) (?! {_RAW} )  # the R of a name's end begins no literal
+            \w (?: \w | \\\r?\n )*+
+        | \.?[0-9] (?: [eEpP][+-] | '{_JOINED}\w | [\w.] | \\\r?\n )*+  # such as 1'000
+        | \\\r?\n
+        | [^\w/"'\\] )++ )
+    | (?P<comment> /{_JOINED}/ (?: \\\r?\n | [^\n] )*+
+        | /{_JOINED}\* .*? (?: \*{_JOINED}/ | \Z ) )
+    | (?P<literal>
+        (?: u{_JOINED}8 | [uUL] )? {_JOINED} R {_JOINED}
+            "(?P<delimiter> [^\s()\\]{{0,16}} ) \( .*? (?: \) (?P=delimiter) " | \Z )
+        | " (?: \\{_JOINED}[^\n] | \\\r?\n | [^"\\\n] )*+ "
+        | ' (?: \\{_JOINED}[^\n] | \\\r?\n | [^'\\\n] )*+ ' )
+    | (?P<other> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""What must be told apart to know where code is, and only that."""
+
+_JOINT: Final = re.compile(r"\\\r?\n")
+_DIRECTIVE: Final = re.compile(r"^[ \t]*#[ \t]*(\w*)(.*)$", re.MULTILINE)
+
+_IF, _ELSE, _ENDIF = "\1", "\2", "\3"
+"""What stands for directives once those are taken out; no source has such characters."""
+
+_MARK: Final = re.compile(r"[{};\1\2\3]")
+_DIRECTIVES: Final = re.compile(r"[\1\2\3]")
+_NAME: Final = re.compile(r"(\w+)\s*\(")
+_NAMESPACE: Final = re.compile(r"\bnamespace\b\s*([\w:\s]*)$")
+_LINKAGE: Final = re.compile(r'\bextern\s*""\s*$')
+_TEMPLATE: Final = re.compile(r"\btemplate\s*<")
+_TYPE: Final = re.compile(r"\b(?:struct|union|enum(?:\s+class)?)\s+(?:alignas\s*\(\w+\)\s*)?(\w+)")
+_ATTRIBUTE: Final = re.compile(
+    r"__(?:launch_bounds|cluster_dims|block_size|maxnreg|nv_pure|align)__|alignas"
+)
+"""What is called before a kernel's name, and is not that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A ``__global__`` function, as one place declares it.
+
+    Attributes:
+        path: its name, qualified by the namespaces around it that have one.
+        template: the parameters of its template; None if it is none.
+        parameters: its own; None where directives are among them.
+        defined: whether it has a body here.
+    """
+
+    path: str
+    template: tuple[str, ...] | None
+    parameters: tuple[str, ...] | None
+    defined: bool
+
+    def takes(self, count: int) -> bool:
+        """Whether ``count`` arguments may be its template's."""
+        template = self.template or ()
+        if any("..." in each for each in template):
+            return True
+        return sum("=" not in each for each in template) <= count <= len(template)
+
+
+@dataclass
+class Declarations:
+    """The kernels and variables of a source.
+
+    Attributes:
+        source: CUDA C++.
+    """
+
+    source: str
+    _functions: list[Function] = field(default_factory=list, init=False)
+    _constant: set[str] = field(default_factory=set, init=False)
+    _other: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        if "__global__" in self._text or "__constant__" in self._text:
+            self._scan()
+
+    @cached_property
+    def _text(self) -> str:
+        """The code alone: no comments, no texts, no directives."""
+        return "".join(_without_directives("".join(_code(self.source))))
+
+    @cached_property
+    def types(self) -> frozenset[str]:
+        """The names of the structs, unions and enumerations that the source declares."""
+        return frozenset(_TYPE.findall(self._text))
+
+    def kernels(self) -> list[str]:
+        """The names of all kernels that the source defines, without its templates.
+
+        Returns:
+            Each once, in the order of their first definitions, qualified by namespaces.
+        """
+        plain = (each for each in self._functions if each.template is None and each.defined)
+        return [*dict.fromkeys(each.path for each in plain)]
+
+    def functions(self, name: str) -> list[Function]:
+        """What may be meant by a kernel's name.
+
+        Args:
+            name: as in C++, perhaps qualified or with template arguments.
+
+        Returns:
+            All that the source declares by that name: several where it is overloaded, or where
+            conditions choose. None where it comes from an include or a macro.
+        """
+        plain, template, arguments = name.partition("<")
+        plain = "".join(plain.split()).removeprefix("::")
+        bare = plain.rpartition("::")[2]
+        alike = [each for each in self._functions if each.path.rpartition("::")[2] == bare]
+        # A namespace may have other names, or none to be said.
+        found = [each for each in alike if each.path == plain] or alike
+        if template:
+            count = len(split(arguments.rpartition(">")[0]))
+            fitting = [each for each in found if each.template is not None and each.takes(count)]
+        else:
+            fitting = [each for each in found if each.template is None]
+        return fitting or found
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a variable is declared as ``__constant__``, and nowhere as another."""
+        name = "".join(name.split()).removeprefix("::")
+        return name in self._constant and name not in self._other
+
+    def _scan(self) -> None:
+        text = self._text
+        scopes: list[str | None] = []  # None: the inside of a function or a type
+        outside: list[list[str | None]] = []  # those of the conditions that are open
+        head = 0
+        for mark in _MARK.finditer(text):
+            kind, declared = mark[0], text[head : mark.start()]
+            if kind in _IF + _ELSE + _ENDIF:
+                # A condition may be within a declaration, or choose between several of them.
+                if "__global__" in declared and declared.rstrip().endswith(")"):
+                    head = mark.end() if self._add(declared, scopes, defined=True) else head
+                if kind == _IF:
+                    outside.append([*scopes])
+                elif kind == _ELSE and outside:
+                    scopes = [*outside[-1]]
+                elif outside:
+                    outside.pop()
+                continue
+            head = mark.end()
+            if "__global__" in declared:
+                self._add(declared, scopes, defined=kind == "{")
+            elif "__constant__" in declared or "__device__" in declared:
+                self._add_variables(declared, scopes)
+            if kind == "{":
+                declared = _DIRECTIVES.sub(" ", declared)
+                space, linkage = _NAMESPACE.search(declared), _LINKAGE.search(declared)
+                if space is not None:
+                    scopes.append("".join(re.sub(r"\binline\b", "", space[1]).split()))
+                else:
+                    scopes.append("" if linkage is not None else None)
+            elif kind == "}" and scopes:
+                scopes.pop()
+
+    def _add(self, declared: str, scopes: list[str | None], *, defined: bool) -> bool:
+        """Note what a declaration may declare; whether there is anything."""
+        before, _, after = declared.rpartition("__global__")
+        names = [each for each in _calls(after) if not _ATTRIBUTE.fullmatch(each[0])]
+        for at, (name, inside) in enumerate(names):
+            # What stands before a name with parentheses may be a macro, too; the first is it then
+            # where nobody asks by name.
+            self._functions.append(
+                Function(
+                    _path(scopes, name),
+                    _template_of(before + after),
+                    None if _DIRECTIVES.search(inside) else tuple(split(inside)),
+                    defined and not at and None not in scopes,
+                )
+            )
+        return bool(names)
+
+    def _add_variables(self, declared: str, scopes: list[str | None]) -> None:
+        _, constant, names = declared.partition("__constant__")
+        if not constant:
+            _, _, names = declared.partition("__device__")
+        found = re.findall(r"\w+", re.match(r"[^()=]*", names)[0])  # type: ignore[index]
+        (self._constant if constant else self._other).update(_path(scopes, each) for each in found)
+
+
+def split(text: str) -> list[str]:
+    """What commas part, but for those in brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(char, 0)
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts if part.strip() not in ("", "void")]
+
+
+def _code(source: str) -> Iterator[str]:
+    """What is left of a source where only code counts."""
+    for token in _TOKEN.finditer(source):
+        if token["plain"] is not None:
+            plain = token["plain"]
+            yield _JOINT.sub("", plain) if "\\" in plain else plain
+        elif token["comment"] is not None:
+            yield " "
+        elif token["literal"] is not None:
+            yield '""'
+        else:
+            yield token[0]
+
+
+def _without_directives(text: str) -> Iterator[str]:
+    """Code with marks for the conditions around it, and without what is surely left out."""
+    at = 0
+    taken: list[bool] = []  # whether what comes may be compiled, for each condition that is open
+    sure: list[bool] = []  # whether an earlier branch of it surely was
+    for directive in _DIRECTIVE.finditer(text):
+        if all(taken):
+            yield text[at : directive.start()]
+        at = directive.end()
+        word, condition = directive[1], directive[2].strip()
+        never, always = condition in ("0", "false"), condition in ("1", "true")
+        if word in ("if", "ifdef", "ifndef"):
+            taken.append(not (word == "if" and never))
+            sure.append(word == "if" and always)
+            yield _IF
+        elif word in ("elif", "elifdef", "elifndef") and taken:
+            taken[-1] = not sure[-1] and not never
+            sure[-1] = sure[-1] or always
+            yield _ELSE
+        elif word == "else" and taken:
+            taken[-1] = not sure[-1]
+            yield _ELSE
+        elif word == "endif" and taken:
+            taken.pop()
+            sure.pop()
+            yield _ENDIF
+    if all(taken):
+        yield text[at:]
+
+
+def _calls(text: str) -> Iterator[tuple[str, str]]:
+    """Names with what is in parentheses behind them, of those that are in none themselves."""
+    at = 0
+    while (found := _NAME.search(text, at)) is not None:
+        inside = until_closed(text, found.end())
+        yield found[1], inside
+        at = found.end() + len(inside)
+
+
+def until_closed(text: str, start: int, brackets: str = "()") -> str:
+    """What comes before the bracket that closes the one before ``start``."""
+    depth = 1
+    for at in range(start, len(text)):
+        depth += (text[at] == brackets[0]) - (text[at] == brackets[1])
+        if not depth:
+            return text[start:at]
+    return text[start:]
+
+
+def _template_of(declared: str) -> tuple[str, ...] | None:
+    found = _TEMPLATE.search(declared)
+    if found is None:
+        return None
+    return tuple(split(_DIRECTIVES.sub(" ", until_closed(declared, found.end(), "<>"))))
+
+
+def _path(scopes: list[str | None], name: str) -> str:
+    return "::".join([*filter(None, scopes), name])
