@@ -89,14 +89,15 @@ class Epilogue:
     def _steps(self) -> list[Epilogue]:
         """All steps, each once and before what uses it."""
         found: dict[int, Epilogue] = {}
-
-        def visit(step: Epilogue) -> None:
-            if id(step) not in found:
-                for each in step._inputs:
-                    visit(each)
-                found[id(step)] = step
-
-        visit(self)
+        ahead = [self]
+        while ahead:  # no recursion: who has made too many steps is told so
+            step = ahead[-1]
+            before = [each for each in step._inputs if id(each) not in found]
+            if before:
+                ahead += reversed(before)
+            else:
+                found.setdefault(id(step), step)
+                ahead.pop()
         return [*found.values()]
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ...memory import part_of
+from ...memory import GpuRef, part_of, ref_error
 from .._arguments import (
     require_alignment,
     require_int32,
@@ -25,7 +25,7 @@ from ._product import ROW_BYTES, Arguments, require_device, require_rows, result
 from .wire._messages import Grouped, table_parts
 
 if TYPE_CHECKING:
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import Block, MemoryMap
     from .._library import Home
     from .wire._messages import Sizes
     from .wire._spec import Spec
@@ -84,6 +84,8 @@ def check_groups(given: Arguments, sizes: Sequence[int], device: Home, memory: M
         ValueError, TypeError, Unsupported, and others: as ``Cutlass.matmul_grouped``.
     """
     a, b, out = given.a, given.b, given.out
+    if out is not None and not isinstance(out, GpuRef):
+        raise ref_error(out, memory, "out")
     require_device(device)
     reads = require_readable(a, memory, "a"), require_readable(b, memory, "b")
     require_rank(a, 2, "a")

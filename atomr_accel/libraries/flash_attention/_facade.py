@@ -358,6 +358,9 @@ class FlashAttention(AttentionCalls[D]):
         count = cache_seqlens if isinstance(cache_seqlens, int) else None
         if lengths is None:
             k_cache, v_cache = _until(count, k_cache, v_cache, (k, v), block_table)
+            most = k_cache.shape[1] if count is None else count
+            if max_seqlen_k is not None and whole(max_seqlen_k, "max_seqlen_k", 1) < most:
+                raise ValueError(f"max_seqlen_k is {max_seqlen_k}, but sequences have {most} keys")
         scales = {"q": q_descale, "k": k_descale, "v": v_descale}
 
         def make() -> tuple[AttentionCall, Case]:

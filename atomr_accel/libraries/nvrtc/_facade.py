@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,12 @@ _NOT_A_KERNEL: Final = re.compile(
     r"|(rdc|relocatable-device-code)(\s*=\s*|\s+)true)\s*"
 )
 """Options that have the compiler make something that must be linked, or nothing."""
+
+_NUMBER: Final = re.compile(
+    r"\s*--?(?:maxrregcount|split-compile|jump-table-density|diag-(?:error|suppress|warn))"
+    r"(?:\s*=\s*|\s+)([-+]?\d+)\s*"
+)
+"""Options with a number. One that is no C int ends the process that NVRTC runs in."""
 
 _MOST_CONTENT: Final = 16 << 20
 """Bytes that a module's variables may begin with: they are sent whenever it is loaded."""
@@ -130,7 +137,7 @@ class Nvrtc(Facade[D]):
             TypeError: ``cpu`` is not callable, or text is not ``str``.
             Unsupported: the output of these options cannot be launched, or the compiler makes
                 none for this device.
-            ValueError: text that is no Unicode.
+            ValueError: text that is no Unicode, or has a NUL in it; a number that is no option's.
         """
         if not all(isinstance(text, str) for text in (source, name)):
             raise TypeError("compile(source, name) takes the source and the name as str")
@@ -191,7 +198,7 @@ class Nvrtc(Facade[D]):
             TypeError: an argument is of another type.
             Unsupported: the output of these options cannot be launched, or the compiler makes
                 none for this device.
-            ValueError: names that are there twice, or none; text that is no Unicode.
+            ValueError: names that are there twice, or none; texts and options as for ``compile``.
         """
         if not isinstance(source, str):
             raise TypeError(f"source must be str, not {type(source).__name__}")
@@ -202,16 +209,17 @@ class Nvrtc(Facade[D]):
         asked = declarations.kernels() if names is None else names
         plan = self._plan(asked, declarations, fields, contents, cpu)
         self._require_declared(plan)
-        checked = "\n".join([source, *assertions(fields), *_assert_sizes(contents)])
+        checked = "\n".join([source, *assertions(fields, contents)])
         message = Compile(
-            checked if fields or contents else source,
+            checked,
             plan.names,
             _flags(options),
             tuple(contents),
             tuple(texts.items()),
             _parts(parts),
         )
-        _check_texts(source, *plan.names, *contents, *message.options, *texts, *texts.values())
+        _check_texts(checked, *plan.names, *contents, *message.options, *texts, *texts.values())
+        _check_texts(*(part.source or "" for part in message.parts))
 
         def finish(answer: Compiled) -> Module[D]:
             return self._module(plan, answer)
@@ -251,6 +259,8 @@ class Nvrtc(Facade[D]):
             TypeError: an argument is of another type.
             ValueError: the image is none of these, or has no such kernel.
         """
+        if not isinstance(names, Mapping) and not _are_texts(names):
+            raise TypeError(f"names must be a sequence of str or a mapping of them, not {names!r}")
         symbols = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
         if not isinstance(declarations, str):
             raise TypeError(f"declarations must be str, not {type(declarations).__name__}")
@@ -395,12 +405,19 @@ def _flags(options: CompileOptions | Sequence[str]) -> tuple[str, ...]:
                 "compiled to a whole program: leave the option out, and give what is to be linked "
                 "as parts= of compile_module"
             )
+        number = _NUMBER.fullmatch(option)
+        if number is not None and not 0 <= int(number[1]) < 2**31:
+            raise ValueError(f"option {option!r} takes a number from 0 to {2**31 - 1}")
     return tuple(flags)
 
 
 def _check_texts(*texts: str) -> None:
     for text in texts:
         text.encode()  # a surrogate would only be noticed when the message is sent
+        if "\0" in text:
+            raise ValueError(
+                f"{text[:40]!r} has a NUL at {text.index(chr(0))}: nothing behind it would be read"
+            )
 
 
 def _are_texts(values: object) -> bool:
@@ -451,14 +468,6 @@ def _contents(
     return made
 
 
-def _assert_sizes(variables: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-    return [
-        f"static_assert(sizeof({name}) == {array.nbytes}, "
-        f'"{name} takes {array.nbytes} bytes as an array");'
-        for name, array in variables.items()
-    ]
-
-
 def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
     """The function of each kernel: its own, or that of all instances of its template."""
     if cpu is None:
@@ -474,6 +483,11 @@ def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
     for twin in twins:
         if twin is not None and not callable(twin):
             raise TypeError(f"cpu must be callable, not {type(twin).__name__}")
+        if inspect.iscoroutinefunction(twin) or inspect.isgeneratorfunction(twin):
+            raise TypeError(
+                f"cpu is {getattr(twin, '__name__', twin)!r}, which would not run when it is "
+                "called; it must be an ordinary function"
+            )
     return twins
 
 

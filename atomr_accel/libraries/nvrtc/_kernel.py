@@ -113,7 +113,7 @@ class Kernel(Facade[D]):
             grid: blocks in x, y, z; one number or up to three. None where ``elements`` tells.
             block: threads of a block in x, y, z.
             *args: refs for pointers, numbers for values, structs by value. Numbers become the
-                declared type where that loses nothing.
+                declared type where they fit it.
             shared: bytes of dynamic shared memory. More than 48 KiB are asked for by itself.
             elements: how many threads there have to be at least, in x, y, z; the grid is counted
                 from that. Without any, nothing is launched.

@@ -45,13 +45,11 @@ class CompileOptions:
         restrict: all pointers of kernels are ``__restrict__``.
         default_device: what has no execution space is for the device.
         device_int128: 128-bit integers.
-        relaxed_constexpr: ``constexpr`` functions of the host can be called.
         builtin_initializer_list: whether ``std::initializer_list`` is known.
         builtin_move_forward: whether ``std::move`` and ``std::forward`` are known.
         modify_stack_limit: raise the compiler's own stack.
         minimal: leave out most built-in declarations, for short compiling.
         device_stack_protector: look for stacks that overflow.
-        fdevice_time_trace: a file for where the compiler spends its time.
         split_compile: how many threads optimise; 0: as many as there are.
         jump_table_density: from which density, in percent, ``switch`` is a jump table.
         pch: keep precompiled headers, and use those that were kept; each in a folder of its own
@@ -67,7 +65,6 @@ class CompileOptions:
         diag_error: numbers of diagnostics that are errors.
         diag_suppress: numbers of diagnostics that are not told.
         diag_warn: numbers of diagnostics that are warnings.
-        version_ident: note the compiler's version in the output.
     """
 
     std: str | None = _flag("--std={}")

@@ -189,7 +189,9 @@ class Resident:
 
         contents = tuple(variable.content for variable in self.variables.values())
 
-        def prepare(_driver: Driver) -> Submission[None]:
+        def prepare(driver: Driver) -> Submission[None]:
+            # Others are loaded for as long as refs of their variables are not known to be gone.
+            driver.memory.reclaim_held()
             message = Load(self.number, self._image, self._symbols, contents)
             return Submission(message, (copy.kept,), (), done=done)
 

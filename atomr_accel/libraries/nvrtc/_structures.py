@@ -69,22 +69,70 @@ def all_structured(structs: object) -> dict[str, np.dtype[np.void]]:
     return {name: structured(name, kind) for name, kind in structs.items()}
 
 
-def assertions(structs: Mapping[str, np.dtype[np.void]]) -> Iterator[str]:
-    """C++ that does not compile unless the types lie in memory as the dtypes say.
+def assertions(
+    structs: Mapping[str, np.dtype[np.void]], variables: Mapping[str, np.ndarray[Any, Any]]
+) -> Iterator[str]:
+    """C++ that does not compile unless all lies in memory as the dtypes say.
 
-    NVRTC has ``offsetof`` only with a header, by this operator of its own.
+    Of what a type is made is known of numbers and of arrays of them alone: an enumeration, a class
+    or a pointer may stand for what takes as many bytes. NVRTC has ``offsetof`` only with a header,
+    by this operator of its own.
     """
+    if structs or variables:
+        yield _KINDS
     for name, dtype in structs.items():
         yield (
             f"static_assert(sizeof({name}) == {dtype.itemsize}, "
             f'"{name} takes {dtype.itemsize} bytes in its dtype");'
         )
         assert dtype.fields is not None
-        for field, (_, offset, *_title) in dtype.fields.items():
+        for field, (kind, offset, *_title) in dtype.fields.items():
+            there = f"(({name}*)0)->{field}"
             yield (
-                f"static_assert(__INTADDR__(&((({name}*)0)->{field})) == {offset}, "
+                f"static_assert(__INTADDR__(&({there})) == {offset}, "
                 f'"{name}::{field} is at byte {offset} in its dtype");'
             )
+            yield _assertion(there, f"{name}::{field}", kind.itemsize, kind.base)
+    for name, array in variables.items():
+        yield _assertion(name, name, array.nbytes, array.dtype)
+
+
+_NUMBERS: Final = {
+    "f": ("float", "double"),
+    "i": (
+        *("bool", "char", "signed char", "unsigned char", "short", "unsigned short", "int"),
+        *("unsigned", "long", "unsigned long", "long long", "unsigned long long"),
+    ),
+}
+"""C++'s numbers, by what they have in common with those of NumPy."""
+
+_KINDS: Final = "\n".join(
+    [
+        "template <class T> struct atomr_made_of { static constexpr int kind = 0, size = 0; };",
+        "template <class T, unsigned long n> struct atomr_made_of<T[n]> : atomr_made_of<T> {};",
+        *(
+            f"template <> struct atomr_made_of<{number}>"
+            f" {{ static constexpr int kind = '{kind}', size = sizeof({number}); }};"
+            for kind, numbers in _NUMBERS.items()
+            for number in numbers
+        ),
+    ]
+)
+"""C++ that tells of what numbers a type is made."""
+
+
+def _assertion(there: str, name: str, nbytes: int, dtype: np.dtype[Any]) -> str:
+    """C++ that does not compile unless something takes so many bytes, of such numbers."""
+    right = f"sizeof({there}) == {nbytes}"
+    of = f"atomr_made_of<decltype({there})>"
+    if dtype in NAMES and dtype.kind != "c":  # a complex number may be two others
+        made = f"{of}::size == {dtype.itemsize}"
+        if dtype.kind in "biu":
+            made += f" && {of}::kind == 'i'"
+        elif dtype.kind == "f" and dtype.itemsize > 2:  # those of two bytes may be their bits
+            made += f" && {of}::kind == 'f'"
+        right += f" && ({of}::kind == 0 || ({made}))"
+    return f'static_assert({right}, "{name} is {nbytes} bytes of {dtype.name} in its dtype");'
 
 
 def is_struct(value: object) -> TypeGuard[np.void | ctypes.Structure]:

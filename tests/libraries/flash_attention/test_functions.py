@@ -439,6 +439,13 @@ async def test_more_keys_than_the_caller_has_told(device: Any, backend: str, que
         np.testing.assert_array_equal(await device.get(k), before)  # nothing was written
         with pytest.raises(ValueError, match="max_seqlen_k must be a whole number from 2 to 8"):
             await flash.flash_attn_with_kvcache(q, *caches, new, new, max_seqlen_k=1, **given)
+    for length, most in ((None, 8), (6, 6)):
+        same: Any = {"cache_seqlens": length, "backend": backend}
+        await flash.flash_attn_with_kvcache(q, k, v, max_seqlen_k=most, **same)
+        with pytest.raises(ValueError, match=f"is 5, but sequences have {most} keys"):
+            await flash.flash_attn_with_kvcache(q, k, v, max_seqlen_k=5, **same)
+        with pytest.raises(TypeError, match="max_seqlen_k must be"):
+            await flash.flash_attn_with_kvcache(q, k, v, max_seqlen_k="x", **same)
     await flash.flash_attn_with_kvcache(
         q, k, v, new, new, cache_seqlens=lengths, max_seqlen_k=8, backend=backend
     )

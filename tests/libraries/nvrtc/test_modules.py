@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -271,6 +273,28 @@ async def test_variables_cannot_be_sealed(device: Device) -> None:
     assert (await device.seal(await device.copy(counter))).sealed
 
 
+def count(x: Any) -> None:
+    """How many modules the host has."""
+    from atomr_accel.libraries.nvrtc.host._modules import Modules
+
+    x[0] = max(len(each._own) for each in gc.get_objects() if type(each) is Modules)
+
+
+@cpu_only
+@program
+async def test_modules_are_unloaded_once_nobody_has_their_variables() -> None:
+    source = 'extern "C" __global__ void {}(int* x) {{}}'
+    async with opened() as device:
+        x = await device.zeros(1, np.int32)
+        counting = await device.nvrtc.compile(source.format("count"), "count", cpu=count)
+        for _ in range(10):
+            module = await compiled(device)
+            kept = [module, await module.kernel("look_up"), await module.variable("counter")]
+            del module, kept
+        await counting.launch(1, 1, x)
+        assert 1 <= await device.get(x) <= 3
+
+
 @on_shared
 async def test_recordings_see_the_same_variables(device: Device) -> None:
     module = await compiled(device)
@@ -330,6 +354,10 @@ def test_constants_are_known_by_their_declarations() -> None:
 # --- arguments ------------------------------------------------------------------------------
 
 
+async def _waits(x: Any) -> None:
+    x[0] = 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
@@ -348,6 +376,17 @@ def test_constants_are_known_by_their_declarations() -> None:
         ({"options": ["-dlto"]}, Unsupported, "parts="),
         ({"options": CompileOptions(maxrregcount="8")}, TypeError, "maxrregcount must be int"),  # type: ignore[arg-type]
         ({"source": "__global__ void k() {}\ud800", "names": ["k"]}, ValueError, "surrogate"),
+        ({"structs": {"\ud800": np.dtype([("a", "f4")])}}, ValueError, "surrogate"),
+        ({"source": "__global__ void k() {}\0", "names": ["k"]}, ValueError, "has a NUL at 22"),
+        ({"options": ["-DA\0"]}, ValueError, "has a NUL"),
+        ({"headers": {"a.h": "\0"}}, ValueError, "has a NUL"),
+        ({"parts": ["int a;\0"]}, ValueError, "has a NUL"),
+        ({"options": CompileOptions(split_compile=2**31)}, ValueError, "takes a number from 0 to"),
+        ({"options": CompileOptions(maxrregcount=-1)}, ValueError, "takes a number from 0 to"),
+        ({"options": CompileOptions(diag_error=[2**40])}, ValueError, "takes a number from 0 to"),
+        ({"options": ["-jump-table-density", "99999999999"]}, ValueError, "takes a number from 0"),
+        ({"cpu": _waits}, TypeError, "cpu is '_waits', which would not run"),
+        ({"cpu": lambda x: (yield x)}, TypeError, "would not run when it is called"),
     ],
 )
 @on_shared
@@ -437,6 +476,8 @@ async def test_an_image_is_loaded(device: Device, image: Any) -> None:
         (b"\x7fELF" + bytes(12) + b"\2\0", ["set"], ValueError, "the cubin has no kernel"),
         (PTX, [], ValueError, "there are no kernels"),
         (PTX, [3], TypeError, "names must be"),
+        (PTX, None, TypeError, "names must be"),
+        (PTX, "set", TypeError, "names must be"),
     ],
 )
 @on_shared
@@ -507,6 +548,10 @@ def test_the_compiler_tells_of_parameters_and_bounds() -> None:
     assert newer.entries == found.entries
 
 
+OF_LINE: Final[dict[str, Any]] = {"slope": "f4", "steps": "i4", "offset": "f8"}
+"""The struct of the source, field by field."""
+
+
 @pytest.mark.headers
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
@@ -514,16 +559,28 @@ def test_the_compiler_tells_of_parameters_and_bounds() -> None:
     [
         ({"Line": np.dtype([("slope", "f4"), ("offset", "f8")])}, None, "Line takes 12 bytes"),
         ({"Line": np.dtype([("steps", "f8"), ("offset", "f8")])}, None, "Line::steps is at byte 0"),
-        (None, {"table": np.zeros(5, "f4")}, "table takes 20 bytes as an array"),
+        ({"Line": OF_LINE | {"slope": "i4"}}, None, "Line::slope is 4 bytes of int32"),
+        ({"Line": OF_LINE | {"slope": ("f2", 2)}}, None, "Line::slope is 4 bytes of float16"),
+        ({"Line": OF_LINE | {"slope": "S4"}}, None, None),
+        ({"Line": OF_LINE | {"steps": "f4"}}, None, "Line::steps is 4 bytes of float32"),
+        ({"Line": OF_LINE | {"steps": "i2"}}, None, "Line::steps is 2 bytes of int16"),
+        ({"Line": OF_LINE | {"steps": ("i2", 2)}}, None, "Line::steps is 4 bytes of int16"),
+        ({"Line": OF_LINE | {"steps": "u4"}}, None, None),
+        (None, {"table": np.zeros(5, "f4")}, "table is 20 bytes of float32"),
+        (None, {"table": np.zeros(4, "i4")}, "table is 16 bytes of int32"),
+        (None, {"table": np.zeros((2, 2), "f4")}, None),
         (None, {"nobody": np.zeros(5, "f4")}, "nobody"),
     ],
 )
 @program
 async def test_what_lies_otherwise_in_memory_does_not_compile(
-    structs: Any, variables: Any, said: str
+    structs: Any, variables: Any, said: str | None
 ) -> None:
+    if structs is not None and isinstance(structs["Line"], dict):
+        structs = {"Line": np.dtype([*structs["Line"].items()], align=True)}
+    refused = contextlib.nullcontext() if said is None else pytest.raises(CompileError, match=said)
     async with opened(isolation="thread") as device:
-        with pytest.raises(CompileError, match=said):
+        with refused:
             await device.nvrtc.compile_module(
                 SOURCE, ["evaluate"], cpu=evaluate, structs=structs, variables=variables
             )
@@ -672,6 +729,8 @@ def test_what_a_source_includes_is_part_of_its_key(tmp_path: Path) -> None:
     header.write_text("#define VALUE __TIME__[0]\n")
     for _ in range(2):
         assert not found().kept
+    for _ in range(2):
+        assert not find(PLAIN, "plain", options=("-DNOW=__TIME__",)).kept
 
 
 @pytest.mark.parametrize(

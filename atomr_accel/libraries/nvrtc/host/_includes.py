@@ -102,7 +102,7 @@ def fingerprint(texts: Sequence[str], options: Sequence[str]) -> bytes | None:
     if any(_PRE_INCLUDE.fullmatch(option) for option in options):
         return None
     joined = [_SPLICE.sub("", text) for text in texts]
-    if not all(map(_knows_files, joined)):
+    if not all(map(_knows_files, joined)) or any(map(_CLOCK.search, options)):
         return None
     found = hashlib.sha256()
     if not any(map(_DIRECTIVE.search, joined)):
