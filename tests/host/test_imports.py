@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from typing import TYPE_CHECKING
 
-from atomr_accel.host._host import Imports
+import cloudpickle
+import pytest
+
+from atomr_accel.host._imports import IMPORTS, Imports, import_in_advance
+from atomr_accel.libraries.cub.host import _cpu as cub
+from atomr_accel.libraries.cub.wire._spec import Operator
+from atomr_accel.libraries.nvrtc.host import _cpu as nvrtc
+from atomr_accel.libraries.nvrtc.wire._messages import Load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 SECONDS = 20.0
 
@@ -55,3 +68,80 @@ def test_functions_run_side_by_side() -> None:
         thread.join(SECONDS)
         assert not thread.is_alive()
     assert not together.broken
+
+
+def test_what_another_thread_imports_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its parts would be imported before it, which import it themselves."""
+    gates = threading.Event(), threading.Event()
+    monkeypatch.setattr(sys, "gates_of_a_test", gates, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "half_imported"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import sys\nbegun, go = sys.gates_of_a_test\nbegun.set()\ngo.wait(20)\n"
+        "from .y import NAME\n"
+    )
+    (package / "y.py").write_text("import half_imported\nNAME = 1\n")
+    errors: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            __import__("half_imported")
+        except BaseException as error:  # noqa: BLE001 (looked at below)
+            errors.append(error)
+
+    def in_advance() -> None:
+        for name in ("half_imported", "half_imported.y"):
+            import_in_advance(name)
+
+    threads = [threading.Thread(target=each) for each in (use, in_advance)]
+    threads[0].start()
+    assert gates[0].wait(SECONDS)
+    threads[1].start()
+    threads[1].join(0.1)  # time enough to overtake, where it may
+    gates[1].set()
+    for thread in threads:
+        thread.join(SECONDS)
+    try:
+        assert errors == []
+        assert sys.modules["half_imported"].NAME == 1
+    finally:
+        for name in ("half_imported", "half_imported.y"):
+            sys.modules.pop(name, None)
+
+
+class Noted:
+    """Something whose loading is seen."""
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return _loaded, (self.note,)
+
+
+loaded: list[str] = []
+
+
+def _loaded(note: str) -> object:
+    loaded.append(note)
+    return print
+
+
+@pytest.mark.parametrize("library", ["nvrtc", "cub"])
+def test_functions_are_loaded_when_nothing_is_being_imported(library: str) -> None:
+    loaded.clear()
+    if library == "nvrtc":
+        image = cloudpickle.dumps((Noted(library),))
+        thread = threading.Thread(target=nvrtc._functions, args=(Load(1, image, ("k",)),))
+    else:
+        operator = Operator(("float32",), "float32", function=cloudpickle.dumps(Noted(library)))
+        thread = threading.Thread(target=cub._ufunc, args=(operator,))
+    with IMPORTS.importing():
+        thread.start()
+        thread.join(0.05)
+        assert loaded == []
+    thread.join(SECONDS)
+    assert loaded == [library]

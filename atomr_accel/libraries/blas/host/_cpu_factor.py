@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....host._imports import IMPORTS
 from ...host._indices import require_within
 from ..wire._messages import Factor
 
@@ -18,7 +19,8 @@ _INT32 = DTYPES["int32"]
 
 def factor(context: CpuContext, message: Factor) -> None:
     """Execute a ``Factor`` message."""
-    from scipy.linalg import get_lapack_funcs
+    with IMPORTS.running():
+        from scipy.linalg import get_lapack_funcs
 
     dtype = DTYPES[message.dtype]
     batch, m, n, nrhs = message.batch, message.m, message.n, message.nrhs

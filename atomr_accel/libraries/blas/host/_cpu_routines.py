@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....host._imports import IMPORTS
 from ..wire._rows import ROWS
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ def _magnitude(x: Array) -> Array:
 
 
 def _nrm2(c: Call) -> Any:
-    from scipy.linalg.blas import dnrm2, dznrm2
+    with IMPORTS.running():
+        from scipy.linalg.blas import dnrm2, dznrm2
 
     if not c.x.size:
         return 0.0
@@ -174,7 +176,8 @@ def _beside(c: Call) -> Array:
 
 def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
     """``trmm`` or ``trsm``; those of SciPy do not read what they should not."""
-    from scipy.linalg import get_blas_funcs
+    with IMPORTS.running():
+        from scipy.linalg import get_blas_funcs
 
     if not b.size:
         return b
@@ -200,7 +203,8 @@ def _triangle_matrix(routine: str, c: Call) -> Array:
 
 def _in_scipy(routine: str, c: Call, *arguments: Any, **options: Any) -> Array:
     """A routine of ``scipy.linalg.blas`` for matrices as they are stored."""
-    from scipy.linalg import get_blas_funcs
+    with IMPORTS.running():
+        from scipy.linalg import get_blas_funcs
 
     if not c.n:
         return np.empty(0, c.x.dtype)

@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....host._imports import IMPORTS
 from ..wire._messages import Build, Count, Run
 from ..wire._spec import BINARY, UNARY, decode
 
@@ -98,7 +99,8 @@ def _ufunc(operator: Operator) -> Any:
         if operator.arguments[0] == "bool" and operator.kind == "identity":
             return np.logical_or if count == 2 else np.copy
         return ufunc
-    function: Any = cloudpickle.loads(operator.function)
+    with IMPORTS.running():
+        function: Any = cloudpickle.loads(operator.function)
     if isinstance(function, np.ufunc):
         return function
     given, result = DTYPES[operator.arguments[0]].type, DTYPES[operator.result].type

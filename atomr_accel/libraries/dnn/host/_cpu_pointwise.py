@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ....host._imports import IMPORTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -30,7 +32,8 @@ def special(name: str) -> Callable[..., Any]:
     """
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        from scipy import special
+        with IMPORTS.running():
+            from scipy import special
 
         return getattr(special, name)(*args, **kwargs)
 

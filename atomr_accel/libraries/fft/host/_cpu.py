@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....host._imports import IMPORTS
 from ..wire._cosines import cosines_shape
 from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
 from ..wire._plan import HALF, result_shape, result_type
@@ -127,7 +128,8 @@ def _compute(spec: Spec, source: _Array) -> _Array:
 
 def _cosines(spec: Cosines, values: _Array) -> _Array:
     """Cosine or sine transforms."""
-    import scipy.fft  # which few programs need
+    with IMPORTS.running():
+        import scipy.fft  # which few programs need
 
     with scipy.fft.set_backend("scipy", only=True):  # whatever the program has told SciPy
         for each in spec.along:
@@ -145,9 +147,10 @@ def _hooked(hook: Hook | None, values: _Array) -> _Array:
         return values
     import cloudpickle  # which few programs need
 
-    function = cloudpickle.loads(hook.function)
-    # Of its own: it may write there, and what is loaded is the program's.
-    made = np.asarray(function(values.flatten(), np.arange(values.size)))
+    with IMPORTS.running():
+        function = cloudpickle.loads(hook.function)
+        # Of its own: it may write there, and what is loaded is the program's.
+        made = np.asarray(function(values.flatten(), np.arange(values.size)))
     if made.size != values.size or made.dtype.kind not in "biufc":
         raise ValueError(
             f"the callback {hook.name!r} gave {made.dtype.name} of shape {made.shape} "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....host._imports import IMPORTS
 from ....host._slots import Later
 from ...array.host._cpu import CpuArray
 from ...array.wire._indexing import CopyAll
@@ -73,14 +74,16 @@ class CpuSolver:
 
 @cache
 def _lapack(name: str, dtype: str) -> Any:
-    from scipy.linalg import get_lapack_funcs  # which few programs need
+    with IMPORTS.running():
+        from scipy.linalg import get_lapack_funcs  # which few programs need
 
     return get_lapack_funcs(name, dtype=DTYPES[dtype])
 
 
 @cache
 def _blas(name: str, dtype: str) -> Any:
-    from scipy.linalg import get_blas_funcs
+    with IMPORTS.running():
+        from scipy.linalg import get_blas_funcs
 
     return get_blas_funcs(name, dtype=DTYPES[dtype])
 
@@ -210,7 +213,8 @@ def _geev(problem: Problem, a: Array, w: Array, *vectors: Array) -> int:
 
 
 def _ldl(problem: Problem, a: Array, d: Array, permutation: Array) -> int:
-    from scipy.linalg import ldl
+    with IMPORTS.running():
+        from scipy.linalg import ldl
 
     lower, hermitian = problem.options
     if hermitian:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import LibraryMissing
+from ....host._imports import IMPORTS
 from ....wire import StickyFault
 from ..wire._messages import (
     Array,
@@ -130,7 +131,8 @@ class CpuKernels:
         assert function is not None  # or the program has refused it
         arguments = [self._argument(argument) for argument in message.arguments]
         try:
-            function.call(message.grid, message.block, arguments, loaded.variables)
+            with IMPORTS.running():
+                function.call(message.grid, message.block, arguments, loaded.variables)
         except StickyFault as fault:
             self._context.fail(fault)
             raise
@@ -151,9 +153,10 @@ def _functions(message: Load) -> _Loaded:
         each.name: np.frombuffer(bytearray(each.data), DTYPES[each.dtype]).reshape(each.shape)
         for each in message.variables
     }
+    with IMPORTS.running():
+        given = cloudpickle.loads(message.image)
     functions = tuple(
-        None if function is None else twin_function(function, variables)
-        for function in cloudpickle.loads(message.image)
+        None if function is None else twin_function(function, variables) for function in given
     )
     return _Loaded(functions, variables)
 

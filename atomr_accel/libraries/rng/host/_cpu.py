@@ -12,6 +12,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
+from ....host._imports import IMPORTS
 from ..wire._distributions import KINDS, digits
 from ..wire._messages import Draw, Pick, Points, Table, Take
 
@@ -154,7 +155,8 @@ def _found(u: _Array, distribution: Distribution, table: _Array) -> _Array:
 
 def _sobol(message: Points) -> _Array:
     """Points in [0, 1), of 32 bits."""
-    from scipy.stats import qmc
+    with IMPORTS.running():
+        from scipy.stats import qmc
 
     first, count = message.first, message.count
     if first + count > 2**_BITS:
@@ -190,7 +192,8 @@ def _quantile(distribution: Distribution, u: _Array, table: _Array) -> _Array:
         return a * -np.log1p(-middle)
     if distribution.name == "cauchy":
         return a + b * np.tan(np.pi * (middle - 0.5))
-    from scipy.special import ndtri
+    with IMPORTS.running():
+        from scipy.special import ndtri
 
     values: _Array = a + b * ndtri(middle)
     return np.exp(values) if distribution.name == "lognormal" else values
