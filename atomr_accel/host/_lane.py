@@ -151,6 +151,9 @@ class Lane:
                 with contextlib.suppress(Exception):
                     part.close()
         self._notify()
+        with contextlib.suppress(OSError):  # the program may be gone
+            # A function may have forked: its child's copy would keep the connection open.
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     # --- receiving --------------------------------------------------------------------

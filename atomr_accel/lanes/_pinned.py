@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -115,7 +116,8 @@ class PinnedPool:
     Attributes:
         unmapped: arenas that were given up here but not where they were mapped too: their
             numbers, and the hosts.
-        returned: pieces of which the last array is gone, noted by whichever thread dropped it.
+        returned: numbers of pieces of which the last array is gone, noted by whichever thread
+            dropped it.
     """
 
     def __init__(self, limit: int, new_id: Callable[[], int]) -> None:
@@ -126,7 +128,9 @@ class PinnedPool:
         self._bases: list[int] = []
         self._by_base: dict[int, Arena] = {}
         self.unmapped: list[tuple[int, object]] = []
-        self.returned: deque[Piece] = deque()
+        self.returned: deque[int] = deque()
+        self._lent: dict[int, Piece] = {}
+        self._numbers = itertools.count()
         self._line = trio.StrictFIFOLock()
         self._room = trio.Event()
         self._over_limit = 0
@@ -186,6 +190,12 @@ class PinnedPool:
         for number in self._pool.empty_slabs():
             self._pool.remove_slab(number)
             self._drop_arena(number)
+
+    def lend(self, piece: Piece) -> _Lent:
+        """What the array of a piece is to keep alive."""
+        number = next(self._numbers)
+        self._lent[number] = piece
+        return _Lent(piece, number, self.returned)
 
     def statistics(self) -> PinnedStatistics:
         """A snapshot."""
@@ -259,7 +269,7 @@ class PinnedPool:
     def _collect(self) -> None:
         """Hand pieces out again of which the last array is gone."""
         while self.returned:
-            piece = self.returned.popleft()
+            piece = self._lent.pop(self.returned.popleft())
             piece.lent = False
             if piece in piece.arena.left:
                 piece.arena.left.remove(piece)
@@ -270,15 +280,18 @@ class PinnedPool:
 class _Lent:
     """What the array of a piece and all its views keep alive."""
 
-    __slots__ = ("_mapped", "_piece")
+    __slots__ = ("_mapped", "_number", "_returned")
 
-    def __init__(self, piece: Piece) -> None:
-        self._piece: Final = piece
+    def __init__(self, piece: Piece, number: int, returned: deque[int]) -> None:
+        # Not the piece, which knows its pool and that its device: the garbage collector does not
+        # see what NumPy's arrays keep alive, and an array may be where the device can be found.
+        self._number: Final = number
+        self._returned: Final = returned
         self._mapped: Final = piece.arena.bytes  # also after the arena is given up
 
     def __del__(self) -> None:
         # Whoever drops the last view may be in any thread, in the middle of anything.
-        self._piece._pool.returned.append(self._piece)
+        self._returned.append(self._number)
 
 
 def round_arena(nbytes: int) -> int:
@@ -325,7 +338,7 @@ class Piece:
         """The piece as an array: it is nobody else's for as long as that or a view is held."""
         self.lent = True
         pointer = self.arena.base + (self.address & OFFSET_MASK)
-        return numpy_at(pointer, shape, dtype, owner=_Lent(self))
+        return numpy_at(pointer, shape, dtype, owner=self._pool.lend(self))
 
     def hold(self) -> None:
         """Keep it until ``drop``."""

@@ -91,6 +91,30 @@ async def test_a_closed_lane_leaves_nothing_behind(isolation: Isolation) -> None
 
 
 @program
+async def test_a_lane_whose_function_has_forked_is_closed_at_once(gate: Gate) -> None:
+    """The child has copies of all that the host has open, its sockets among them."""
+    path = str(gate.path)
+
+    def fork() -> int:
+        import multiprocessing
+
+        def wait() -> None:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (it travels by value)
+                file.read(1)
+
+        child = multiprocessing.get_context("fork").Process(target=wait, daemon=True)
+        child.start()
+        assert child.pid is not None
+        return child.pid
+
+    async with opened() as device:
+        pid = await device.run(fork, lane="forks")
+        await device.close_lane("forks")
+        os.kill(pid, 0)  # the child is still there
+        gate.open()
+
+
+@program
 async def test_closed_lanes_are_not_opened_in_a_rebuild() -> None:
     async with opened() as device:
         for name in ("a", "b"):

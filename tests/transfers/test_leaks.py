@@ -21,7 +21,17 @@ import trio
 from atomr_accel.device.data._transfer import in_worker
 from atomr_accel.testing import kill_host
 
-from ..harness import FULL, ON_CUDA, SECONDS, descriptors, opened, program, same_bits, settled
+from ..harness import (
+    FULL,
+    ON_CUDA,
+    SECONDS,
+    cpu_only,
+    descriptors,
+    opened,
+    program,
+    same_bits,
+    settled,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +100,39 @@ async def test_a_worker_thread_that_has_not_gone_on_holds_nothing(
     gc.collect()
     assert gone() is None
     assert held
+
+
+class Boom(Exception):
+    """What leaves a program."""
+
+
+@cpu_only
+@pytest.mark.parametrize("how", ["nothing", "pinned", "returned", "snapshot", "export"])
+def test_a_closed_device_is_gone_whatever_an_error_holds(how: str, isolation: Isolation) -> None:
+    """An error refers to the frames that it has passed, and these to arrays."""
+    seen: list[weakref.ref[Any]] = []
+
+    async def fails() -> Any:
+        async with opened(isolation=isolation) as device:
+            seen.append(weakref.ref(device._core))
+            x = await device.put(np.ones(1000))
+            if how == "pinned":
+                async with device.pinned.array((1000,)) as array:
+                    raise Boom(array.shape)
+            if how == "returned":
+                async with device.pinned.array((1000,)) as array:
+                    return array
+            if how == "snapshot":
+                _snapshot = await device.snapshot([x])
+            elif how == "export":
+                array = np.asarray(await device.export(x))
+            raise Boom
+
+    for _ in range(2):
+        with suppress(Boom):
+            trio.run(fails)
+        gc.collect()
+        assert seen.pop()() is None
 
 
 class Census:

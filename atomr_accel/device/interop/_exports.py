@@ -62,9 +62,17 @@ class _Lease:
     def __init__(self, view: _View, slab: int, block: Block) -> None:
         self.view: Final = view
         self.slab: Final = slab
-        self.block: Final = block.base
-        self._hold = Hold(block)
+        self.block: Block | None = block.base
+        self._hold: Hold | None = Hold(block)
         view.leases.add(self)
+
+    def outlive(self) -> None:
+        """The device is closed: what is mapped here is all that is needed any more.
+
+        The garbage collector does not see what NumPy's arrays keep alive, and an array may be where
+        the device can be found.
+        """
+        self.block = self._hold = None
 
     def __del__(self) -> None:
         if self.view.closed:
@@ -212,7 +220,8 @@ class Export:
 class HostExport(Export):
     """An export of the CPU backend.
 
-    It speaks NumPy's array interface, DLPack and, from Python 3.12 on, the buffer protocol.
+    It speaks NumPy's ``__array__``, DLPack and, from Python 3.12 on, the buffer protocol. It has no
+    array interface: an array of that would keep the export alive, and that the device.
     """
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -234,13 +243,6 @@ class HostExport(Export):
                 raise ValueError(f"a {array.dtype} buffer is no {np.dtype(dtype)} without a copy")
             return array.astype(dtype)
         return array.copy() if copy else array
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        if self.dtype.isbuiltin != 1:  # NumPy's type strings have no word for it
-            raise AttributeError("use numpy.asarray")
-        interface: dict[str, Any] = self.numpy().__array_interface__
-        return interface
 
     def __buffer__(self, _flags: int) -> memoryview:
         try:
@@ -407,7 +409,9 @@ class Exports:
         for lease in list(self._view.leases):
             block = lease.block
             base = self._view.mapped.get(lease.slab)
-            if base is None or block.epoch is None or not memory.current(block.epoch):
+            if base is None or block is None or block.epoch is None:
+                continue
+            if not memory.current(block.epoch):
                 continue
             if block.address >> SLAB_SHIFT != lease.slab:
                 continue  # it was moved to be shared
@@ -499,6 +503,8 @@ class Exports:
     async def close(self) -> None:
         """Unmap what no export uses; once that is all, let go of the device."""
         self._view.closed = True
+        for lease in list(self._view.leases):
+            lease.outlive()
         with suppress(LibraryError):  # the program's own context is broken: nothing can be unmapped
             await self._unmap(self._view, self._view.unused())
 
