@@ -10,7 +10,6 @@ import itertools
 import math
 import weakref
 from collections import Counter, deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Final, final
@@ -40,7 +39,7 @@ from ._lifecycle import Lifecycle
 from ._place import Place
 from ._reaper import Reaper
 from ._retry import Again
-from .data._bulk import COPIERS
+from .data._bulk import Copiers
 from .interop._windows import Windows
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class _Common:
 
     def __init__(self, name: str) -> None:
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
-        self.copiers: Final = ThreadPoolExecutor(COPIERS, f"{name} copier")
+        self.copiers: Final = Copiers(f"{name} copier")
         self.reaper: Final = Reaper()
         self.modules: Final[dict[str, None]] = {}
         self.lane_numbers: Final = itertools.count()

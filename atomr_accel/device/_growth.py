@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _AHEAD_SHARE: Final = 16
 """What is made ahead leaves no more than 1/16 of a device's memory in slabs that are not sealed."""
 
+_PIECES: Final = "of which memory takes pieces of 2 MiB and more"
+
 
 @final
 @uninterrupted
@@ -263,7 +265,7 @@ class Growth:
         error = OutOfMemory(
             f"no room for {nbytes} bytes on {self._core.name}: {found.used} bytes are in use, "
             f"{found.free} are free in slabs, at most {found.largest_free} in one piece"
-            + (f"; its memory_limit is {found.limit}" if found.limit is not None else ""),
+            + ("" if found.limit is None else f"; its memory_limit is {found.limit}, {_PIECES}"),
             requested=nbytes,
             free=found.free,
             in_use=found.used,

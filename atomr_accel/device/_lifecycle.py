@@ -240,7 +240,7 @@ class Lifecycle:
             memory.bump()
         memory.close()
         core.staging.close()
-        core.copiers.shutdown(wait=False)
+        core.copiers.close()
         core.pinned.close()
 
     def finish(self) -> None:

@@ -252,6 +252,7 @@ async def open_device(
         TypeError: an argument of a wrong type, such as a number as text.
         ValueError: an argument out of its range, or a priority for a lane that there is not.
         DeviceLost: the device was lost.
+        OSError: there are no descriptors, processes or memory left to open it.
         ExceptionGroup: several things failed. Any other error of the block leaves it as it is.
     """
     if not trio.lowlevel.in_trio_run():

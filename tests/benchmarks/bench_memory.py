@@ -364,7 +364,7 @@ async def tune() -> None:
     print(f"{os.cpu_count()} cores, {LARGE >> 20} MiB: threads, chunk, put, get GB/s")
     _core.STAGING_BYTES = 1 << 28  # type: ignore[attr-defined]
     for copiers in (4, 6, 8, 10, 12, 16):
-        _bulk.COPIERS = _core.COPIERS = copiers  # type: ignore[attr-defined,misc]
+        _bulk.COPIERS = copiers  # type: ignore[misc]
         async with open_device(0, standby=False) as device:
             await tune_chunks(device, host, out, copiers)
 

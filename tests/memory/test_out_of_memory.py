@@ -85,6 +85,9 @@ async def test_no_device_has_that_much() -> None:
         with pytest.raises(ValueError, match="memory_limit must be positive"):
             async with open_device(backend="cpu", memory_limit=wrong):
                 pass
+    async with opened(isolation="thread", memory_limit=1 << 20) as device:
+        with pytest.raises(OutOfMemory, match="is 1048576, of which memory takes pieces of 2 MiB"):
+            await device.zeros(3)
 
 
 @on_shared

@@ -8,17 +8,28 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
+import trio
 
 from atomr_accel import AccelError, OutOfMemory
 from atomr_accel.testing import kill_host
 
-from ..harness import cpu_only, leaves, opened, program, same_bits, settled
+from ..harness import (
+    cpu_only,
+    leaves,
+    no_descriptors,
+    opened,
+    program,
+    same_bits,
+    settled,
+    used_by,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -289,3 +300,40 @@ async def test_opening_without_descriptors() -> None:
         gc.collect()
         assert open_files(os.getpid()) == before, free
     raise AssertionError("opening takes too many descriptors")
+
+
+def _no_thread(*_args: Any, **_options: Any) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
+@program
+async def test_without_a_thread_to_copy_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was asked for then is not done later, when its memory is another's."""
+    async with opened() as device:
+        sealed = await device.put(np.ones(4), sealed=True)
+        before, free = used_by(device), device._core.staging.statistics().used
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_thread)
+            patch.setattr(trio.to_thread, "run_sync", _no_thread)
+            for _ in range(3):
+                with pytest.raises(OutOfMemory, match="a copying thread cannot be started"):
+                    await device.put(np.zeros(1 << 20))
+            with pytest.raises(OutOfMemory, match="a worker thread cannot be started"):
+                await device.export(sealed)
+        assert used_by(device) == before
+        assert device._core.staging.statistics().used == free
+        x = np.arange(1 << 20)
+        assert same_bits(await device.get(await device.put(x)), x)
+        with monkeypatch.context() as patch:  # those that there are do it all
+            patch.setattr(threading.Thread, "start", _no_thread)
+            assert same_bits(await device.get(await device.put(x)), x)
+        assert (np.asarray(await device.export(sealed)) == 1).all()
+
+
+@program
+async def test_without_descriptors_there_is_no_room_for_an_export() -> None:
+    async with opened() as device:
+        sealed = await device.put(np.ones(4), sealed=True)
+        with no_descriptors(left=1), pytest.raises(OutOfMemory, match="Too many open files"):
+            await device.export(sealed)
+        assert (np.asarray(await device.export(sealed)) == 1).all()

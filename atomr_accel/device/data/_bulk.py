@@ -7,15 +7,18 @@ thread one callback when it is copied and one when its op is answered.
 
 from __future__ import annotations
 
+import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 import trio
 
-from ..._errors import AccelError, ContextPoisoned, DeviceLost
+from ..._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory
 from ...lanes import CHUNK, HostDied
+from .._failures import short_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +50,42 @@ class _Chunk:
 def chunk_size(nbytes: int) -> int:
     """How large the chunks of a transfer are: there are to be enough for all threads."""
     return min(CHUNK, max(_LEAST_CHUNK, -(-nbytes // (2 * COPIERS))))
+
+
+@final
+class Copiers:
+    """Threads that copy, started when there is something to do.
+
+    Args:
+        name: what to call them.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pool = ThreadPoolExecutor(COPIERS, name)
+        self._started = False
+
+    def submit(self, function: Callable[..., object], *args: object) -> None:
+        """Have one of them call a function.
+
+        Raises:
+            OutOfMemory: there is none, and no room for one.
+        """
+        try:
+            self._pool.submit(function, *args)
+        except RuntimeError as error:
+            if "start new thread" not in str(error):
+                raise
+            if self._started:
+                return  # the pool has it nevertheless, for those that there are
+            self.close(cancel_futures=True)
+            self._pool = ThreadPoolExecutor(COPIERS, self._name)
+            raise short_of(OSError(errno.EAGAIN, str(error)), "a copying thread") from error
+        self._started = True
+
+    def close(self, *, cancel_futures: bool = False) -> None:
+        """No more comes; what was begun is finished."""
+        self._pool.shutdown(wait=False, cancel_futures=cancel_futures)
 
 
 @final
@@ -155,7 +194,12 @@ class Bulk:
 
     def _hand_to_copier(self, chunk: _Chunk) -> None:
         self._copying += 1
-        self._core.copiers.submit(self._copy, chunk)
+        try:
+            self._core.copiers.submit(self._copy, chunk)
+        except OutOfMemory as error:
+            self._copying -= 1
+            chunk.piece.release()
+            self._fail(error)
 
     def _copy(self, chunk: _Chunk) -> None:
         """In a worker thread, without the GIL while it lasts."""

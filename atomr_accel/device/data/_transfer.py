@@ -6,6 +6,7 @@ Arrays of ``device.pinned`` are on the bus themselves.
 
 from __future__ import annotations
 
+import errno
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ from ...libraries._arguments import require_readable, require_writable
 from ...memory import Hold, Kept, ref_error
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
-from .._failures import taken_down
+from .._failures import short_of, taken_down
 from ._bulk import COPIERS, Bulk, chunk_size
 
 if TYPE_CHECKING:
@@ -134,6 +135,9 @@ async def in_thread(
 
     A worker that has handed its result over lives on for as long as the kernel likes, with that
     result: an error, say, whose frames hold buffers. So what it hands over is empty.
+
+    Raises:
+        OutOfMemory: there is no room for another thread.
     """
     job: list[Any] = [function]
     del function
@@ -141,7 +145,12 @@ async def in_thread(
     def work() -> None:
         job.append(outcome.capture(job.pop()))
 
-    await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=abandon)
+    try:
+        await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=abandon)
+    except RuntimeError as error:  # what ``work`` does raises nothing
+        if "start new thread" not in str(error):
+            raise
+        raise short_of(OSError(errno.EAGAIN, str(error)), "a worker thread") from error
     result: outcome.Outcome[_T] = job.pop()
     return result.unwrap()
 

@@ -38,6 +38,7 @@ from ...wire._interop import (
     lend,
 )
 from .._context import MEMORY_LANE
+from .._failures import short_of
 from ..data._transfer import as_host_array, in_worker
 
 if TYPE_CHECKING:
@@ -482,6 +483,8 @@ class Exports:
                 status=fault.status,
                 status_name=fault.status_name,
             ) from fault
+        except OSError as error:
+            raise short_of(error, "the device's view in this process") from error.__cause__
 
     # --- the end -----------------------------------------------------------------------------
 
