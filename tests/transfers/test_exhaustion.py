@@ -334,6 +334,7 @@ async def test_without_a_thread_to_copy_there_is_no_room(monkeypatch: pytest.Mon
 async def test_without_descriptors_there_is_no_room_for_an_export() -> None:
     async with opened() as device:
         sealed = await device.put(np.ones(4), sealed=True)
-        with no_descriptors(left=1), pytest.raises(OutOfMemory, match="Too many open files"):
+        with no_descriptors(left=1), pytest.raises(OutOfMemory, match="Too many open") as caught:
             await device.export(sealed)
+        assert isinstance(caught.value.__cause__, OSError)
         assert (np.asarray(await device.export(sealed)) == 1).all()

@@ -484,7 +484,8 @@ class Exports:
                 status_name=fault.status_name,
             ) from fault
         except OSError as error:
-            raise short_of(error, "the device's view in this process") from error.__cause__
+            short = short_of(error, "the device's view in this process")
+            raise short from short.__cause__
 
     # --- the end -----------------------------------------------------------------------------
 
