@@ -55,9 +55,19 @@ _LINKAGE: Final = re.compile(r'\bextern\s*""\s*$')
 _TEMPLATE: Final = re.compile(r"\btemplate\s*<")
 _TYPE: Final = re.compile(r"\b(?:struct|union|enum(?:\s+class)?)\s+(?:alignas\s*\(\w+\)\s*)?(\w+)")
 _ATTRIBUTE: Final = re.compile(
-    r"__(?:launch_bounds|cluster_dims|block_size|maxnreg|nv_pure|align)__|alignas"
+    r"__(?:launch_bounds|cluster_dims|block_size|maxnreg|nv_pure|align|attribute)__|alignas|noexcept"
 )
-"""What is called before a kernel's name, and is not that."""
+"""What is called beside a kernel's name, and is not that."""
+
+_ATTRIBUTES: Final = re.compile(
+    r"\[\[.*?\]\]|\b(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)", re.DOTALL
+)
+_ELSEWHERE: Final = re.compile(r"\busing\b|\binline\s+namespace\b|\bnamespace\s+\w+\s*=")
+"""What gives names further names."""
+
+_REQUIRES: Final = re.compile(r"\brequires\b")
+_MACRO: Final = re.compile(r"[ \t]*(\w+)[ \t](.*\b__global__\b.*)")
+"""A macro without parameters that stands for how kernels begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +79,14 @@ class Function:
         template: the parameters of its template; None if it is none.
         parameters: its own; None where directives are among them.
         defined: whether it has a body here.
+        surely: whether no condition is known around it.
     """
 
     path: str
     template: tuple[str, ...] | None
     parameters: tuple[str, ...] | None
     defined: bool
+    surely: bool
 
     def takes(self, count: int) -> bool:
         """Whether ``count`` arguments may be its template's."""
@@ -104,7 +116,11 @@ class Declarations:
     @cached_property
     def _text(self) -> str:
         """The code alone: no comments, no texts, no directives."""
-        return "".join(_without_directives("".join(_code(self.source))))
+        macros: dict[str, str] = {}
+        text = "".join(_without_directives("".join(_code(self.source)), macros))
+        for name, meaning in macros.items():
+            text = re.sub(rf"\b{name}\b", lambda _, meaning=meaning: meaning, text)  # type: ignore[misc]
+        return text
 
     @cached_property
     def types(self) -> frozenset[str]:
@@ -134,14 +150,16 @@ class Declarations:
         plain = "".join(plain.split()).removeprefix("::")
         bare = plain.rpartition("::")[2]
         alike = [each for each in self._functions if each.path.rpartition("::")[2] == bare]
-        # A namespace may have other names, or none to be said.
-        found = [each for each in alike if each.path == plain] or alike
         if template:
             count = len(split(arguments.rpartition(">")[0]))
-            fitting = [each for each in found if each.template is not None and each.takes(count)]
+            fitting = [each for each in alike if each.template is not None and each.takes(count)]
         else:
-            fitting = [each for each in found if each.template is None]
-        return fitting or found
+            fitting = [each for each in alike if each.template is None]
+        found = fitting or alike
+        # A namespace may have other names, or none to be said, or be there under a condition only.
+        exact = [each for each in found if each.path == plain]
+        certain = any(each.surely for each in exact) and not _ELSEWHERE.search(self._text)
+        return exact if certain else found
 
     def is_constant(self, name: str) -> bool:
         """Whether a variable is declared as ``__constant__``, and nowhere as another."""
@@ -151,24 +169,34 @@ class Declarations:
     def _scan(self) -> None:
         text = self._text
         scopes: list[str | None] = []  # None: the inside of a function or a type
-        outside: list[list[str | None]] = []  # those of the conditions that are open
-        head = 0
+        # Of the conditions that are open: the scopes before, and the deepest after a branch.
+        outside: list[tuple[list[str | None], list[str | None] | None]] = []
+        head = nested = 0
         for mark in _MARK.finditer(text):
             kind, declared = mark[0], text[head : mark.start()]
+            if kind == "{" and (nested or _goes_on(declared)):
+                nested += 1
+            if nested:  # braces within a declaration
+                nested -= kind == "}"
+                continue
             if kind in _IF + _ELSE + _ENDIF:
                 # A condition may be within a declaration, or choose between several of them.
-                if "__global__" in declared and declared.rstrip().endswith(")"):
-                    head = mark.end() if self._add(declared, scopes, defined=True) else head
+                whole = "__global__" in declared and declared.rstrip().endswith(")")
+                if whole and self._add(declared, scopes, defined=True, surely=False):
+                    head = mark.end()
                 if kind == _IF:
-                    outside.append([*scopes])
-                elif kind == _ELSE and outside:
-                    scopes = [*outside[-1]]
+                    outside.append(([*scopes], None))
                 elif outside:
-                    outside.pop()
+                    before, deepest = outside.pop()
+                    if deepest is not None and len(deepest) >= len(scopes):
+                        scopes = deepest
+                    if kind == _ELSE:
+                        outside.append((before, scopes))
+                        scopes = [*before]
                 continue
             head = mark.end()
             if "__global__" in declared:
-                self._add(declared, scopes, defined=kind == "{")
+                self._add(declared, scopes, defined=kind == "{", surely=not outside)
             elif "__constant__" in declared or "__device__" in declared:
                 self._add_variables(declared, scopes)
             if kind == "{":
@@ -181,41 +209,58 @@ class Declarations:
             elif kind == "}" and scopes:
                 scopes.pop()
 
-    def _add(self, declared: str, scopes: list[str | None], *, defined: bool) -> bool:
+    def _add(self, declared: str, scopes: list[str | None], *, defined: bool, surely: bool) -> bool:
         """Note what a declaration may declare; whether there is anything."""
-        before, _, after = declared.rpartition("__global__")
+        before, _, after = _ATTRIBUTES.sub(" ", declared).rpartition("__global__")
         names = [each for each in _calls(after) if not _ATTRIBUTE.fullmatch(each[0])]
-        for at, (name, inside) in enumerate(names):
-            # What stands before a name with parentheses may be a macro, too; the first is it then
-            # where nobody asks by name.
+        for at, (name, inside) in enumerate(names, 1):
+            # What stands before a name with parentheses may be a macro, too: where nobody asks by
+            # name it is the last.
             self._functions.append(
                 Function(
                     _path(scopes, name),
                     _template_of(before + after),
                     None if _DIRECTIVES.search(inside) else tuple(split(inside)),
-                    defined and not at and None not in scopes,
+                    defined and at == len(names) and None not in scopes,
+                    surely,
                 )
             )
         return bool(names)
 
     def _add_variables(self, declared: str, scopes: list[str | None]) -> None:
+        declared = _ATTRIBUTES.sub(" ", declared)
         _, constant, names = declared.partition("__constant__")
-        if not constant:
-            _, _, names = declared.partition("__device__")
-        found = re.findall(r"\w+", re.match(r"[^()=]*", names)[0])  # type: ignore[index]
-        (self._constant if constant else self._other).update(_path(scopes, each) for each in found)
+        if constant:
+            names, _, _ = names.partition("=")
+            self._constant.update(_path(scopes, each) for each in re.findall(r"\w+", names))
+        else:
+            self._other.update(_path(scopes, each) for each in re.findall(r"\w+", declared))
 
 
 def split(text: str) -> list[str]:
     """What commas part, but for those in brackets."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(char, 0)
-        if char == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part.strip() for part in parts if part.strip() not in ("", "void")]
+    parts, begun = [], 0
+    for at, depth in _depths(text):
+        if text[at] == "," and not depth:
+            parts.append(text[begun:at])
+            begun = at + 1
+    parts = [part.strip() for part in (*parts, text[begun:])]
+    return [part for part in parts if part not in ("", "void")]
+
+
+def _depths(text: str) -> Iterator[tuple[int, int]]:
+    """Commas and brackets, each with how many brackets are open before it."""
+    opened: list[str] = []
+    for bracket in re.finditer(r"<<=?|<=|>=|->|[()\[\]{}<>,]", text):
+        kind = bracket[0]
+        yield bracket.start(), len(opened)
+        if kind in "([{" or (kind == "<" and (not opened or opened[-1] == "<")):
+            opened.append(kind)
+        elif kind in ")]}":
+            while opened and opened.pop() == "<":
+                """What is opened in parentheses and not closed compares."""
+        elif kind == ">" and opened and opened[-1] == "<":
+            opened.pop()
 
 
 def _code(source: str) -> Iterator[str]:
@@ -232,11 +277,17 @@ def _code(source: str) -> Iterator[str]:
             yield token[0]
 
 
-def _without_directives(text: str) -> Iterator[str]:
-    """Code with marks for the conditions around it, and without what is surely left out."""
+def _without_directives(text: str, macros: dict[str, str]) -> Iterator[str]:
+    """Code with marks for the conditions around it, and without what is surely left out.
+
+    Args:
+        text: the code.
+        macros: gets those that stand for how kernels begin.
+    """
     at = 0
     taken: list[bool] = []  # whether what comes may be compiled, for each condition that is open
     sure: list[bool] = []  # whether an earlier branch of it surely was
+    marked: list[bool] = []  # whether it is known to be chosen from
     for directive in _DIRECTIVE.finditer(text):
         if all(taken):
             yield text[at : directive.start()]
@@ -246,18 +297,26 @@ def _without_directives(text: str) -> Iterator[str]:
         if word in ("if", "ifdef", "ifndef"):
             taken.append(not (word == "if" and never))
             sure.append(word == "if" and always)
-            yield _IF
-        elif word in ("elif", "elifdef", "elifndef") and taken:
+            marked.append(not (word == "if" and (never or always)))
+            if marked[-1]:
+                yield _IF
+        elif word in ("elif", "elifdef", "elifndef", "else") and taken:
+            if word == "else":
+                never, always = False, True
             taken[-1] = not sure[-1] and not never
             sure[-1] = sure[-1] or always
-            yield _ELSE
-        elif word == "else" and taken:
-            taken[-1] = not sure[-1]
-            yield _ELSE
+            if taken[-1] and marked[-1]:
+                yield _ELSE
+            elif taken[-1] and not always:
+                marked[-1] = True
+                yield _IF
         elif word == "endif" and taken:
             taken.pop()
             sure.pop()
-            yield _ENDIF
+            if marked.pop():
+                yield _ENDIF
+        elif word == "define" and (macro := _MACRO.fullmatch(directive[2])) is not None:
+            macros[macro[1]] = macro[2]
     if all(taken):
         yield text[at:]
 
@@ -266,26 +325,54 @@ def _calls(text: str) -> Iterator[tuple[str, str]]:
     """Names with what is in parentheses behind them, of those that are in none themselves."""
     at = 0
     while (found := _NAME.search(text, at)) is not None:
-        inside = until_closed(text, found.end())
+        inside = _until_closed(text, found.end())
         yield found[1], inside
         at = found.end() + len(inside)
 
 
-def until_closed(text: str, start: int, brackets: str = "()") -> str:
-    """What comes before the bracket that closes the one before ``start``."""
+def _goes_on(declared: str) -> bool:
+    """Whether a brace behind this is in parentheses, a template or ``requires``, and no body."""
+    # What is open before a kernel begins is not to be understood here, and no reason to miss it.
+    kernel = declared[max(0, declared.rfind("__global__")) :]
+    if kernel.count("(") > kernel.count(")"):
+        return True
+    template = _TEMPLATE.search(kernel)
+    if template is not None and template.end() + len(_template_in(kernel)) == len(kernel):
+        return True
+    *_, rest = (None, *_REQUIRES.split(declared)[1:])
+    if rest is None:
+        return False
+    rest = rest.strip()
+    return not rest or (rest[0] == "(" and len(_until_closed(rest, 1)) == len(rest) - 2)
+
+
+def _until_closed(text: str, start: int) -> str:
+    """What comes before the parenthesis that closes the one before ``start``."""
     depth = 1
-    for at in range(start, len(text)):
-        depth += (text[at] == brackets[0]) - (text[at] == brackets[1])
+    for bracket in re.finditer(r"[()]", text[start:]):
+        depth += 1 if bracket[0] == "(" else -1
         if not depth:
-            return text[start:at]
+            return text[start : start + bracket.start()]
     return text[start:]
 
 
-def _template_of(declared: str) -> tuple[str, ...] | None:
+def _template_in(declared: str) -> str:
+    """What is between the brackets of a declaration's template."""
     found = _TEMPLATE.search(declared)
-    if found is None:
+    inside = "" if found is None else declared[found.end() :]
+    for at, depth in _depths(f"<{inside}"):
+        if at and depth == 1 and inside[at - 1] == ">":
+            return inside[: at - 1]
+    return inside
+
+
+def _template_of(declared: str) -> tuple[str, ...] | None:
+    if _TEMPLATE.search(declared) is None:
         return None
-    return tuple(split(_DIRECTIVES.sub(" ", until_closed(declared, found.end(), "<>"))))
+    inside = _template_in(declared)
+    if "void" in inside.split():  # a comparison, perhaps: it takes anything
+        return ("...",)
+    return tuple(split(_DIRECTIVES.sub(" ", inside)))
 
 
 def _path(scopes: list[str | None], name: str) -> str:

@@ -64,6 +64,9 @@ _VALUE: Final = (
 )
 """Types that are no pointers by another name."""
 
+_MAY_BE_SEVERAL: Final = re.compile(r"\.\.\.|\w\s*\((?!\s*[*&])|^\w+$")
+"""What may come to more than one parameter, or none: packs, and what may be macros."""
+
 _TYPE_PARAMETER: Final = re.compile(r"(?:typename|class)\s+(\w+)\s*(?:=(.*))?", re.DOTALL)
 
 _POINTER: Final = 8, 8
@@ -279,11 +282,14 @@ def read_signature(
     _, _, arguments = name.partition("<")
     given = split(arguments.rpartition(">")[0])
     ways: list[tuple[Parameter, ...]] = []
-    for function in declarations.functions(name):
+    functions = declarations.functions(name)
+    for function in functions:
         if function.parameters is None:
             return None
         types = _template_types(function.template or (), given)
         way = tuple(_parameter(each, types, structs or {}, values) for each in function.parameters)
+        if len(functions) > 1 and any(map(_MAY_BE_SEVERAL.search, function.parameters)):
+            return None
         if sizes is None or _fits(way, sizes):
             ways.append(way)
     if not ways or len({len(way) for way in ways}) > 1:
@@ -347,6 +353,9 @@ def _parameter(
     outer = declared
     while (inner := re.sub(r"<[^<>]*>", "", outer)) != outer:
         outer = inner  # what a type is made of does not make it a pointer, nor constant
+    base = " ".join(each.rpartition("::")[2] for each in outer.split())
+    if to_arrays := re.match(r"([^(]*)\(\s*\*", outer):
+        outer = f"{to_arrays[1]}*"
     if outer.endswith("]"):
         outer = f"{outer.partition('[')[0]}*"
     pointer = "*" in outer
@@ -363,7 +372,7 @@ def _parameter(
     struct = None if pointer else structs.get(spelled.removeprefix("struct "))
     dtype = DTYPES[name] if name else None
     # What is known by no name here may be a pointer by another.
-    written = dtype is None and struct is None and not values.search(spelled)
+    written = dtype is None and struct is None and not values.search(base)
     if pointer:
         written = not re.search(r"\bconst\b", outer.split("*")[-2])
     return Parameter(written_as, pointer, written, dtype, struct)

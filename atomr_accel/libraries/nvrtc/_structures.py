@@ -108,11 +108,14 @@ _NUMBERS: Final = {
 
 _KINDS: Final = "\n".join(
     [
-        "template <class T> struct atomr_made_of { static constexpr int kind = 0, size = 0; };",
-        "template <class T, unsigned long n> struct atomr_made_of<T[n]> : atomr_made_of<T> {};",
+        # Names that no macro of a source is likely to have.
+        "template <class atomr_T> struct atomr_made_of",
+        "{ static constexpr int atomr_kind = 0, atomr_size = 0; };",
+        "template <class atomr_T, unsigned long atomr_n>",
+        "struct atomr_made_of<atomr_T[atomr_n]> : atomr_made_of<atomr_T> {};",
         *(
             f"template <> struct atomr_made_of<{number}>"
-            f" {{ static constexpr int kind = '{kind}', size = sizeof({number}); }};"
+            f" {{ static constexpr int atomr_kind = '{kind}', atomr_size = sizeof({number}); }};"
             for kind, numbers in _NUMBERS.items()
             for number in numbers
         ),
@@ -126,12 +129,12 @@ def _assertion(there: str, name: str, nbytes: int, dtype: np.dtype[Any]) -> str:
     right = f"sizeof({there}) == {nbytes}"
     of = f"atomr_made_of<decltype({there})>"
     if dtype in NAMES and dtype.kind != "c":  # a complex number may be two others
-        made = f"{of}::size == {dtype.itemsize}"
+        made = f"{of}::atomr_size == {dtype.itemsize}"
         if dtype.kind in "biu":
-            made += f" && {of}::kind == 'i'"
+            made += f" && {of}::atomr_kind == 'i'"
         elif dtype.kind == "f" and dtype.itemsize > 2:  # those of two bytes may be their bits
-            made += f" && {of}::kind == 'f'"
-        right += f" && ({of}::kind == 0 || ({made}))"
+            made += f" && {of}::atomr_kind == 'f'"
+        right += f" && ({of}::atomr_kind == 0 || ({made}))"
     return f'static_assert({right}, "{name} is {nbytes} bytes of {dtype.name} in its dtype");'
 
 

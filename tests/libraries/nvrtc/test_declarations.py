@@ -137,6 +137,120 @@ def test_what_is_surely_left_out_is_not_there() -> None:
     assert _said(LEFT_OUT, "yes") == [("int* x", True)]
 
 
+OVERTAKEN = {
+    "using a function": """
+        namespace detail { template <class T, int N> __global__ void k(T* x) {} }
+        namespace api { using detail::k; template <class T> __global__ void k(const T* x) {} }
+        // api::k<float, 4>
+    """,
+    "using a namespace": """
+        namespace detail { template <class T> __global__ void k(T* x) {} }
+        using namespace detail; __global__ void k(const float* x) {}  // k<float>
+    """,
+    "an inline namespace": """
+        namespace a { inline namespace v1 { template <class T> __global__ void k(T* x) {} }
+                      __global__ void k(const float* x) {} }  // a::k<float>
+    """,
+    "a comparison": """
+        template <class T, bool B = (sizeof(T) > 4), int M = 2> __global__ void k(T* x) {}
+        template <class T, class U, int M> __global__ void k(const T* x) {}  // k<float, true, 3>
+    """,
+    "a brace": """
+        template <class T, int B = int{1}, int M = 2> __global__ void k(T* x) {}
+        template <class T, class U> __global__ void k(const T* x) {}  // k<float, 1, 3>
+    """,
+    "requires": """
+        template <class T> requires requires(T t) { t + t; } __global__ void k(T* x) {}
+        template <class T, int N> __global__ void k(const T* x) {}  // k<float>
+    """,
+    "a comparison without parentheses": """
+        template <class T, int N, bool B = N < 3> __global__ void k(T* x) {}
+        template <class T> __global__ void k(const T* x, int n) {}  // k<float, 2>
+    """,
+    "parentheses in branches": """
+        __device__ void f(int x) {
+        #if A
+          g(
+        #else
+          h(
+        #endif
+          x); }
+        #if B
+        #define OPEN (
+        #endif
+        __device__ int q OPEN int x) { return x; }
+        __global__ void k(float* x, float a = float{1}, float b = float{2}) {}  // k
+    """,
+    "a name that is a macro": """
+        #ifdef OLD
+        namespace a { __global__ void k(const float* x) {} }
+        #else
+        namespace NS { __global__ void k(float* x) {} }
+        #endif  // a::k
+    """,
+    "a brace in a branch": """
+        namespace n { __device__ void f(float* b, int n) {
+        #ifndef Z
+          while (n) {
+        #else
+          if (n)
+        #endif
+            b[0] = 2;
+        #ifndef Z
+          }
+        #endif
+        }
+        __global__ void k(float* b) {} }  // n::k
+    """,
+    "a namespace that is surely there": """
+        #if 1
+        namespace a {
+        #else
+        namespace b {
+        #endif
+        __global__ void k(float* b) {} }  // a::k
+    """,
+    "how kernels begin": """
+        #define KERNEL extern "C" __global__ void
+        KERNEL k(float* x) {}
+        KERNEL other(const float* x) {}  // k
+    """,
+    "attributes": """
+        #define BOUNDS(n) __launch_bounds__(n)
+        [[nodiscard]] __global__ __attribute__((used)) [[deprecated("k(")]] BOUNDS(3) void k(int* x)
+        {}  // k
+    """,
+}
+
+
+@pytest.mark.parametrize("case", OVERTAKEN)
+def test_what_is_written_is_never_taken_for_read(case: str) -> None:
+    source = OVERTAKEN[case]
+    name = source.rpartition("//")[2].strip()
+    found = read_signature(Declarations(source), name)
+    assert found is not None
+    assert found[0].written
+    if "<" not in name:
+        assert name in Declarations(source).kernels()
+
+
+def test_parameters_whose_number_is_uncertain_are_unknown() -> None:
+    source = """
+        #ifdef OLD
+        __global__ void k(const float* x, float4 m, int n) {}
+        #else
+        __global__ void k({}) {{}}
+        #endif
+    """
+    sizes = ((8, 8), (16, 16), (4, 4))
+    for several in ("ARGUMENTS, int n", "ARGUMENTS(float, x), int n", "float* x, A... n"):
+        assert _said(source.replace("{}) {{}", several + ") {"), "k", sizes) is None
+    braces = source.replace("{}) {{}", "float* x, float4 m = {0, 0}, int n = 1 << 3) {")
+    found = _said(braces, "k", sizes)
+    assert found is not None
+    assert found[0][1]
+
+
 @pytest.mark.parametrize(
     ("parameter", "pointer", "written"),
     [
@@ -147,6 +261,8 @@ def test_what_is_surely_left_out_is_not_there() -> None:
         *(("const float x[]", True, False), ("const float* x[4]", True, True)),
         *(("float const* __restrict__ x", True, False), ("pointer x", False, True)),
         *(("const S x", False, False), ("struct T x", False, False), ("float4 x", False, False)),
+        *(("const float (*x)[2]", True, False), ("float (*x)[2]", True, True)),
+        *(("typename Tr<S>::ptr x", False, True), ("Pointer<float4> x", False, True)),
         *(("dim3 x", False, False), ("cudaTextureObject_t x", False, False)),
     ],
 )
@@ -179,7 +295,9 @@ def test_every_kernel_is_found_where_it_is(kernels: list[tuple[str, bool, str]])
     for name, ways in expected.items():
         found = read_signature(declarations, name)
         assert found is not None
-        assert found[0].written is not all(ways)
+        assert found[0].written or all(ways)
+        if not any(condition == "X" for _, _, condition in kernels):
+            assert found[0].written is not all(ways)
 
 
 @pytest.mark.parametrize(

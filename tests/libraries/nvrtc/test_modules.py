@@ -582,6 +582,28 @@ async def test_what_lies_otherwise_in_memory_does_not_compile(
 
 @pytest.mark.headers
 @pytest.mark.usefixtures("nvrtc")
+@program
+async def test_macros_of_a_source_are_no_matter_to_what_is_asserted() -> None:
+    source = """
+        #define T float
+        #define n 4
+        #define kind 1
+        #define size 2
+        struct S { T a; };
+        __device__ T v[n];
+        extern "C" __global__ void k(S s) { v[0] = s.a; }
+    """
+    async with opened(isolation="thread") as device:
+        await device.nvrtc.compile_module(
+            source,
+            cpu=print,
+            structs={"S": np.dtype([("a", "f4")])},
+            variables={"v": np.zeros(4, "f4")},
+        )
+
+
+@pytest.mark.headers
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.slow
 def test_parts_are_linked() -> None:
     source = """
