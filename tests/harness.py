@@ -12,6 +12,7 @@ import mmap
 import os
 import queue
 import resource
+import signal
 import tempfile
 import threading
 from contextlib import contextmanager, suppress
@@ -201,6 +202,20 @@ def _held(device: Device) -> int:
 def descriptors() -> int:
     """How many descriptors this process has."""
     return len([*Path("/proc/self/fd").iterdir()])
+
+
+def stop_process(pid: int) -> None:
+    """Have a process do nothing more: all of its threads have stopped when this returns.
+
+    One of them has to be run to see the signal, and meanwhile the others go on.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        stat = task / "stat"
+        while (
+            stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] != "T"
+        ):
+            os.sched_yield()
 
 
 @contextmanager

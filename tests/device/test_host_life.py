@@ -41,6 +41,7 @@ from tests.harness import (
     opened,
     program,
     sized,
+    stop_process,
 )
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop(host: HostHandle) -> None:
     assert host.pid is not None
-    os.kill(host.pid, signal.SIGSTOP)
+    stop_process(host.pid)
 
 
 async def grow(device: Device) -> None:

@@ -15,7 +15,7 @@ from atomr_accel.device import _context, _failures, _lifecycle
 from atomr_accel.memory import Block, MemoryMap
 from atomr_accel.memory._allocator import ALIGNMENT
 
-from ..harness import cpu_only, opened, program, used_by
+from ..harness import cpu_only, opened, program, stop_process, used_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def stop(device: Device) -> int:
     """Have the host do nothing more; its process id."""
     pid = device.statistics().host_pid
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     return pid
 
 

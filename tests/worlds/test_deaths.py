@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, WorldBroken
 from atomr_accel.testing import hang, kill_host, poison
 from atomr_accel.worlds import World, _engine, open_world
 
-from ..harness import cpu_only, descriptors, opened, program, settled
+from ..harness import cpu_only, descriptors, opened, program, settled, stop_process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -126,7 +124,7 @@ async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
         x = await ones(world)
         pid = world.devices[1].statistics().host_pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
         with pytest.raises(WorldBroken, match="does not answer") as caught:
             await world.all_reduce(x)
         assert caught.value.rank == 1
@@ -176,7 +174,7 @@ async def test_a_host_that_is_stopped_does_not_keep_others_from_meeting() -> Non
         pid = devices[0].statistics().host_pid
         assert pid is not None
         async with world.watch() as epochs:
-            os.kill(pid, signal.SIGSTOP)
+            stop_process(pid)
             await kill_host(devices[1])
             await anext(epochs)
         await world.barrier()
