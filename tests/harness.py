@@ -211,11 +211,9 @@ def stop_process(pid: int) -> None:
     """
     os.kill(pid, signal.SIGSTOP)
     for task in Path(f"/proc/{pid}/task").iterdir():
-        stat = task / "stat"
-        while (
-            stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] != "T"
-        ):
-            os.sched_yield()
+        with suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
+            while (task / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"T":
+                os.sched_yield()
 
 
 @contextmanager
