@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import pytest
 
-from atomr_accel.host._imports import IMPORTS, Imports, import_in_advance
+from atomr_accel.host._host import IMPORTS, Imports, _import
 from atomr_accel.libraries.cub.host import _cpu as cub
 from atomr_accel.libraries.cub.wire._spec import Operator
 from atomr_accel.libraries.nvrtc.host import _cpu as nvrtc
@@ -94,7 +94,7 @@ def test_what_another_thread_imports_is_waited_for(
 
     def in_advance() -> None:
         for name in ("half_imported", "half_imported.y"):
-            import_in_advance(name)
+            _import(name)
 
     threads = [threading.Thread(target=each) for each in (use, in_advance)]
     threads[0].start()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._imports import IMPORTS
+from ....host._host import IMPORTS
 from ...host._indices import require_within
 from ..wire._messages import Factor
 

@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._imports import IMPORTS
+from ....host._host import IMPORTS
 from ..wire._messages import Build, Count, Run
 from ..wire._spec import BINARY, UNARY, decode
 

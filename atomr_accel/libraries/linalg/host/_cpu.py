@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._imports import IMPORTS
+from ....host._host import IMPORTS
 from ....host._slots import Later
 from ...array.host._cpu import CpuArray
 from ...array.wire._indexing import CopyAll

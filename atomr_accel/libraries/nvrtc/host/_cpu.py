@@ -9,7 +9,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import LibraryMissing
-from ....host._imports import IMPORTS
+from ....host._host import IMPORTS
 from ....wire import StickyFault
 from ..wire._messages import (
     Array,

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._imports import IMPORTS
+from ....host._host import IMPORTS
 from ....wire._trace import traceparent
 from ..wire._messages import Call, Fetch, Forget, Initialize, Keep, Left, Supply
 from ..wire._pickling import Bytes, dumps, loads
