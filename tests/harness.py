@@ -6,7 +6,6 @@ Nothing here needs pytest-trio, so that these tests run wherever pytest and trio
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import mmap
 import os
@@ -29,6 +28,7 @@ from atomr_accel import open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
 from atomr_accel.testing._faults import simulate
+from atomr_accel.testing._garbage import collect_garbage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator
@@ -182,7 +182,7 @@ def used_by(device: Device) -> int:
     Without the workspaces that libraries keep from op to op.
     """
     if _held(device):
-        gc.collect()  # tracebacks of expected errors hold refs in cycles
+        collect_garbage()  # tracebacks of expected errors hold refs in cycles
     return _held(device)
 
 

@@ -7,7 +7,6 @@ is exact in every order (small whole numbers), so a result is right in every bit
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from .. import (
 )
 from ..actors import Backoff
 from ..testing import FAULTS, hang, kill_host, poison
+from ..testing._garbage import collect_garbage
 from ._documents import StressDocument
 from ._errors import ExitCode, Refusal
 from ._output import time_of
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         except DeviceLost as error:
             tally.unexpected.append(f"the device was lost: {error}")
     seconds = time.perf_counter() - began
-    gc.collect()
+    collect_garbage()
     leaked = max(0, _descriptors() - before)
     reasons = judged(tally, leaked, faults=not args.no_faults)
     document = StressDocument(
@@ -215,7 +215,7 @@ async def _warmed(device: Device, weights: GpuRef, data: np.ndarray[Any, Any]) -
 async def _used(device: Device, warm: Callable[[], Awaitable[object]]) -> int:
     """Bytes in use, once libraries have what they keep and garbage is gone."""
     await device.retry(warm, attempts=100)
-    gc.collect()  # errors hold refs in cycles
+    collect_garbage()  # errors hold refs in cycles
     # What clients were cancelled in ends, and frees its buffers; nobody tells of that.
     while (now := device.statistics()).in_flight or now.memory.dropped:  # noqa: ASYNC110
         await trio.sleep(0.01)

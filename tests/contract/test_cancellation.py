@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import trio
 import trio.testing
 
 from atomr_accel import open_device
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (
@@ -239,7 +239,7 @@ async def open_and_close(isolation: Isolation) -> None:
 @pytest.mark.slow
 def test_opening_may_be_cancelled_at_any_step(isolation: Isolation) -> None:
     trio.run(open_and_close, isolation)
-    gc.collect()
+    collect_garbage()
     files, processes = open_files(), children()
     for step in range(1, 200):
         if not trio.run(cancelled_at, step, partial(open_and_close, isolation)):
@@ -247,6 +247,6 @@ def test_opening_may_be_cancelled_at_any_step(isolation: Isolation) -> None:
     else:
         pytest.fail("it never comes to an end")
     assert step > 5
-    gc.collect()
+    collect_garbage()
     assert open_files() == files
     assert children() == processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (
@@ -244,7 +244,7 @@ async def test_memory_of_a_dead_generation_is_returned() -> None:
             assert device.statistics().memory.stale >= 10 << 20
             await device.put(1.0)
             refs.clear()
-            gc.collect()
+            collect_garbage()
             assert device.statistics().memory.stale == 0
         await settled(device)
         assert used_by(device) == 0

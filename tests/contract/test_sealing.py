@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
 from atomr_accel.lanes import CHUNK, HostHandle, Op
 from atomr_accel.testing import poison
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..arrays import arrays, random_bits
 from ..harness import (
@@ -316,6 +316,6 @@ async def test_what_was_half_sealed_waits_for_its_host_to_end(
         await poison(device)
         while core.reaper.terminating:
             await trio.testing.wait_all_tasks_blocked(0.001)
-        gc.collect()
+        collect_garbage()
         assert device.statistics().memory.used == 0
         assert not core.reaper.quarantined

@@ -19,6 +19,7 @@ from atomr_accel.libraries._request import Driver, Request, Submission, perform
 from atomr_accel.libraries._table import LANES, NAMES
 from atomr_accel.libraries.blas._checks import LANE
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
+from atomr_accel.testing._garbage import collect_garbage
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class Lender(Actor):
 
 @contextmanager
 def no_garbage_is_collected() -> Iterator[None]:
-    gc.collect()
+    collect_garbage()
     gc.disable()
     try:
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import gc
 import os
 import time
 import warnings
@@ -23,6 +22,7 @@ from atomr_accel.device._growth import Growth
 from atomr_accel.device._prepared import Prepared
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
+from atomr_accel.testing._garbage import collect_garbage
 from tests.harness import cpu_only, descriptors, opened, program
 
 from .in_host import (
@@ -171,7 +171,7 @@ async def test_recordings_are_captured_in_advance() -> None:
         # What the host has captured goes with the recording, also where nobody has replayed it.
         before = device._core.ports["programs"].statistics().submitted
         del outer, inner, doubled, product
-        gc.collect()
+        collect_garbage()
         await works(device)
         assert device._core.ports["programs"].statistics().submitted == before + 1
         await standby_ready(device)
@@ -190,7 +190,7 @@ async def test_recordings_that_are_gone_are_forgotten_there() -> None:
         assert spare.prepared is not None
         assert spare.prepared.captured
         del recording
-        gc.collect()
+        collect_garbage()
         device._core.changed()
         await standby_ready(device)
         assert not spare.prepared.captured

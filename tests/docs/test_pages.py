@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
 import re
 import sys
@@ -18,6 +17,7 @@ import trio
 import trio.testing
 
 from atomr_accel.libraries._table import CALLED
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import ROOT
 
@@ -85,7 +85,7 @@ def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> 
         warnings.filterwarnings("ignore", "no CUDA device")
         trio.run(run, page, vars(module), clock=mock)
     vars(module).clear()
-    gc.collect()  # exported arrays have descriptors, which other tests count
+    collect_garbage()  # exported arrays have descriptors, which other tests count
 
 
 def links(page: str) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +10,7 @@ import pytest
 
 from atomr_accel import GpuRefStale
 from atomr_accel.testing import poison
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import on_shared, opened, program
 
@@ -73,7 +73,7 @@ async def test_refs_inside_arguments_count_by_their_structure(device: Device, na
         return flat(value) + 1
 
     def used() -> int:
-        gc.collect()
+        collect_garbage()
         memory = device.statistics().memory
         return memory.used - memory.dropped
 

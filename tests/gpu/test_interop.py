@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import warnings
@@ -14,6 +13,7 @@ import pytest
 
 from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import opened, program, same_bits, settled, used_by
 
@@ -92,7 +92,7 @@ async def test_an_export_is_the_buffer_itself(library: Library, isolation: Isola
         expected = CONTENT @ (await device.get(ref)).T
         np.testing.assert_allclose(library.host(product), expected, rtol=1e-3)
         del view, row, export, ref, sealed, product
-        gc.collect()
+        collect_garbage()
         await device.trim()
         assert used_by(device) == 0
 
@@ -135,7 +135,7 @@ async def test_arrays_are_adopted(library: Library, isolation: Isolation) -> Non
         await device.fill(again, 9)
         assert (await device.get(own))[3:5].min() == 9
         del ref, part, own, home, again
-        gc.collect()
+        collect_garbage()
         await settled(device)
         await device.trim()
         assert used_by(device) == 0

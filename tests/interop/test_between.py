@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from atomr_accel import (
     SharedBuffer,
 )
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (
@@ -181,7 +181,7 @@ async def test_what_a_fault_has_left_can_be_salvaged(blow: Any) -> None:
             await device.salvage(array)  # type: ignore[arg-type]
         slabs = device.statistics().memory.slabs
         del ref
-        gc.collect()
+        collect_garbage()
         assert device.statistics().memory.slabs <= slabs
 
 
@@ -192,7 +192,7 @@ async def test_a_cancelled_salvage_leaves_nothing() -> None:
         ref = await device.put(array)
         await poison(device)
         await device.salvage(ref)
-        gc.collect()
+        collect_garbage()
         before = descriptors()
         step = 1
         while await cancelled_at(step, lambda: device.salvage(ref)):
@@ -259,7 +259,7 @@ def open_files() -> set[tuple[str, int]]:
 
 @on_shared
 async def test_a_sealed_shared_buffer_is_the_same_memory(device: Device) -> None:
-    gc.collect()
+    collect_garbage()
     await device.trim()
     before = open_files()
     ref = await device.put(np.arange(1000.0), sealed=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from hypothesis import given
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, OutOfMemory, open_device
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.testing._garbage import collect_garbage
 from atomr_accel.wire._interop import CUDA, DeviceArray, _borrow_capsule, _lent, borrow
 
 from ..arrays import LAYOUTS, arrays, layouts
@@ -92,7 +92,7 @@ async def test_a_sealed_export_is_read_only(device: Device) -> None:
     with pytest.raises(ValueError, match="ref is exported"):
         await device.seal(plain)
     del view
-    gc.collect()
+    collect_garbage()
     assert (await device.seal(plain)).sealed
     del export
     await device.trim()
@@ -118,7 +118,7 @@ async def test_exports_keep_the_memory_and_stale_ones_refuse(device: Device) -> 
         await device.export(ref)
     assert used_by(device) > used
     del view, export, ref
-    gc.collect()
+    collect_garbage()
     await device.trim()
     assert used_by(device) == used
 
@@ -146,11 +146,11 @@ async def test_exports_outlive_faults_and_the_device() -> None:
     assert view[-1] == (1 << 20) - 1
     assert view2[-1] == 9
     del view, view2, export
-    gc.collect()
+    collect_garbage()
     async with opened() as device:
         await device.export(await device.zeros(3))  # which looks for what others have left
     del device
-    gc.collect()
+    collect_garbage()
     assert descriptors() == before
 
 
@@ -168,7 +168,7 @@ async def test_cancelled_exports_and_adoptions_leave_nothing(device: Device) -> 
     while await cancelled_at(step, lambda: device.adopt(Tensor(other))):
         step += 1
     await device.free(ref)
-    gc.collect()
+    collect_garbage()
     await device.trim()
     assert used_by(device) == used
 
@@ -308,10 +308,10 @@ async def test_a_fault_in_the_middle_of_exports_and_adoptions(blow: Any) -> None
                 await blow(device)
                 await device.zeros(3)
             stop.set()
-        gc.collect()
+        collect_garbage()
         await device.trim()
         assert used_by(device) == 0
-    gc.collect()
+    collect_garbage()
     assert descriptors() == before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 
 import numpy as np
@@ -11,6 +10,7 @@ import trio
 
 from atomr_accel import open_device
 from atomr_accel.device.interop import _exports
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import cpu_only, descriptors, program, same_bits
 
@@ -43,7 +43,7 @@ async def test_closing_takes_no_longer_where_arrays_of_other_devices_are_held(
     assert all(same_bits(array, ARRAY) for array in held)
     looked = 0
     held.clear()
-    gc.collect()
+    collect_garbage()
     held.append(await outlive())
     assert looked <= 12 + 1
 
@@ -52,14 +52,14 @@ async def test_closing_takes_no_longer_where_arrays_of_other_devices_are_held(
 async def test_what_is_left_is_unmapped_by_whoever_looks_next() -> None:
     del_me = [await outlive()]
     await outlive()
-    gc.collect()
+    collect_garbage()
     before = descriptors()
     del_me += [await outlive() for _ in range(3)]
     assert descriptors() > before
     del_me.clear()
-    gc.collect()
+    collect_garbage()
     await outlive()
-    gc.collect()
+    collect_garbage()
     await outlive()
     assert descriptors() <= before
 
@@ -87,9 +87,9 @@ def test_arrays_outlive_their_run_and_are_seen_to_by_others() -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    gc.collect()
+    collect_garbage()
     assert all(same_bits(array, ARRAY) for array in held)
     held.clear()
-    gc.collect()
+    collect_garbage()
     trio.run(outlive)
     assert all(not view.leases for view in _exports._left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import mmap
 import os
 import socket
@@ -18,6 +17,7 @@ import trio
 
 from atomr_accel import Device, SharedBuffer
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.testing._garbage import collect_garbage
 from atomr_accel.wire import shared_fd
 
 from ..harness import (
@@ -280,4 +280,4 @@ async def test_a_descriptor_that_is_none_is_not_a_lack_of_memory() -> None:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 await device.adopt(broken)
             del broken  # and nothing is printed
-            gc.collect()
+            collect_garbage()

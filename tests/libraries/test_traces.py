@@ -17,6 +17,7 @@ from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
 from atomr_accel.libraries import _traces
 from atomr_accel.libraries._traces import Trace, signature
 from atomr_accel.testing import poison
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import cpu_only, on_shared, opened, program, used_by
 
@@ -368,5 +369,5 @@ async def test_what_is_traced_in_a_batch_does_not_keep_the_batch(
             call(batch, x)
         batches.append(weakref.ref(batch))
     del batch
-    gc.collect()
+    collect_garbage()
     assert [one() for one in batches] == [None] * 3

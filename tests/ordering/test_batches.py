@@ -22,8 +22,17 @@ from hypothesis import strategies as st
 from atomr_accel import ContextPoisoned, GpuRef, GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
+from atomr_accel.testing._garbage import collect_garbage
 
-from ..harness import ON_CUDA, cancelled_at, on_shared, opened, program, settled, used_by
+from ..harness import (
+    ON_CUDA,
+    cancelled_at,
+    on_shared,
+    opened,
+    program,
+    settled,
+    used_by,
+)
 from .programs import ADD, REFUSED, SIDE, SOURCE, add, adder, launched, mix
 
 if TYPE_CHECKING:
@@ -380,7 +389,7 @@ async def test_what_a_batch_has_made_is_free_with_it(device: Device, fails: bool
     async with device.batch() as first:
         first.fft.irfft(x)  # plans and lanes are there now
     del first
-    gc.collect()
+    collect_garbage()
     gc.disable()
     try:
         before = device.statistics().memory.used
@@ -435,7 +444,7 @@ async def test_a_failed_op_holds_nothing() -> None:
             with contextlib.suppress(ValueError, ExceptionGroup):
                 await call()  # what is loaded or opened first
             await settled(device)
-            gc.collect()
+            collect_garbage()
             before = device.statistics().memory.used
             gc.disable()
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
 import threading
@@ -22,6 +21,7 @@ from atomr_accel.libraries.nvrtc._lanes import KERNELS
 from atomr_accel.libraries.nvrtc.wire._messages import Launch, Load
 from atomr_accel.libraries.programs.wire._messages import Describe, Record, Replay, Step
 from atomr_accel.testing import kill_host
+from atomr_accel.testing._garbage import collect_garbage
 from atomr_accel.wire import Elapsed, encoder
 
 from ..harness import on_shared, opened, program, settled
@@ -81,7 +81,7 @@ async def has_kernel_for_programs(device: Device, number: int) -> bool:
 
 async def told(device: Device) -> None:
     """Have the host hear of what is gone, which it does with other ops, and wait for it."""
-    gc.collect()
+    collect_garbage()
     x = await device.zeros(1)
     while device._core.dropped:
         await device.fill(x, 0)
@@ -233,7 +233,7 @@ async def test_a_kernel_stays_while_it_runs(device: Device, gate: Gate) -> None:
             nursery.start_soon(_cancel_when_blocked, scope)
             await hold(cells)
         del hold
-        gc.collect()
+        collect_garbage()
         await device.zeros(1)
         await device.fill(await device.zeros(1), 0)
         assert not device._core.dropped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,18 @@ from hypothesis import strategies as st
 from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.libraries.nvrtc.host._modules import Modules
 from atomr_accel.testing import poison
+from atomr_accel.testing._garbage import collect_garbage
 
-from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
+from ..harness import (
+    ON_CUDA,
+    cancelled_at,
+    cpu_only,
+    on_shared,
+    opened,
+    program,
+    settled,
+    used_by,
+)
 from .programs import ADD, REFUSED, adder, launched
 
 if TYPE_CHECKING:
@@ -441,7 +450,7 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
         await recorded.replay()
         number = recorded._number
         del recorded, y
-        gc.collect()
+        collect_garbage()
         async with device.record(x) as other:
             other.blas.gemm(x, x)
         await other.replay()  # sends what has been noted

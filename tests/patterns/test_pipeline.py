@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.patterns import Closed, Observer, Pipeline, Stage, open_pipeline
+from atomr_accel.testing._garbage import collect_garbage
 
 from .worlds import run
 
@@ -176,7 +176,7 @@ async def test_a_loop_that_is_left_ends_its_run(autojump_clock: trio.testing.Moc
         async for result in pipeline.run(source()):
             assert result == "<2>"
             break
-        gc.collect()
+        collect_garbage()
         await closed.wait()
         await trio.testing.wait_all_tasks_blocked()
         assert pipeline.statistics().in_progress == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -33,6 +32,7 @@ from atomr_accel.patterns import (
 )
 from atomr_accel.patterns._draft_length import LengthSeen
 from atomr_accel.patterns._sampling import ROOT
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import sized
 from ..seeds import rng as seeded
@@ -323,7 +323,7 @@ async def test_texts_that_are_left_are_closed() -> None:
     async with open_speculative(target, draft_of("model", target)) as decoder:
         async for _ in decoder.generate(PROMPT):
             break
-        gc.collect()
+        collect_garbage()
         await trio.testing.wait_all_tasks_blocked()
         assert target.open == 0
         async with decoder.generate(PROMPT) as tokens:
@@ -397,7 +397,7 @@ async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> 
         async with open_speculative(prefill, ModelDraft(small)) as decoder:
             async for _ in decoder.generate([1, 2]):
                 break
-            gc.collect()
+            collect_garbage()
             await trio.testing.wait_all_tasks_blocked()
             assert "failed to close a text that was dropped" in caplog.text
             assert target.open == small.open == 0

@@ -36,6 +36,7 @@ import trio
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import poison
+from atomr_accel.testing._garbage import collect_garbage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -351,7 +352,7 @@ async def soak_processes(
         check_marks(report, marks, load.acknowledged)
         sealed = load._sealed
         del load
-        gc.collect()
+        collect_garbage()
         while device.statistics().in_flight:
             await trio.lowlevel.checkpoint()
         await device.trim()  # of thousands that are dropped, all are free then
@@ -411,7 +412,7 @@ async def soak(
             most = Most(kills, begun + seconds, turns)
             await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))
         report.longest = watch.longest
-    gc.collect()
+    collect_garbage()
     after = held()
     report.left += [
         f"{after[what] - count} {what}" for what, count in before.items() if after[what] > count

@@ -5,7 +5,6 @@ Nothing is lost by it, and nothing leaks: once there is room again, all is as be
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import threading
@@ -19,6 +18,7 @@ import trio
 
 from atomr_accel import AccelError, OutOfMemory
 from atomr_accel.testing import kill_host
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import (
     cpu_only,
@@ -155,7 +155,7 @@ async def tidied(device: Device) -> None:
     """Give back all that nobody needs."""
     await device.fill(await device.empty(1), 0)  # the lane has forgotten the op before it
     await settled(device)
-    gc.collect()
+    collect_garbage()
     await device.trim()
     await device.pinned.trim()
 
@@ -286,7 +286,7 @@ async def test_opening_without_descriptors() -> None:
             await put(device)
 
     await step()
-    gc.collect()
+    collect_garbage()
     before = open_files(os.getpid())
     for free in range(MOST):
         try:
@@ -297,7 +297,7 @@ async def test_opening_without_descriptors() -> None:
             assert all(isinstance(each, (AccelError, OSError)) for each in found), found
         else:
             return
-        gc.collect()
+        collect_garbage()
         assert open_files(os.getpid()) == before, free
     raise AssertionError("opening takes too many descriptors")
 

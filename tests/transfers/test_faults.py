@@ -15,6 +15,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.device.data._transfer import in_chunks
 from atomr_accel.testing import kill_host
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (
@@ -124,7 +125,7 @@ async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_lock
             await works(device, sealed, content)
         del ref, own, array
         errors.clear()
-        gc.collect()  # tracebacks hold refs and arrays in cycles
+        collect_garbage()  # tracebacks hold refs and arrays in cycles
         await settled(device)
         while not nothing_is_held(device):  # until the old host has ended
             await trio.lowlevel.checkpoint()

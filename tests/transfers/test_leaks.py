@@ -20,6 +20,7 @@ import trio
 
 from atomr_accel.device.data._transfer import in_worker
 from atomr_accel.testing import kill_host
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import (
     FULL,
@@ -97,7 +98,7 @@ async def test_a_worker_thread_that_has_not_gone_on_holds_nothing(
     with suppress(ZeroDivisionError):
         await in_worker(work, thing)
     del thing
-    gc.collect()
+    collect_garbage()
     assert gone() is None
     assert held
 
@@ -131,7 +132,7 @@ def test_a_closed_device_is_gone_whatever_an_error_holds(how: str, isolation: Is
     for _ in range(2):
         with suppress(Boom):
             trio.run(fails)
-        gc.collect()
+        collect_garbage()
         assert seen.pop()() is None
 
 
@@ -139,7 +140,7 @@ class Census:
     """What there is at one moment, of what may leak."""
 
     def __init__(self, device: Device, free: int) -> None:
-        gc.collect()
+        collect_garbage()
         host = device.statistics().host_pid or "self"
         memory = device.statistics().memory
         pinned = device.pinned.statistics()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel.device.data import _snapshot, _snapshot_file
 from atomr_accel.replay import open_journal, replay
 from atomr_accel.testing import kill_host
+from atomr_accel.testing._garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (
@@ -176,7 +176,7 @@ async def test_the_memory_of_a_snapshot_goes_with_it_or_earlier() -> None:
         refs = [await device.put(np.arange(1000.0))]
 
         def used() -> int:
-            gc.collect()
+            collect_garbage()
             return device.pinned.statistics().used
 
         snapshot = await device.snapshot(refs)
@@ -296,7 +296,7 @@ async def test_whoever_is_cancelled_leaves_nothing(elsewhere: bool) -> None:
             await settled(one)
             await settled(two)
         assert step > 3
-        gc.collect()
+        collect_garbage()
         for device in (one, two):
             device._core.memory.reclaim_held()
         assert (used_by(one), used_by(two)) == (used, 0)

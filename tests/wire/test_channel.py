@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import errno
-import gc
 import os
 import socket
 import struct
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_accel.testing._garbage import collect_garbage
 from atomr_accel.wire._channel import (
     MOST_BYTES,
     MOST_DESCRIPTORS,
@@ -60,7 +60,7 @@ def head(nbytes: int, fds: int) -> bytes:
 def test_messages_arrive_whole_with_their_descriptors(
     messages: list[tuple[bytes, int]], room: int
 ) -> None:
-    gc.collect()  # so that nothing of other tests goes meanwhile
+    collect_garbage()  # so that nothing of other tests goes meanwhile
     before = descriptors()
     one, other = socket.socketpair()
     with one, other:

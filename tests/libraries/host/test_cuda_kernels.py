@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from atomr_accel.libraries.host._cuda_kernels import Arguments, Kernels
+from atomr_accel.testing._garbage import collect_garbage
 
 if TYPE_CHECKING:
     from ...fakes.driver import FakeDriver
@@ -21,8 +21,8 @@ def test_what_makes_a_launch_keeps_its_arguments(driver: FakeDriver) -> None:
     kept = weakref.ref(arguments)
     launch = kernels.prepare(function, 1, arguments)
     del arguments
-    gc.collect()
+    collect_garbage()
     assert kept() is not None
     del launch
-    gc.collect()
+    collect_garbage()
     assert kept() is None
