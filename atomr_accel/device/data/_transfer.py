@@ -558,8 +558,9 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
             require_readable(ref, core.memory, "ref", strided=True)
             if source.holds:
                 raise ValueError(
-                    "ref is exported: sealing moves the content, and the arrays made of it would "
-                    "be left behind; let go of them first, or seal before exporting"
+                    "ref is exported, or an open batch has calls with it put off: sealing moves "
+                    "the content, and would leave those behind; let go of what was exported, and "
+                    "seal before the batch or after it"
                 )
         target = (await core.empty(source.size, np.uint8, sealed=True))._block
         require_readable(ref, core.memory, "ref", strided=True)
