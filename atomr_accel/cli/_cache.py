@@ -28,8 +28,12 @@ KINDS: Final = {
     "cutensor-algorithms": "the fastest of cuTENSOR's algorithms for a plan",
     "cutensor-kernels": "kernels that cuTENSOR has compiled for plans",
     "dnn-plans": "cuDNN's plans",
+    "pch": "headers, precompiled by NVRTC",
 }
 """What each kind of our own is for."""
+
+_BY_THE_VENDOR: Final = "pch"
+"""The kind that a library writes by itself: in folders, without our hashes."""
 
 _FOREIGN: Final = (
     ("cuda", "what CUDA's driver has compiled", "CUDA_CACHE_PATH", "~/.nv/ComputeCache"),
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     wanted = _wanted(folder, args.kinds)
     parts: list[KindPart] = []
     trouble = False
-    with out.progress("reading", sum(1 for kind in wanted for _ in _files(kind.folder))) as advance:
+    with out.progress("reading", sum(1 for kind in wanted for _ in _files(kind))) as advance:
         read_before = 0
 
         def count() -> None:
@@ -113,10 +117,16 @@ def _wanted(base: Path | None, names: Sequence[str]) -> list[_Kind]:
     return [_Kind(name, base / name) for name in sorted(names or there)]
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, int]]:
+def _files(kind: _Kind) -> Iterator[tuple[Path, int]]:
     """The files of a kind, with their sizes; what is no file of a cache is passed over."""
+    if kind.name == _BY_THE_VENDOR and kind.problem is None:
+        for where, _, names in os.walk(kind.folder):
+            for path in (Path(where, name) for name in sorted(names)):
+                with suppress(OSError):
+                    yield path, path.lstat().st_size
+        return
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(kind.folder), key=lambda entry: entry.name)
     except OSError:
         return
     for entry in entries:
@@ -135,14 +145,18 @@ def _done(
     look = args.action == "verify" or args.damaged
     files = nbytes = damaged = removed = 0
     failed = False
-    for path, size in _files(kind.folder):
+    known = kind.name != _BY_THE_VENDOR  # nobody can tell whether others are whole
+    for path, size in _files(kind):
         files, nbytes = files + 1, nbytes + size
-        whole = not look or _is_whole(path)
+        whole = not (look and known) or _is_whole(path)
         damaged += not whole
         if args.action == "clear" and not (args.damaged and whole):
             try:
                 if not args.dry_run:
                     path.unlink(missing_ok=True)
+                    if not known:
+                        with suppress(OSError):  # there are more in it
+                            path.parent.rmdir()
                 removed += 1
             except OSError as error:
                 failed, kind.problem = True, f"cannot be removed: {error.strerror}"

@@ -25,7 +25,7 @@ from ..lanes import (
 )
 from ..wire import Preload, Probe, StickyFault
 from ._core import Startup
-from ._failures import short_of, taken_down
+from ._failures import restarted, short_of, taken_down
 from ._prepared import Prepared
 
 if TYPE_CHECKING:
@@ -490,13 +490,7 @@ class Context:
         # No fault ends the context: the device is stopped.
         place, generation = self._core.place, self._core.memory.generation
         if place.restarting:
-            return ContextPoisoned(
-                f"{op.name} did not finish: {self._core.name} is restarted by its supervisor",
-                generation=generation,
-                status=0,
-                status_name="restarted",
-                op=op.name,
-            )
+            return restarted(op.name, self._core.name, generation)
         return DeviceLost(
             f"{op.name} did not finish: {self._core.name} is closed: "
             f"{self._core.lifecycle.over_how}"

@@ -92,10 +92,18 @@ class Event:
             Milliseconds.
 
         Raises:
+            TypeError: ``end`` is no event.
+            ValueError: it is one of another device.
             RuntimeError: one of them is not recorded.
             EventStale: the generation in which one was recorded is over.
             ContextPoisoned: the device failed before one of them.
         """
+        if not isinstance(end, Event):
+            raise TypeError(f"end must be an event, as device.event makes them, not {end!r}")
+        if end._core is not self._core:
+            raise ValueError(
+                f"end is an event of {end._core.name}, and this one is of {self._core.name}"
+            )
         port = None
         while port is None:
             await self.wait()

@@ -39,6 +39,17 @@ def told(error: BaseException) -> str:
     return str(error) if isinstance(error, AccelError) else f"{type(error).__name__}: {error}"
 
 
+def restarted(what: str, name: str, generation: int) -> ContextPoisoned:
+    """The error for what was not finished when a device was stopped, to be started again."""
+    return ContextPoisoned(
+        f"{what} did not finish: {name} is restarted by its supervisor",
+        generation=generation,
+        status=0,
+        status_name="restarted",
+        op=what,
+    )
+
+
 def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
     """The error for an op that was in flight when its context failed."""
     # One of its own for each op, because a traceback belongs to one task; the fault they

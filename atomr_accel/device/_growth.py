@@ -12,12 +12,12 @@ import trio
 from .._errors import AccelError, OutOfMemory, Unsupported
 from ..lanes import END_SECONDS, HostDied, uninterrupted
 from ..memory import SLICE, Slab, least_slab
-from ..wire import OFFSET_MASK, CreateSlab, StickyFault, UnmapSlabs, arrived
+from ..wire import OFFSET_MASK, CreateManaged, CreateSlab, StickyFault, UnmapSlabs, arrived
 from ._failures import SHORTAGES
 from ._prepared import MOST_UNMAPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from ..memory import Block
     from ._context import Context
@@ -93,6 +93,31 @@ class Growth:
                     raise self._out_of_memory(nbytes) from error
                 if slab is not None:
                     return self._core.memory.add_dedicated(slab, nbytes=nbytes)
+
+    async def managed(self, nbytes: int) -> Block:
+        """An uninitialised block of managed memory that is all of its slab.
+
+        Raises:
+            OutOfMemory: no room.
+        """
+        while True:
+            context = await self._core.ready()
+            async with self._growing:
+                if context is not self._core.context:
+                    continue
+                try:
+                    slab = await self._with_room(
+                        context, partial(self._create_managed, context, nbytes)
+                    )
+                except (HostDied, StickyFault):
+                    context.report_dead()
+                    continue
+                except OutOfMemory as error:
+                    if error.requested:  # the host has said what there is
+                        raise
+                    raise self._out_of_memory(nbytes) from error
+                if slab is not None:
+                    return self._core.memory.add_dedicated(slab)
 
     async def add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
         """Make room in a context, unless somebody else has meanwhile."""
@@ -176,26 +201,48 @@ class Growth:
             raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
         if sealed and self._core.whole is not None:
             raise Unsupported("what warm_up makes goes with it, so it cannot seal anything")
-        try:
+
+        async def create() -> Slab | None:
             return await self._create_now(context, sizes(), sealed=sealed)
+
+        return await self._with_room(context, create)
+
+    async def _with_room(
+        self, context: Context, create: Callable[[], Awaitable[Slab | None]]
+    ) -> Slab | None:
+        """What ``create`` makes, once there is room for it; None in another context."""
+        try:
+            return await create()
         except OutOfMemory:
             await self._trim(context)
         await self._core.windows.close_guests()
         if self._core.reaper.terminating:
             # What they had is free only once they have ended, and a standby is back sooner.
             with suppress(OutOfMemory):
-                return await self._create_now(context, sizes(), sealed=sealed)
+                return await create()
             for host in list(self._core.reaper.terminating):
                 with trio.move_on_after(END_SECONDS):
                     await self._core.reaper.reap(host)
         try:
-            return await self._create_now(context, sizes(), sealed=sealed)
+            return await create()
         except OutOfMemory:
             # The program comes before what only stands by for it.
             standby = self._core.standby
             if standby is None or not await standby.make_room():
                 raise
-        return await self._create_now(context, sizes(), sealed=sealed)
+        return await create()
+
+    async def _create_managed(self, context: Context, nbytes: int) -> Slab | None:
+        memory = self._core.memory
+        if not memory.affordable([nbytes]):
+            raise self._limit_reached()
+        slab = Slab(memory.new_slab_id(), nbytes, -1, sealed=False)
+        await context.host.request(CreateManaged(slab.id, nbytes))
+        return slab if context is self._core.context else None
+
+    def _limit_reached(self) -> OutOfMemory:
+        limit = self._core.memory.limit
+        return OutOfMemory(f"the memory_limit of {limit} bytes is reached", requested=0)
 
     async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
         refusal: Exception | None = None
@@ -219,10 +266,9 @@ class Growth:
             if fd >= 0:
                 os.close(fd)
             return None
-        raise OutOfMemory(
-            str(refusal or f"the memory_limit of {self._core.memory.limit} bytes is reached"),
-            requested=0,
-        ) from refusal
+        if refusal is None:
+            raise self._limit_reached()
+        raise OutOfMemory(str(refusal), requested=0) from refusal
 
     def require_possible(self, nbytes: int) -> None:
         """Raise where no slab could ever be large enough.

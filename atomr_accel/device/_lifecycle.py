@@ -12,7 +12,7 @@ import trio
 from .._errors import ContextPoisoned, DeviceLost
 from ..actors._deciders import leaves
 from ..lanes import Gate, HostDied, fail_some, uninterrupted
-from ._failures import is_passing, taken_down, told
+from ._failures import is_passing, restarted, taken_down, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +42,7 @@ class Lifecycle:
         self._core: Final = core
         self.faults: int = 0
         self.last_fault: ContextPoisoned | None = None
+        self._faulted: int = 0  # the generation that it has ended
         self.over_how: str = "it was stopped"
         self._failing: Context | None = None
         self._opened = Gate()
@@ -108,7 +109,7 @@ class Lifecycle:
         if context is None:
             return
         self.faults += 1
-        self.last_fault = fault
+        self.last_fault, self._faulted = fault, self._core.memory.generation
         if self._core.instruments.active:
             self._core.instruments("fault", self._core, fault)
         self._next_generation()
@@ -170,6 +171,16 @@ class Lifecycle:
         for watcher in self._watchers:
             with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
                 watcher.send_nowait(generation)
+
+    def why_over(self, what: str, generation: int) -> Exception:
+        """The error for what was not finished when a generation ended, with a fault or without."""
+        if self.last_fault is not None and generation == self._faulted:
+            return taken_down(what, self.last_fault)
+        if self._end is not None:
+            error = DeviceLost(f"{what} did not finish: {self._end}")
+            error.__cause__ = self._end.__cause__
+            return error
+        return restarted(what, self._core.name, generation)
 
     def renew(self) -> None:
         """The device was stopped to be started again: what its context had is gone."""
@@ -239,9 +250,9 @@ class Lifecycle:
         if self._served is memory.epoch:  # or a fault has made its refs stale
             memory.bump()
         memory.close()
-        core.staging.close()
+        core.staging.close(self._end)
         core.copiers.close()
-        core.pinned.close()
+        core.pinned.close(self._end)
 
     def finish(self) -> None:
         """A companion is over: whoever still calls it is told."""
@@ -249,7 +260,7 @@ class Lifecycle:
         memory.over = "was there for its warm_up, which is over"
         self._end = DeviceLost(f"{self._core.name} {memory.over}")
         self._opened.open()
-        self._core.pinned.close()
+        self._core.pinned.close(self._end)
 
     async def settle(self) -> None:
         """Wait, as long as that makes sense, until nothing is left of a device that is over."""

@@ -305,9 +305,10 @@ class HostCalls:
         if known is None:
             await trio.lowlevel.checkpoint()
             return
-        if known.closing is not None:
+        while known.closing is not None:
             await known.closing.wait()
-            return
+            if self._lanes.get(lane) is not known:
+                return  # else whoever was closing it was cancelled
         known.closing = trio.Event()
         try:
             while known.users:

@@ -37,6 +37,9 @@ _LONGEST_NAP: Final = 50e-6
 _NAP_SHARE: Final = 1 / 64
 """How long a nap is, as a share of the time without news: an end is seen late by about that."""
 
+_SELECTED: Final = 1024
+"""``FD_SETSIZE``: ``select`` takes no larger descriptors, and ``poll`` no microseconds."""
+
 _LOOK_MILLISECONDS: Final = 20
 
 _LINGER_SECONDS: Final = 250e-6
@@ -281,7 +284,11 @@ class Launcher:
                 news = news or now
                 if (quiet := now - news) > _POLL_SECONDS:
                     fds = [self._wake_reader, *self._lanes]
-                    select.select(fds, [], [], min(quiet * _NAP_SHARE, _LONGEST_NAP))
+                    nap = min(quiet * _NAP_SHARE, _LONGEST_NAP)
+                    if max(fds) < _SELECTED:
+                        select.select(fds, [], [], nap)
+                    else:
+                        time.sleep(nap)
         if self._idle_spin:
             until = time.perf_counter() + _LINGER_SECONDS
             while time.perf_counter() < until:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 import trio
 
+from .._errors import AccelError
 from ..memory import Allocator, round_size
 from ..wire import OFFSET_MASK, SLAB_SHIFT, map_file, numpy_at, shared_fd
 
@@ -134,6 +135,7 @@ class PinnedPool:
         self._line = trio.StrictFIFOLock()
         self._room = trio.Event()
         self._over_limit = 0
+        self._over: AccelError | None = None
 
     @property
     def has_any(self) -> bool:
@@ -212,12 +214,20 @@ class PinnedPool:
             waiting=waiting.tasks_waiting + int(waiting.locked),
         )
 
-    def close(self) -> None:
-        """Give everything up; arrays that are still held keep their memory mapped."""
+    def close(self, over: AccelError) -> None:
+        """Give everything up; arrays that are still held keep their memory mapped.
+
+        Args:
+            over: why, for whoever waits, or asks from now on.
+        """
+        self._over = over
         for number in list(self._arenas):
             self._drop_arena(number)
+        self._room.set()
 
     def _take(self, nbytes: int) -> Piece | None:
+        if self._over is not None:
+            raise type(self._over)(str(self._over)) from self._over.__cause__
         self._collect()
         size = round_size(nbytes)
         address = self._pool.allocate(size)

@@ -416,12 +416,17 @@ async def start_host(isolation: Isolation, sanitizer: Sanitizer | None = None) -
                 process, pidfd = await spawner.spawn(command, fds, group=sanitizer is not None)
             finally:
                 close_all(writers)
+        try:
+            ended = _watched(process.pid) if pidfd < 0 else None
+        except BaseException:
+            process.kill()
+            process.wait()  # which is soon over: it was killed
+            raise
     except BaseException:
         ours.close()
         if output is not None:
             output.close()
         raise
-    ended = _watched(process.pid) if pidfd < 0 else None
     return HostHandle(
         ours, process=process, pidfd=pidfd, ended=ended, output=output, sanitizer=sanitizer
     )

@@ -100,6 +100,7 @@ class Writer:
         self._sizes: Final[deque[int]] = deque()  # of the records that are kept, but for the first
         self._first = 1
         self._kept_bytes = 0
+        self._written = self._written_bytes = 0  # without what is being written just now
         self._kept_contents: Final[dict[bytes, tuple[int, int]]] = {}  # size, last record
         self.error: Exception | None = None
 
@@ -133,8 +134,8 @@ class Writer:
         """
         if self._when_full != "refuse" or self.error is not None:
             return
-        entries = self._number + len(self._waiting)
-        taken = self._kept_bytes + self._bytes_waiting
+        entries = self._written + len(self._waiting)
+        taken = self._written_bytes + self._bytes_waiting
         if entries >= self._most_entries or taken >= self._most_bytes:
             raise JournalFull(
                 f"the journal has {entries} entries of {self._most_entries} and {taken} bytes of "
@@ -206,6 +207,7 @@ class Writer:
             self._waiting.popleft()
             self._bytes_waiting -= waiting.nbytes
             waiting.written.set()
+        self._written, self._written_bytes = self._number, self._kept_bytes
         self._less.unpark_all()
 
     def _fail(self, error: Exception) -> None:

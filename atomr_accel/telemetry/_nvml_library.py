@@ -86,7 +86,11 @@ class NvmlLibrary:
                     "(libnvidia-ml.so.1); in a container, with the capability 'utility'"
                 ) from error
             raise
-        self._handles: Final = self._find()
+        try:
+            self._handles: Final = self._find()
+        except BaseException:
+            nvml.nvmlShutdown()
+            raise
         self._events: Any = None
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
+from ..actors._nursery import PlainNursery
 from ..actors._util import check_instance, check_whole
 from ._host_header import MISDIRECTED, REFUSAL, is_here
 from ._packages import package
@@ -112,7 +113,7 @@ async def serve_prometheus(
     check_instance("host", host, str)
     check_whole("port", port)
     page = _Page(metrics, frozenset(name.lower() for name in names))
-    async with trio.open_nursery() as nursery:
+    async with PlainNursery() as nursery:
         listeners = await trio.open_tcp_listeners(port, host=host)
         nursery.start_soon(partial(trio.serve_listeners, page.serve, listeners))
         try:

@@ -53,11 +53,6 @@ class DeviceMember:
         """The device's name."""
         return self.core.name
 
-    @property
-    def takes_ops(self) -> bool:
-        """Whether its lanes are open here and now."""
-        return COLLECTIVES.name in self.core.ports
-
     def require_open(self) -> None:
         """See ``Member.require_open``."""
         self.core.lifecycle.require_open()
@@ -84,7 +79,7 @@ class DeviceMember:
                 except trio.EndOfChannel:
                     await core.ready()  # raises why
                     return
-                lost(core.lifecycle.last_fault or _restarted(core, generation))
+                lost(core.lifecycle.why_over("idle", generation - 1))
 
     def join(
         self,
@@ -171,7 +166,7 @@ class DeviceMember:
     ) -> None:
         port = self.core.ports.get(COLLECTIVES.name)
         if port is None:
-            answered(self.core.lifecycle.last_fault or _restarted(self.core, 0))
+            answered(self.core.lifecycle.why_over(name, self.core.memory.generation - 1))
             return
         op = self.core.submit(port, name, message, reads, (*writes, _order(self.core)))
         op.when_answered(partial(_tell, op, answered))
@@ -183,13 +178,3 @@ def _call(answered: Callable[[], object]) -> None:
 
 def _tell(op: Op, answered: Callable[[Exception | None], object]) -> None:
     answered(op.error)
-
-
-def _restarted(core: DeviceCore, generation: int) -> ContextPoisoned:
-    return ContextPoisoned(
-        f"{core.name} is being restarted",
-        generation=generation,
-        status=0,
-        status_name="restarted",
-        op="idle",
-    )

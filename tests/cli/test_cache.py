@@ -47,7 +47,22 @@ def kinds(document: Any) -> dict[str, Any]:
 
 def test_the_kinds_are_those_that_hosts_keep() -> None:
     text = "".join(path.read_text() for path in (ROOT / "atomr_accel").rglob("host/_*.py"))
-    assert set(_cache.KINDS) == {part.partition('"')[0] for part in text.split('DiskCache("')[1:]}
+    ours = {part.partition('"')[0] for part in text.split('DiskCache("')[1:]}
+    assert set(_cache.KINDS) == ours | {_cache._BY_THE_VENDOR}
+
+
+def test_what_a_library_has_kept_by_itself_is_listed_and_cleared(
+    kept: Path, command: Commands
+) -> None:
+    header = kept / "pch" / "0123" / "a.pch"
+    header.parent.mkdir(parents=True)
+    (kept / "pch").chmod(0o700)
+    header.write_bytes(b"headers")
+    there = kinds(command.document("cache"))["pch"]
+    assert (there.files, there.nbytes, there.use) == (1, 7, _cache.KINDS["pch"])
+    assert kinds(command.document("cache", "verify"))["pch"].damaged == 0
+    assert kinds(command.document("cache", "clear", "pch"))["pch"].removed == 1
+    assert not header.parent.exists()
 
 
 def test_a_list(kept: Path, command: Commands) -> None:

@@ -407,6 +407,25 @@ async def test_a_process_that_cannot_be_watched_for_want_of_descriptors_is_none(
     assert descriptors() == before
 
 
+@program
+async def test_a_process_that_no_thread_can_watch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+
+    def none(pid: int) -> None:
+        pids.append(pid)
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    await (await start_host("process")).close()  # what is made once is there
+    before = descriptors()
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(_spawn, "_watched", none)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        await start_host("process")
+    assert descriptors() == before
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
 @pytest.mark.parametrize("left", range(5))
 @program
 async def test_out_of_descriptors_no_host_starts_and_nothing_is_left(

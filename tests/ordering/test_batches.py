@@ -19,12 +19,22 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRef, GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    DeviceLost,
+    GpuRef,
+    GpuRefSealed,
+    GpuRefStale,
+    Unsupported,
+    open_system,
+)
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 from atomr_accel.testing._garbage import collect_garbage
 
 from ..harness import (
+    AT_ONCE,
+    BACKEND,
     ON_CUDA,
     cancelled_at,
     on_shared,
@@ -708,3 +718,19 @@ async def test_calls_after_a_batch_say_that_it_was_left(device: Device) -> None:
         pass
     with pytest.raises(RuntimeError, match="which was left"):
         batch.blas.gemm(x, x)
+
+
+@pytest.mark.parametrize("faulted", [False, True])
+@program
+async def test_a_batch_whose_device_is_stopped_says_so(faulted: bool) -> None:
+    """And not that some fault of long ago has ended it."""
+    async with open_system("demo") as system:
+        device = await system.open_device(0, backend=BACKEND, backoff=AT_ONCE)
+        if faulted:
+            await poison(device)
+            await device.zeros(1)
+        with pytest.raises(DeviceLost, match=r"the batch did not finish: .* it was stopped"):
+            async with device.batch() as batch:
+                batch.zeros(3)
+                await device.ref.stop()
+                batch.zeros(3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,3 +126,22 @@ async def test_what_goes_together_and_over_several_streams(strategy: Any) -> Non
             for ref in refs:
                 assert np.array_equal(await device.get(ref), np.eye(2))
         assert world.opened - world.closed == before  # each of them once
+
+
+@program
+async def test_a_program_with_very_many_descriptors() -> None:
+    """``select`` takes none above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        stack.enter_context(behind.backend())
+        options: dict[str, Any] = {"backend": behind.BACKEND, "completion": "hybrid"}
+        async with opened(isolation="thread", **options) as device:
+            x = a = await device.put(np.eye(300, dtype=np.float32))
+            async with device.batch() as batch:
+                for _ in range(100):
+                    x = batch.blas.gemm(x, a)
+            assert np.array_equal(await device.get(x), np.eye(300))

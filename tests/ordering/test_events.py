@@ -168,3 +168,15 @@ async def test_a_point_does_not_outlive_its_generation(gate: Gate) -> None:
         await before.record("memory")
         assert await after.elapsed(before) >= 0
         await settled(device)
+
+
+@program
+async def test_what_is_no_event_of_the_device() -> None:
+    async with opened(isolation="thread") as device, opened(isolation="thread") as other:
+        event, foreign = device.event(), other.event()
+        await event.record("memory")
+        await foreign.record("memory")
+        with pytest.raises(ValueError, match="is an event of"):
+            await event.elapsed(foreign)
+        with pytest.raises(TypeError, match="end must be an event"):
+            await event.elapsed(3)  # type: ignore[arg-type]

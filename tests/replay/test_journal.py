@@ -37,8 +37,9 @@ from atomr_accel.replay import (
     replay,
     state_at,
 )
-from atomr_accel.replay._entries import Call, Dropped, Opaque, decode, encoder
+from atomr_accel.replay._entries import Call, Dropped, End, Opaque, decode, encoder
 from atomr_accel.replay._storage import START, check_chain, digest_of
+from atomr_accel.replay._writer import Waiting, Writer
 
 from ..harness import ROOT, opened, program, settled
 from ..seeds import draw
@@ -543,3 +544,40 @@ async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: P
     assert [each.call for each in report.skipped] == [2]
     assert "Thing" in report.skipped[0].reason
     assert report.differences == []
+
+
+@program
+async def test_what_is_being_written_counts_once() -> None:
+    class Held:
+        """A storage that writes when it is let."""
+
+        def __init__(self) -> None:
+            self.begun, self.let = trio.Event(), trio.Event()
+
+        @asynccontextmanager
+        async def open(self, *, create: bool) -> AsyncIterator[None]:
+            yield
+
+        async def append(self, *_: Any) -> None:
+            self.begun.set()
+            await self.let.wait()
+
+    storage: Any = Held()
+    writer = Writer(
+        storage, contents=False, most_entries=100, most_bytes=1 << 30, when_full="refuse"
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(writer.run)
+        for number in range(60):
+            writer.add(Waiting(End(number)))
+        await storage.begun.wait()
+        writer.require_room()
+        for number in range(60, 100):
+            writer.add(Waiting(End(number)))
+        with pytest.raises(JournalFull, match="100 entries of 100"):
+            writer.require_room()
+        storage.let.set()
+        await writer.drained()
+        with pytest.raises(JournalFull, match="100 entries of 100"):
+            writer.require_room()
+        writer.close(100)

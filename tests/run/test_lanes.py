@@ -292,3 +292,35 @@ async def test_a_host_that_breaks_the_protocol_is_replaced(data: bytes) -> None:
         assert x.is_stale
         assert (await device.get(await device.put(np.ones(3))) == 1).all()
         assert device.generation == 2
+
+
+@program
+async def test_who_closes_a_lane_as_another_gives_that_up_has_closed_it(gate: Gate) -> None:
+    path = str(gate.path)
+
+    def wait() -> None:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (it travels by value)
+            file.read(1)
+
+    async with opened(isolation="thread") as device, trio.open_nursery() as nursery:
+        await device.run(len, "x", lane="one")
+        nursery.start_soon(partial(device.run, wait, lane="one"))
+        await trio.testing.wait_all_tasks_blocked()
+        scope = trio.CancelScope()
+
+        async def give_up() -> None:
+            with scope:
+                await device.close_lane("one")
+
+        async def close() -> None:
+            await device.close_lane("one")
+            assert "run.one" not in lanes_of(device)
+
+        nursery.start_soon(give_up)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(close)
+        await trio.testing.wait_all_tasks_blocked()
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert "run.one" in lanes_of(device)
+        gate.open()

@@ -39,6 +39,7 @@ from atomr_accel.telemetry import (
     open_nvml,
 )
 from atomr_accel.telemetry._nvml import nearest_fault
+from atomr_accel.telemetry._nvml_library import NvmlLibrary
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
@@ -384,3 +385,17 @@ def test_the_fake_is_like_the_package() -> None:
             assert shape == [(one.name, one.default) for one in theirs], name
         else:
             assert thing == getattr(pynvml, name), name
+
+
+@program
+async def test_nvml_whose_gpus_cannot_be_found_is_closed_again() -> None:
+    fake = FakeNvml(FakeGpu())
+
+    def lost(_index: int) -> None:
+        raise fake.NVMLError(fake.NVML_ERROR_GPU_IS_LOST)
+
+    fake.nvmlDeviceGetHandleByIndex = lost  # type: ignore[assignment,method-assign]
+    for _ in range(3):
+        with pytest.raises(fake.NVMLError):
+            NvmlLibrary(fake)
+        assert fake.opened == 0

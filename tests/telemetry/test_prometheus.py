@@ -338,3 +338,16 @@ async def ask_prometheus(port: int, query: str) -> list[tuple[dict[str, str], st
         return []
     answer: Any = json.loads(text)
     return [(one["metric"], one["value"][1]) for one in answer["data"]["result"]]
+
+
+@program
+async def test_errors_come_out_as_they_are() -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as taken,
+        pytest.raises(OSError, match="in use"),
+    ):
+        async with serve_prometheus(Metrics(), port=taken.getsockname()[1]):
+            pass
+    with pytest.raises(ZeroDivisionError):
+        async with serve_prometheus(Metrics()):
+            raise ZeroDivisionError

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
+import trio
 
 from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.device.data._managed import Advice, Attachment
 from atomr_accel.testing import poison
+from atomr_accel.wire import CreateManaged, UnmapSlabs
 
 from ..harness import cpu_only, on_shared, opened, program, same_bits, used_by
 
@@ -109,3 +111,42 @@ async def test_managed_buffers_never_take_more_than_the_card_has() -> None:
         again = await device.managed(5 * gib, np.uint8)  # what was dropped makes room
         await device.fill(again, 7)
         assert (await device.get(again[-1000:]) == 7).all()
+
+
+@cpu_only
+@program
+async def test_managed_buffers_never_take_more_than_the_limit() -> None:
+    mib = 1 << 20
+    async with opened(memory_limit=64 * mib, isolation="thread") as device:
+        context = device._core.context
+        assert context is not None
+        request = context.host.request
+
+        async def has_some(message: Any, *args: Any, **more: Any) -> Any:
+            """As a host does that has managed memory."""
+            if not isinstance(message, (CreateManaged, UnmapSlabs)):
+                return await request(message, *args, **more)
+            await trio.lowlevel.checkpoint()
+            return None, -1
+
+        context.host.request = has_some  # type: ignore[assignment,method-assign]
+        refs: list[Any] = []
+        errors: list[OutOfMemory] = []
+
+        async def make() -> None:
+            try:
+                refs.append(await device.managed(40 * mib, np.uint8))
+            except OutOfMemory as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(make)
+        assert (len(refs), len(errors)) == (1, 2)
+        assert "its memory_limit is" in str(errors[0])
+        device._core.memory.reserved = 30 * mib  # as by a hot standby
+        refs.clear()
+        with pytest.raises(OutOfMemory, match="its memory_limit is"):
+            await device.managed(40 * mib, np.uint8)
+        device._core.memory.reserved = 0
+        await device.managed(40 * mib, np.uint8)

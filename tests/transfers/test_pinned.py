@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from atomr_accel import DeviceLost, open_system
 from atomr_accel.lanes import PinnedPool
 from atomr_accel.testing import kill_host
 
-from ..harness import descriptors, on_shared, opened, program, same_bits
+from ..harness import BACKEND, descriptors, on_shared, opened, program, same_bits
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -170,7 +172,7 @@ class Pools(RuleBasedStateMachine):
     def teardown(self) -> None:
         before = descriptors()
         arenas = self.pool.statistics().arenas
-        self.pool.close()
+        self.pool.close(DeviceLost("of the test"))
         assert descriptors() <= before - arenas
         self.everybody_has_what_he_wrote()
 
@@ -198,6 +200,49 @@ def test_who_waits_in_line_gets_what_others_give_back(sizes: list[int]) -> None:
             for size in sizes:
                 nursery.start_soon(user, size)
         assert pool.statistics().used == 0
-        pool.close()
+        pool.close(DeviceLost("of the test"))
 
     trio.run(main)
+
+
+@program
+async def test_who_waits_when_the_device_ends_is_told() -> None:
+    async with open_system("demo") as system:
+        device = await system.open_device(0, backend=BACKEND, pinned_limit=MIB)
+        told: list[DeviceLost] = []
+
+        async def wait() -> None:
+            try:
+                async with device.pinned.array(MIB, np.uint8):
+                    raise AssertionError("there is no device")
+            except DeviceLost as error:
+                told.append(error)
+
+        async with trio.open_nursery() as nursery, device.pinned.array(MIB, np.uint8) as array:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            await device.ref.stop()
+            array[:] = 3  # it is the program's for as long as the block runs
+        assert "it was stopped" in str(told[0])
+
+
+@program
+async def test_puts_that_wait_when_the_device_ends_are_told() -> None:
+    async with open_system("demo") as system:
+        device = await system.open_device(0, backend=BACKEND)
+        data = np.zeros(24 * MIB, np.uint8)
+        told: list[DeviceLost] = []
+
+        async def put() -> None:
+            try:
+                await device.put(data)
+            except DeviceLost as error:
+                told.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(put)
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
+            await device.ref.stop()
+        assert len(told) == 8

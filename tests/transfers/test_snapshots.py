@@ -355,3 +355,29 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         _snapshot_file.write_arrays(path, [np.arange(4)])
     assert_alone(path)
     assert _snapshot_file.read_arrays(path)[0].tolist() == [0, 1, 2]
+
+
+@program
+async def test_what_is_restored_is_taken_anew_only_after_that(gate: Gate) -> None:
+    """Also where that is another device, on the way to which nothing is submitted yet."""
+    async with opened(isolation="thread") as one, opened(isolation="thread") as other:
+        nbytes = 1 << 22
+        refs = [await one.zeros(nbytes, np.uint8) for _ in range(2)]
+        snapshot = await one.snapshot(refs)
+        await snapshot.wait()
+        for ref in refs:
+            await one.fill(ref, 7)
+        restored: list[GpuRef] = []
+
+        async def restore() -> None:
+            restored.extend(await other.restore(snapshot))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(restore)
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
+            with pytest.raises(ValueError, match="or restored"):
+                await one.snapshot(refs, out=snapshot)
+        for ref in restored:
+            assert not (await other.get(ref)).any()
+        await one.snapshot(refs, out=snapshot)

@@ -14,7 +14,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
 from atomr_accel.device.data._transfer import SMALL, TransferStatistics
 from atomr_accel.lanes import CHUNK, PinnedPool
 from atomr_accel.testing import kill_host, poison
@@ -290,7 +290,7 @@ def test_pieces_never_overlap_and_the_limit_holds(steps: list[tuple[bool, int, i
         pool.trim()
         assert pool.statistics().capacity == 0
     finally:
-        pool.close()
+        pool.close(DeviceLost("of the test"))
 
 
 def test_what_an_op_uses_comes_back_after_it() -> None:
@@ -302,7 +302,7 @@ def test_what_an_op_uses_comes_back_after_it() -> None:
     assert pool.statistics().used
     piece.drop()
     assert not pool.statistics().used
-    pool.close()
+    pool.close(DeviceLost("of the test"))
 
 
 # --- faults -------------------------------------------------------------------------------

@@ -475,15 +475,7 @@ class Batch(Collector):
 
     def _check_epoch(self) -> None:
         if self.memory.epoch is not self._epoch:
-            fault = self._core.lifecycle.last_fault
-            assert fault is not None
-            raise ContextPoisoned(
-                f"the batch did not finish: {fault}",
-                generation=fault.generation,
-                status=fault.status,
-                status_name=fault.status_name,
-                op=fault.op,
-            ) from fault
+            raise self._core.lifecycle.why_over("the batch", self._epoch.generation)
 
     async def _provide(self, blocks: Iterable[Block]) -> None:
         """Have memory for those of these blocks that have none yet."""

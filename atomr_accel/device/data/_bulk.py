@@ -163,7 +163,11 @@ class Bulk:
         nbytes, staging = len(self._data), self._core.staging
         while not self._stopped and self._begun < nbytes and self._active < 2 * COPIERS:
             length = min(self._size, nbytes - self._begun)
-            piece = staging.try_acquire(length)
+            try:
+                piece = staging.try_acquire(length)
+            except AccelError as error:  # the device is closed
+                self._fail(error)
+                return
             if piece is None:
                 if not self._waiting:
                     self._waiting = True
@@ -175,8 +179,13 @@ class Bulk:
 
     async def _wait_for_piece(self, length: int) -> None:
         """Others want staging memory too: take turns."""
-        piece = await self._core.staging.acquire(length)
-        self._waiting = False
+        try:
+            piece = await self._core.staging.acquire(length)
+        except AccelError as error:
+            self._fail(error)
+            return
+        finally:
+            self._waiting = False
         if self._stopped:
             piece.release()
         else:

@@ -6,11 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..._dtypes import as_dtype
-from ..._errors import OutOfMemory, Unsupported
-from ...lanes import HostDied
+from ..._errors import Unsupported
 from ...libraries._arguments import require_writable
-from ...memory import GpuRef, Slab, as_shape
-from ...wire import CreateManaged, Message, StickyFault
+from ...memory import GpuRef, as_shape
 from .._context import MEMORY_LANE
 
 if TYPE_CHECKING:
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from ...wire import Message
     from .._core import DeviceCore, Shape
 
 Place = Literal["device", "host"]
@@ -43,36 +42,7 @@ async def make_managed(core: DeviceCore, shape: Shape, dtype: DTypeLike) -> GpuR
     shape = as_shape(shape)
     nbytes = math.prod(shape) * dtype.itemsize
     room = max(1, -(-nbytes // _PAGE)) * _PAGE
-    trimmed = False
-    while True:
-        context = await core.ready()
-        slab = Slab(core.memory.new_slab_id(), room, -1, sealed=False)
-        try:
-            _check_limit(core, room)
-            await context.host.request(CreateManaged(slab.id, room))
-            if context is core.context:
-                return GpuRef(core.memory.add_dedicated(slab), shape, dtype, nbytes)
-        except OutOfMemory:
-            if trimmed:
-                raise
-            await core.growth.trim()  # what was dropped may be enough
-            trimmed = True
-        except (HostDied, StickyFault):
-            context.report_dead()
-
-
-def _check_limit(core: DeviceCore, nbytes: int) -> None:
-    limit = core.memory.limit
-    if limit is not None and core.memory.capacity + nbytes > limit:
-        found = core.memory.statistics()
-        raise OutOfMemory(
-            f"no room for {nbytes} bytes of managed memory on {core.name}: of its memory_limit "
-            f"of {limit}, {found.capacity} are taken",
-            requested=nbytes,
-            free=found.free,
-            in_use=found.used,
-            largest_free=found.largest_free,
-        )
+    return GpuRef(await core.growth.managed(room), shape, dtype, nbytes)
 
 
 async def on_managed(

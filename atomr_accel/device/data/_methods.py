@@ -453,6 +453,15 @@ class MemoryMethods(Arrays[Awaited]):
         core = self._core
         if out is not None:
             check_outs(core, snapshot, out)
+        snapshot._readers += 1
+        try:
+            return await self._restore(snapshot, out)
+        finally:
+            snapshot._readers -= 1
+
+    async def _restore(self, snapshot: Snapshot, out: Sequence[GpuRef] | None) -> list[GpuRef]:
+        """See ``restore``."""
+        core = self._core
         await snapshot.wait()
         if snapshot._refs:
             outs = [None] * len(snapshot) if out is None else out

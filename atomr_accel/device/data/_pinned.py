@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
@@ -12,6 +12,7 @@ import trio
 from sortedcontainers import SortedDict
 
 from ..._dtypes import as_dtype
+from ..._errors import DeviceLost
 from ...lanes import HostDied, PinnedPool, uninterrupted
 from ...memory import as_shape, round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from ..._errors import AccelError
     from ...lanes import HostHandle, Piece, PinnedStatistics
     from .._core import DeviceCore
 
@@ -106,7 +108,8 @@ class Pinned:
             del self._pieces[piece.address]
             piece.release()
         if self._pool.unmapped:
-            await self._unmap()
+            with suppress(DeviceLost):  # its host has ended, and nothing is mapped any more
+                await self._unmap()
 
     async def trim(self) -> None:
         """Give the memory that no array uses back to the system."""
@@ -188,9 +191,9 @@ class Pinned:
             else:
                 arena.host = context.host
 
-    def close(self) -> None:
+    def close(self, over: AccelError) -> None:
         """The device is closed; arrays that are still held keep their memory."""
-        self._pool.close()
+        self._pool.close(over)
 
     def _piece_at(self, address: int) -> Piece | None:
         at = self._pieces.bisect_right(address) - 1

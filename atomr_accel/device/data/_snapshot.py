@@ -22,7 +22,6 @@ from ...libraries._arguments import require_readable, require_writable
 from ...memory import GpuRef, Hold
 from ...wire import SLAB_SHIFT, Copy
 from .._context import MEMORY_LANE
-from .._failures import taken_down
 from ._arrays import check_like
 from ._snapshot_file import read_arrays, write_arrays
 from ._transfer import ENDED, in_worker
@@ -192,6 +191,7 @@ class Snapshot:
         self._moves = moves
         self._source = source  # has windows to close, once all is there
         self._restores: list[_Moves] = []
+        self._readers = 0  # calls of ``restore`` that are not over
         self._place = refs[0].device if refs else "host"
         self._closed = False
 
@@ -319,7 +319,7 @@ class Snapshot:
         """Refuse to be taken again while something reads or writes it."""
         self._require_open()
         under_way = [*self._restores, *([] if self._moves is None else [self._moves])]
-        if not all(moves.over for moves in under_way):
+        if self._readers or not all(moves.over for moves in under_way):
             raise ValueError("out is still being taken or restored; wait for that first")
         self._restores.clear()
 
@@ -427,10 +427,7 @@ def _seal_all(peer: DeviceCore, copies: Sequence[GpuRef]) -> Exception | None:
     """All has arrived; an error if the peer has failed meanwhile."""
     memory = peer.memory
     if any(copy._block.epoch is not memory.epoch for copy in copies):
-        fault = peer.lifecycle.last_fault
-        if fault is None or memory.over is not None:
-            return DeviceLost(f"the snapshot is gone: {peer.name} {memory.over}")
-        return taken_down("snapshot", fault)
+        return peer.lifecycle.why_over("snapshot", copies[0]._block.generation)
     for copy in copies:
         memory.seal(copy._block)
     return None

@@ -32,7 +32,7 @@ from ...libraries._arguments import require_readable, require_writable
 from ...memory import Hold, Kept, ref_error
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
-from .._failures import short_of, taken_down
+from .._failures import short_of
 from ._bulk import COPIERS, Bulk, chunk_size
 
 if TYPE_CHECKING:
@@ -385,9 +385,9 @@ def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
         if not isinstance(error, (GpuRefStale, Rebuilt)):
             raise
         # It was in flight all the time, if perhaps none of its pieces was.
-        fault = core.lifecycle.last_fault
-        if transfer.done and fault is not None and core.memory.generation > generation:
-            raise taken_down(name, fault) from fault
+        if transfer.done and core.memory.generation > generation:
+            over = core.lifecycle.why_over(name, generation)
+            raise over from over.__cause__
         raise
     finally:
         core.transfers.discard(transfer)

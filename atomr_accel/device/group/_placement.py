@@ -79,6 +79,7 @@ class Placement:
         """Wait for a device that has room; ``give_back`` it."""
         await trio.lowlevel.checkpoint()
         waiter = _Waiter(candidates, policy, hints)
+        self.look()  # nobody tells of memory that was freed, and who came first goes first
         if not waiter.try_now():
             self._waiting.append(waiter)
             try:

@@ -374,9 +374,9 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
         raise ValueError(
             f"the shared buffer belongs to backend {content.backend!r}, but {core.name} does not"
         )
+    await core.growth.tidy()
     if shared.fd < 0:
         raise ValueError("the shared buffer was closed")
-    await core.growth.tidy()
     dtype = DTYPES[content.dtype]
     nbytes = math.prod(content.shape) * dtype.itemsize
     fd = core.growth.another(shared.fd, content.slab_bytes)

@@ -66,9 +66,6 @@ Computed: TypeAlias = "Operand | np.ndarray[Any, np.dtype[Any]]"
 """What is computed. To type checkers NumPy's functions give arrays, also of expressions."""
 
 
-_Planned: TypeAlias = tuple[Plan, tuple[BuiltKernel, ...]]
-
-
 class Evaluator:
     """What is known of the expressions that a device has computed.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
@@ -31,8 +30,6 @@ _ASSOCIATIVE: Final = tuple(
 )
 _LOOSE: Final = ("int32", "uint32", "uint64", "float32", "float64")
 """What there are atomic additions of."""
-
-_FINFO: Final[Any] = ml_dtypes.finfo
 
 
 class Reductions(CubPart[D]):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ...memory import GpuRef
 
 _MODES: Final = ("full", "same", "valid")
-_COMPLEX128: Final = DTYPES["complex128"]
 _FACTORS: Final = (2, 3, 5, 7)
 
 

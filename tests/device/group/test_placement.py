@@ -194,3 +194,27 @@ def test_whatever_happens_nobody_waits_for_what_is_there(steps: list[tuple[str, 
         assert placement.waiting == 0
 
     trio.run(main)
+
+
+@program
+async def test_nobody_overtakes_who_waits_for_memory_that_was_freed() -> None:
+    """Nobody tells of that, so it is looked at when the next one comes."""
+    (device,) = devices = members(1, memory=100)
+    placement, order = Placement(), []
+    much = Hints(nbytes=80)
+
+    async def work(name: str) -> None:
+        await placement.take(devices, First(), much)
+        order.append(name)
+
+    await placement.take(devices, First(), ANY)
+    device.reserved += 50  # what it has put there
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, "first")
+        await trio.testing.wait_all_tasks_blocked()
+        device.reserved -= 50
+        nursery.start_soon(work, "second")
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == ["first"]
+        placement.give_back(device, much)
+    assert order == ["first", "second"]

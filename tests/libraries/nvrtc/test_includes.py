@@ -9,6 +9,7 @@ import pytest
 
 from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc.host import _includes, _program
+from atomr_accel.libraries.nvrtc.host._precompiled import with_own_folder
 from atomr_accel.libraries.nvrtc.wire._messages import Compile
 
 PLAIN: Final = 'extern "C" __global__ void plain(float* x) { *x = 1; }'
@@ -186,3 +187,15 @@ def test_the_vendors_headers_compile(name: str) -> None:
     options = CompileOptions(default_device=name == "cute").flags()
     assert find(source, "k", options=options).image.startswith(b"\x7fELF")
     assert find(source, "k", options=options).kept
+
+
+def test_precompiled_headers_are_kept_where_nobody_else_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = Compile(source="", names=(), options=("--pch",))
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))
+    assert any("--pch-dir" in each for each in with_own_folder(message, b"hash").options)
+    (tmp_path / "pch").chmod(0o777)
+    assert with_own_folder(message, b"hash").options == ()
+    monkeypatch.setenv("ATOMR_CACHE_DIR", "/dev/null/nothing")
+    assert with_own_folder(message, b"hash").options == ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, LibraryMissing, Unsupported
+from atomr_accel import LibraryError, LibraryMissing, LinAlgError, Unsupported
 from atomr_accel.libraries.host._vendor import VendorLibrary
 from atomr_accel.libraries.sparse._direct import DIRECT as LANE
 from atomr_accel.libraries.sparse.host import _direct_cuda, _prototypes_dss
@@ -144,3 +144,18 @@ def test_options_have_the_sizes_that_the_library_says() -> None:
         library.call("cudssConfigGet", config.value, option, None, 0, byref(size))
         assert size.value == {"int": 4, "double": 8}[kind], name
     library.call("cudssConfigDestroy", config.value)
+
+
+async def test_factors_that_could_not_be_made_anew_solve_nothing(
+    device: Device, library: FakeDss
+) -> None:
+    a, b = await device.sparse.put(MATRIX), await device.put(np.ones(3))
+    lu = await device.sparse.splu(a)
+    library.refused.add("REFACTORIZATION")
+    with pytest.raises((LibraryError, Unsupported)):
+        await lu.refactorize(a)
+    with pytest.raises(LinAlgError, match="there are no factors"):
+        await lu.solve(b)
+    library.refused.clear()
+    await lu.refactorize(a)
+    await lu.solve(b)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 from atomr_accel import LibraryMissing, Unsupported
 from atomr_accel.libraries.tensor._operations import LANE
+from atomr_accel.libraries.tensor.host import _cuda
+from atomr_accel.libraries.wire._recent import Recent
 from tests.harness import opened
 
 from ...fakes.cublaslt import FakeEvents
@@ -18,6 +22,8 @@ from .expressions import OPT_EINSUM, operands_for
 from .rows import ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device
 
     from ...fakes.driver import FakeDriver
@@ -27,8 +33,6 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeTensors:
-    from atomr_accel.libraries.tensor.host import _cuda
-
     fake: Any = FakeTensors()
     fake.events = FakeEvents(driver, fake)
     monkeypatch.setattr(_cuda, "load_cutensor", lambda: fake)
@@ -162,3 +166,33 @@ async def test_what_the_library_refuses_is_unsupported(
     x = await device.put(np.ones((6, 6), np.float32))
     with pytest.raises(Unsupported, match="cuTENSOR does not contract float32 in TF32"):
         await device.tensor.contract(x, "ab", x, "bc", "ac", compute_type="TF32")
+
+
+def test_a_plan_stays_as_long_as_a_graph_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[Any] = []
+    monkeypatch.setattr(_cuda._Plan, "__init__", lambda *_: None)
+    monkeypatch.setattr(_cuda.CudaTensors, "_launch", lambda *_: None)
+    kept: list[Callable[[], None]] = []
+    stream = SimpleNamespace(captures=True, keep=lambda _, give_back: kept.append(give_back))
+    executor: Any = object.__new__(_cuda.CudaTensors)
+    executor._stream, executor._opened = stream, None
+    executor._plans = Recent(2, lambda plan: plan.drop())
+
+    def plan(number: int) -> Any:
+        made: Any = object.__new__(_cuda._Plan)
+        made._made, made._own, made.graphs, made._dropped = ExitStack(), 0, 0, False
+        made._made.callback(freed.append, number)
+        return made
+
+    executor._plan = plan
+    for number in (1, 2, 1, 3, 4, 5):
+        executor._run(SimpleNamespace(operation=number))
+    assert freed == []
+    for give_back in kept[:3]:
+        give_back()
+    assert freed == [2, 1]  # 1 has been launched twice
+    for give_back in kept[3:]:
+        give_back()
+    assert freed == [2, 1, 3]
+    executor.close()
+    assert sorted(freed) == [1, 2, 3, 4, 5]

@@ -31,7 +31,6 @@ Reduction = Literal["sum", "prod", "min", "max", "avg"]
 ID_BYTES: Final = 128
 """``NCCL_UNIQUE_ID_BYTES``"""
 
-LARGEST_ADDRESS: Final = 1 << 62
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ...host._disk_cache import base_folder
+from ...host._disk_cache import base_folder, is_safe
 
 if TYPE_CHECKING:
     from ..wire._messages import Compile
@@ -44,6 +45,9 @@ def with_own_folder(message: Compile, included: bytes | None) -> Compile:
     if included is not None and base is not None:
         held = hashlib.sha256(msgspec.msgpack.encode((message.headers, included)))
         folder = base / "pch" / held.hexdigest()[:24]
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        rest = (*rest, "--pch", f"--pch-dir={folder}")
+        with suppress(OSError):  # on a full disk nothing is kept, and nothing fails
+            folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if named or is_safe(folder.parent):
+                folder.mkdir(exist_ok=True, mode=0o700)
+                rest = (*rest, "--pch", f"--pch-dir={folder}")
     return msgspec.structs.replace(message, options=rest)

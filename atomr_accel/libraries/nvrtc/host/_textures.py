@@ -179,6 +179,8 @@ class Textures:
 
     def _free(self, message: FreeArray) -> None:
         self._made.discard(message.array)
+        if self._arrays.find(message.array) is not None:
+            check("cuCtxSynchronize", driver.cuCtxSynchronize())  # kernels may be using it
         self._destroy(message.array)
 
 

@@ -92,6 +92,7 @@ class CudaDirect:
             factors = self._factors[message.number] = _Factors(handle, system, parts)
             factors.execute(parts, "ANALYSIS", "FACTORIZATION")
         else:
+            factors.info = 1  # until it has succeeded
             factors.execute(parts, "REFACTORIZATION")
         factors.info = factors.failure()
         require_regular(factors.info)

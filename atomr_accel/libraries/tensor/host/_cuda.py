@@ -107,8 +107,8 @@ class CudaTensors:
         if plan is None:
             plan = self._plans.keep(message.operation, self._plan(message.operation))
         if self._stream.captures:
-            plan.pinned = True  # a graph has its scratch memory and its kernels
-            self._stream.keep(plan)
+            plan.graphs += 1  # they have its scratch memory and its kernels
+            self._stream.keep(plan, plan.let_go)
         self._launch(plan, message)
 
     def _plan(self, data: bytes) -> _Plan:
@@ -204,7 +204,7 @@ class _Plan:
         plan: the library's handle.
         scalar_type: the dtype of its scalars.
         work: bytes of scratch memory that it needs.
-        pinned: whether a graph has it, so that it must stay.
+        graphs: how many have it, so that it must stay.
     """
 
     def __init__(
@@ -214,7 +214,8 @@ class _Plan:
         self._handle = handle
         self._own = 0
         self.operation = operation
-        self.pinned = False
+        self.graphs = 0
+        self._dropped = False
         create, self.execute = _VENDOR[operation.kind]
         with undone_on_error() as made:
             self._made: ExitStack = made
@@ -238,13 +239,20 @@ class _Plan:
             )
 
     def drop(self) -> None:
-        """Destroy it, if no graph has it."""
-        if self.pinned:
+        """Destroy it, once no graph has it."""
+        self._dropped = True
+        if self.graphs:
             return
         self._made.close()
         if self._own:
             check("cuMemFree", driver.cuMemFree(self._own))
             self._own = 0
+
+    def let_go(self) -> None:
+        """A graph that has it is gone."""
+        self.graphs -= 1
+        if self._dropped:
+            self.drop()
 
     def own_scratch(self) -> int:
         """Scratch memory where the program has brought too little; lives as long as the plan."""
