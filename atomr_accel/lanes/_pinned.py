@@ -72,8 +72,13 @@ class Arena:
         self.left: set[Piece] = set()
 
     def close(self) -> None:
-        """Give the memory up; views that are still held keep it mapped."""
+        """Give the memory up; pieces and views that are still held keep it mapped."""
         os.close(self.fd)
+        if not self.pieces:
+            self.unmap()
+
+    def unmap(self) -> None:
+        """It was closed, and nobody has a piece of it any more."""
         del self.bytes
         with contextlib.suppress(BufferError):
             self._mmap.close()
@@ -263,15 +268,19 @@ class PinnedPool:
         arena.close()
 
     def _give_back(self, piece: Piece) -> None:
+        arena = piece.arena
+        arena.pieces -= 1
         if piece.dedicated:
             self._over_limit -= piece.size
-            if piece.arena.id in self._arenas:  # else the pool was closed meanwhile
-                self._drop_arena(piece.arena.id)
+        if arena.id not in self._arenas:  # the pool was closed meanwhile
+            if not arena.pieces:
+                arena.unmap()
+        elif piece.dedicated:
+            self._drop_arena(arena.id)
         else:
             self._collect()
-            piece.arena.pieces -= 1
             if piece.lent:
-                piece.arena.left.add(piece)
+                arena.left.add(piece)
             else:
                 self._pool.free(piece.address, piece.size)
             self._room.set()
