@@ -351,6 +351,10 @@ def _bound(value: Any) -> Value | None:
     return None if value is None or value is np._NoValue else values_of((value,))[0]
 
 
+_MOST_DECIMALS: Final = 308
+"""Ten to the power of more is infinite."""
+
+
 @_stands_for(np.round, np.around)
 def _round(a: Any, decimals: int = 0, out: None = None) -> Operand:
     x = _operand(a)
@@ -363,6 +367,8 @@ def _round(a: Any, decimals: int = 0, out: None = None) -> Operand:
         return cast(x, as_dtype(np.float16))
     if decimals == 0:
         return ufunc("rint", x)
+    if abs(decimals) > _MOST_DECIMALS:
+        raise ValueError(f"decimals must be from -308 to 308, not {decimals}")
     scale = constant(10.0 ** abs(decimals), _FLOAT64 if x.dtype.kind in "iu" else x.dtype)
     if decimals > 0:
         return ufunc("divide", ufunc("rint", ufunc("multiply", x, scale)), scale)

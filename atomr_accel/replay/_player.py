@@ -131,8 +131,8 @@ async def replay(
     Args:
         path: the journal's file, or where else it is kept.
         device: an open device, of any backend. It should be a fresh one, without a journal.
-        functions: what to take for functions of the program, by qualified name, where they cannot
-            be imported or have changed.
+        functions: what to take for functions of the program, by qualified name with its module or
+            without, where they cannot be imported or have changed.
         inputs: arrays by their hashes, where the journal has no contents; see ``content_hash``.
         tolerance: by how much elements may differ, as a part of the largest one of their array; a
             dict has it by the dtype's name. By default 0 on the backend that recorded (equal
@@ -143,7 +143,8 @@ async def replay(
 
     Raises:
         TypeError: a tolerance that is neither a number nor a dict of numbers.
-        ValueError: one that is negative or NaN, or of a dtype that there is not.
+        ValueError: one that is negative or NaN, or of a dtype that there is not; a function of a
+            name that the journal does not call.
         JournalError: it is no journal, or one of another version; a ``JournalDamaged`` where it is
             not what was written.
         FileNotFoundError: there is none.
@@ -152,6 +153,7 @@ async def replay(
     async with reading(path) as recorded:
         player = Player(recorded, device, functions or {}, inputs or {}, may_differ)
         await player.play(None)
+        player.restorer.require_all_replaced()
         return player.report
 
 

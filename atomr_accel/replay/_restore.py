@@ -84,6 +84,8 @@ class Restorer:
         functions: what to take for functions, by qualified name.
 
     Attributes:
+        replaced: the names of those that were taken.
+        kept: the names of functions that were found elsewhere.
         buffers: a ref of each buffer, by its number.
         handles: what has methods, by its number.
         lost: why there is no buffer, by its number.
@@ -96,6 +98,8 @@ class Restorer:
     ) -> None:
         self._array: Final = array
         self._functions: Final = functions
+        self.replaced: Final[set[str]] = set()
+        self.kept: Final[set[str]] = set()
         self.buffers: Final[dict[int, GpuRef]] = {}
         self.handles: Final[dict[int, Any]] = {}
         self.lost: Final[dict[int, str]] = {}
@@ -168,9 +172,11 @@ class Restorer:
 
     def function(self, described: Function) -> Any:
         """A function or class, found by name, whose source is what it was."""
-        found = self._functions.get(described.name)
-        if found is not None:
-            return found
+        for name in (described.name, f"{described.module}.{described.name}"):
+            if name in self._functions:
+                self.replaced.add(name)
+                return self._functions[name]
+        self.kept.add(described.name)
         try:
             found = _module_of(described)
             for part in described.name.split("."):
@@ -186,6 +192,18 @@ class Restorer:
                 f"changed; give one to go on with by functions={{{described.name!r}: ...}}"
             )
         return found
+
+    def require_all_replaced(self) -> None:
+        """Raise where a function was given that nothing was taken for.
+
+        Raises:
+            ValueError: of such a name the journal calls none.
+        """
+        if others := self._functions.keys() - self.replaced:
+            raise ValueError(
+                f"functions= names {', '.join(map(repr, sorted(others)))}, which the journal does "
+                f"not call; it calls {', '.join(map(repr, sorted(self.kept))) or 'no others'}"
+            )
 
     def formula(self, described: Formula) -> Any:
         """An expression."""

@@ -63,7 +63,12 @@ class SqliteStorage(ThreadedStorage):
         return f"SqliteStorage({str(self.path)!r})"
 
     def _create(self) -> None:
-        self.path.touch(mode=_OURS_ALONE, exist_ok=False)
+        try:
+            self.path.touch(mode=_OURS_ALONE, exist_ok=False)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise JournalError(f"{self.path} cannot be written: {error}") from error
         try:
             self._connection = _connected(self.path)
             self._connection.executescript(_TABLES)

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
+from .._errors import OutOfMemory
+from ..device.data._transfer import in_thread
+from ._storage import JournalError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
@@ -28,10 +32,19 @@ class ThreadedStorage:
         """Open the journal, for the length of a block; see ``Storage.open``."""
         try:
             await self._in_thread(self._create if create else self._open)
+        except OutOfMemory as error:  # nothing was begun
+            raise JournalError(f"the journal cannot be opened: {error}") from error
+        except BaseException:
+            await self._end()
+            raise
+        try:
             yield
         finally:
-            with trio.CancelScope(shield=True):
-                await self._in_thread(self._close)
+            await self._end()
+
+    async def _end(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self._in_thread(self._close)
 
     async def append(
         self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
@@ -48,7 +61,7 @@ class ThreadedStorage:
         return await self._in_thread(self._content, key)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
+        return await in_thread(partial(function, *args), self._limiter)
 
     @abstractmethod
     def _create(self) -> None: ...

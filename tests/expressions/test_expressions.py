@@ -473,6 +473,7 @@ async def test_a_function_that_looks_at_what_refs_hold_is_told(device: Device) -
         (lambda x: (x + 1).diagonal(), Unsupported, "no diagonal"),
         (lambda x: (x + 1).flatten(), Unsupported, "no flatten"),
         (lambda x: x.astype(np.int32, casting="safe"), TypeError, "to the rule 'safe'"),
+        (lambda x: np.round(x, 400), ValueError, "decimals must be from -308 to 308, not 400"),
         (lambda x: np.round(x > 0, 1), TypeError, "Cannot cast ufunc 'multiply' output"),
         (lambda x: np.maximum(x.astype(np.uint8), -1), OverflowError, "out of bounds for uint8"),
         (lambda x: (x + 1)[:, None, None, :], IndexError, "too many indices"),

@@ -467,6 +467,36 @@ async def test_whatever_is_in_the_file_is_an_error_of_journals(tmp_path: Path) -
     assert lines <= {6}
 
 
+@pytest.mark.parametrize("where", ["missing/journal", "file/journal", "n" * 300])
+@program
+async def test_a_file_that_cannot_be_begun_is_a_journal_error(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").touch()
+    async with opened(isolation="thread") as device:
+        with pytest.raises(JournalError, match="cannot be written"):
+            async with open_journal(device, tmp_path / where):
+                pass
+        with pytest.raises(FileExistsError):
+            async with open_journal(device, tmp_path / "file"):
+                pass
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@program
+async def test_without_a_thread_no_journal_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with opened(isolation="thread") as device:
+        monkeypatch.setattr(trio.to_thread, "run_sync", none)
+        with pytest.raises(JournalError, match="cannot be opened: a worker thread"):
+            async with open_journal(device, tmp_path / "journal"):
+                pass
+        monkeypatch.undo()
+    assert os.listdir(tmp_path) == []
+
+
 @program
 async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"

@@ -247,6 +247,17 @@ async def record_three(path: Path, **options: Any) -> None:
 
 
 @program
+async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
+    """Or a name with a mistake in it would test what was recorded."""
+    path = tmp_path / "journal"
+    await record_three(path, contents=True, results=True)
+    whole = f"{doubled.__module__}.doubled"
+    assert not (await again(path, functions={whole: doubled_wrongly})).same
+    with pytest.raises(ValueError, match="names 'duobled', which the journal does not call; it"):
+        await again(path, functions={"duobled": doubled_wrongly})
+
+
+@program
 async def test_a_bug_in_one_op_is_named_with_the_element_and_by_how_much(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await record_three(path, contents=True, results=True)

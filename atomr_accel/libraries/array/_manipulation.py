@@ -123,6 +123,7 @@ class Manipulation(ArrayPart[D]):
 
         Raises:
             TypeError: complex numbers.
+            ValueError: more than 308 digits.
         """
         made = self._made(np.round, self._operand(a, "a"), operator.index(decimals))
         return self._several("round", lambda steps: _copied(steps, made, out))

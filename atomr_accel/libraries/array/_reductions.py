@@ -357,7 +357,11 @@ class Reductions(ArrayPart[D]):
         ddof: float = 0,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Variances of what is not NaN; as ``numpy.nanvar``, and as ``var``."""
+        """Variances of what is not NaN; as ``numpy.nanvar``, and as ``var``.
+
+        Where no more than ``ddof`` elements are not NaN they are infinite, or NaN if all are equal,
+        as those of ``var``; NumPy's are NaN.
+        """
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
         return self._reduced(np.var, a, out, axis=axis, **options)
 
@@ -371,7 +375,7 @@ class Reductions(ArrayPart[D]):
         ddof: float = 0,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Standard deviations of what is not NaN; as ``numpy.nanstd``, and as ``var``."""
+        """Standard deviations of what is not NaN; as ``numpy.nanstd``, and as ``nanvar``."""
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
         return self._reduced(np.std, a, out, axis=axis, **options)
 

@@ -106,6 +106,18 @@ async def test_other_dtypes(device: Device) -> None:
     np.testing.assert_allclose(await device.get(await device.fft.fft(b)), expected, atol=1e-15)
 
 
+@pytest.mark.parametrize("name", ["irfft", "hfft"])
+async def test_no_points_come_to_zeros(device: Device, name: str) -> None:
+    """NumPy itself gives what its memory held before."""
+    full = await device.put(np.full((3, 8), np.nan))  # what is freed has something in it
+    await device.free(full)
+    a = await device.put(np.zeros((3, 0), np.complex128))
+    made = await getattr(device.fft, name)(a, n=6)
+    np.testing.assert_array_equal(await device.get(made), np.zeros((3, 6)))
+    made = await device.fft.irfftn(a, s=(4, 6))
+    np.testing.assert_array_equal(await device.get(made), np.zeros((4, 6)))
+
+
 async def test_what_out_must_be(device: Device) -> None:
     a = await device.put(noise(4, 6))
     with pytest.raises(ValueError, match=r"shape \(4, 5\).*shape \(4, 6\)"):

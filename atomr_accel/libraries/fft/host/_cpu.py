@@ -120,6 +120,10 @@ def _compute(spec: Spec, source: _Array) -> _Array:
     if spec.kind == "c2r":
         if spec.conjugate:
             source = np.conjugate(source)
+        if not source.shape[spec.axes[-1]]:  # NumPy would give what its memory held before
+            points = [(0, 0)] * source.ndim
+            points[spec.axes[-1]] = 0, 1
+            source = np.pad(source, points)
         return np.fft.irfftn(source, spec.sizes, spec.axes, norm="forward")
     if spec.inverse:
         return np.fft.ifftn(source, spec.sizes, spec.axes, norm="forward")
