@@ -58,6 +58,9 @@ if TYPE_CHECKING:
         open_devices,
         open_system,
     )
+    from .device._event import Event
+    from .device.batches._batch import Batch
+    from .device.batches._record import Recording
     from .lanes import (
         DeviceInstrument,
         FinishedOps,
@@ -67,6 +70,8 @@ if TYPE_CHECKING:
         WatchedTransfer,
     )
     from .libraries.nvrtc._cuda_array import CudaArray
+    from .libraries.nvrtc._kernel import Kernel
+    from .libraries.nvrtc._module import Module
     from .libraries.nvrtc._options import CompileOptions
     from .libraries.nvrtc._tensor_map import TensorMap
     from .libraries.nvrtc._texture import Surface, Texture
@@ -78,6 +83,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccelError",
+    "Batch",
     "Candidate",
     "CandidateState",
     "CompileError",
@@ -96,6 +102,7 @@ __all__ = [
     "Devices",
     "DevicesStatistics",
     "EllRef",
+    "Event",
     "EventStale",
     "FinishedOps",
     "FromAsyncio",
@@ -103,15 +110,18 @@ __all__ = [
     "GpuRefSealed",
     "GpuRefStale",
     "Hints",
+    "Kernel",
     "KernelHung",
     "LibraryError",
     "LibraryMissing",
     "LinAlgError",
     "Link",
+    "Module",
     "MostFreeMemory",
     "OpTimes",
     "OutOfMemory",
     "PlacementPolicy",
+    "Recording",
     "RemoteError",
     "Requests",
     "SealedCopies",
@@ -179,6 +189,11 @@ _HOME = {
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "Batch": "device.batches._batch",
+    "Recording": "device.batches._record",
+    "Event": "device._event",
+    "Kernel": "libraries.nvrtc._kernel",
+    "Module": "libraries.nvrtc._module",
     "CompileOptions": "libraries.nvrtc._options",
     "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse._array",

@@ -86,6 +86,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         DeviceLost: the device is gone for good, or its block was left.
 
     Attributes:
+        array: NumPy's functions for making, joining, sorting and counting arrays.
         blas: linear algebra (cuBLAS).
         blaslt: products with epilogues, scales and narrow types (cuBLASLt).
         cub: reductions, scans, sorts and selections (CUB).

@@ -243,7 +243,8 @@ class Operand(Methods):
         if found is None:
             raise TypeError(
                 f"{function.__module__}.{function.__name__} is none of the functions that "
-                "expressions are made of; the documentation of expressions has a list"
+                "expressions are made of; the documentation of expressions has a list, and others "
+                f"are methods of device.{_HOMES.get(function.__module__, 'array')}, to be awaited"
             )
         if kwargs.get("out") is not None:
             raise no_out(function.__name__)
@@ -270,6 +271,10 @@ class Operand(Methods):
 
 Value = Operand | Number
 """What expressions are made of."""
+
+
+_HOMES: Final = {"numpy.linalg": "linalg", "numpy.fft": "fft"}
+"""Which library of a device has functions of NumPy's modules; that of others is ``array``."""
 
 
 def _what(x: Operand) -> str:

@@ -35,10 +35,10 @@ def _apply(
         raise no_out(name)
     known = name in PAIRS or (name in UFUNCS and find_ufunc(name) is function)
     if not known:
-        raise TypeError(
-            f"{name} is none of the ufuncs that expressions are made of; the documentation of "
-            "expressions has a list"
-        )
+        instead = "the documentation of expressions has a list"
+        if name in ("matmul", "vecdot"):
+            instead = "write: await device.blas.gemm(a, b), or device.tensor.einsum"
+        raise TypeError(f"{name} is none of the ufuncs that expressions are made of; {instead}")
     if name not in PAIRS:
         PLAIN[function] = name
     mask = options.pop("where", True)

@@ -26,7 +26,8 @@ Out = TypeVar("Out")
 _QUANTILE: Final = 0.9
 
 
-@dataclass(frozen=True, slots=True)
+# With slots ``CascadeStage[...](...)`` would fail, on Python 3.11.
+@dataclass(frozen=True)
 class CascadeStage(Generic[In, Out]):
     """One stage of a cascade.
 
@@ -52,7 +53,8 @@ class CascadeStage(Generic[In, Out]):
             raise ValueError(f"cost must not be negative, got {self.cost!r}")
 
 
-@dataclass(frozen=True, slots=True)
+# With slots ``CascadeAnswer[...](...)`` would fail, on Python 3.11.
+@dataclass(frozen=True)
 class CascadeAnswer(Generic[Out]):
     """The answer to a request, and how it came about."""
 

@@ -14,7 +14,8 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-@dataclass(frozen=True, slots=True)
+# With slots ``Shadow[...](...)`` would fail, on Python 3.11.
+@dataclass(frozen=True)
 class Shadow(Generic[In, Out]):
     """How a new version is tried on copies of requests, which it does not answer.
 

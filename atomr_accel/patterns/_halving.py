@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import (
     Awaitable,
     Callable,
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 import outcome
 import trio
 
-from .._errors import DeviceLost, DeviceUnavailable, EarlierErrors, Unsupported
+from .._errors import DeviceLost, DeviceUnavailable, EarlierErrors, Unsupported, said_of
 from ._errors import Refused, WrongResults
 from ._queue import Place, Request
 from ._retry import is_transient
@@ -245,7 +246,10 @@ def waiting(requests: Iterable[Request]) -> list[Request]:
 
 @trio.lowlevel.disable_ki_protection  # the function is the program's
 async def _called(function: Callable[..., Awaitable[Any]], *args: object) -> Any:
-    return await function(*args)
+    made = function(*args)
+    if not inspect.isawaitable(made):
+        raise TypeError(f"a batcher takes an async function; {function!r} returned {said_of(made)}")
+    return await made
 
 
 def _one_for_each(expected: int, results: Any) -> Sequence[object]:

@@ -31,7 +31,8 @@ C = TypeVar("C")
 D = TypeVar("D")
 
 
-@dataclass(frozen=True, slots=True)
+# With slots ``Stage[...](...)`` would fail, on Python 3.11.
+@dataclass(frozen=True)
 class Stage(Generic[In, Out]):
     """One stage of a pipeline.
 

@@ -93,7 +93,7 @@ async def test_put_refuses_what_a_device_cannot_hold(device: Device, thing: Any)
 async def test_put_refuses_a_ragged_list_and_a_ref(device: Device) -> None:
     with pytest.raises(ValueError, match="inhomogeneous"):
         await device.put([[1, 2], [3]])
-    with pytest.raises(TypeError, match=r"await device\.get"):
+    with pytest.raises(TypeError, match=r"await device\.copy"):
         await device.put(await device.put(1.0))
 
 

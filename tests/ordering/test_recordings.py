@@ -698,3 +698,12 @@ async def test_a_recording_whose_block_raised_is_not_replayed(device: Device) ->
             raise KeyError
     with pytest.raises(RuntimeError, match="record another"):
         await recording.replay()
+
+
+@on_shared
+async def test_a_recording_says_why_it_has_no_get(device: Device) -> None:
+    async with device.record() as program:
+        with pytest.raises(AttributeError, match=r"no get, .* fetch its results after replay"):
+            program.get  # type: ignore[attr-defined]  # noqa: B018
+        with pytest.raises(AttributeError, match="no attribute 'elephant'"):
+            program.elephant  # type: ignore[attr-defined]  # noqa: B018

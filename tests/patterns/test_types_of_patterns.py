@@ -11,6 +11,7 @@ import trio
 from atomr_accel.patterns import (
     CascadeAnswer,
     CascadeStage,
+    Shadow,
     Stage,
     open_cascade,
     open_ensemble,
@@ -68,3 +69,13 @@ async def test_what_comes_out() -> None:
     ):
         assert_type(await cascade.ask("four"), CascadeAnswer[int])
         assert assert_type(await ensemble("four"), int) == 4
+
+
+def test_what_is_generic_is_made_with_its_types_too() -> None:
+    def alike(_given: str, old: int, new: int) -> bool:
+        return old == new
+
+    assert Stage[str, int](length).function is length
+    assert Shadow[str, int](alike).compare is alike
+    assert CascadeStage[str, int](length).function is length
+    assert CascadeAnswer[int](3, 1.0, "length", 1.0, ()).value == 3

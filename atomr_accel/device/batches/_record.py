@@ -6,7 +6,7 @@ import itertools
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final
 
 import numpy as np
 
@@ -55,6 +55,10 @@ PROGRAMS: Final = LaneSpec(
         "cuda": "atomr_accel.libraries.programs.host._cuda:CudaPrograms",
     },
 )
+
+_FROM_OUTSIDE: Final = "a buffer that the recording takes from outside"
+
+_OF_BATCHES: Final = ("get", "put", "run")
 
 _ALIGNMENT: Final = 16
 """No call of a library depends on more bytes than these in where a buffer begins."""
@@ -179,6 +183,16 @@ class Recording(Collector):
             await self._prepared()
         else:
             self._spoilt = True
+
+    if not TYPE_CHECKING:  # to checkers any attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in _OF_BATCHES:
+                raise AttributeError(
+                    f"a recording has no {name}, which a replay could not do: put what it reads before "
+                    "it, and fetch its results after replay()"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- collecting -----------------------------------------------------------------------
 
@@ -490,7 +504,7 @@ class Recording(Collector):
             written, block = stand_in in self._written, ref._place
             if block not in called:  # what a part makes has content when it comes there
                 check = require_writable if written else require_readable
-                check(ref, self.memory, "a buffer of the program", strided=True)
+                check(ref, self.memory, _FROM_OUTSIDE, strided=True)
             (writes if written else reads).append(block)
             addresses.append(block.address)
         for part in parts:
@@ -555,7 +569,7 @@ class Recording(Collector):
             if not (same and same_place(whole, recorded)):
                 raise ValueError(f"{recorded!r} is a view of {whole!r}; replace that")
             if not self._takes(ref):
-                raise ref_error(ref, self.memory, "a buffer of the program")
+                raise ref_error(ref, self.memory, _FROM_OUTSIDE)
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
             if ref._strides != recorded._strides:

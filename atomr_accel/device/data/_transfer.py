@@ -29,7 +29,7 @@ from ..._errors import (
 from ...actors._nursery import PlainNursery
 from ...lanes import HostDied
 from ...libraries._arguments import require_readable, require_writable
-from ...memory import Hold, Kept, ref_error
+from ...memory import GpuRef, Hold, Kept, ref_error
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
 from .._failures import short_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from ...lanes import Bytes, HostHandle, Op, Piece
-    from ...memory import Block, GpuRef
+    from ...memory import Block
     from .._context import Context
     from .._core import DeviceCore
 
@@ -103,6 +103,11 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
     """
     if isinstance(array, CoroutineType):
         raise TypeError(f"array must be an array, not {said_of(array)}")
+    if isinstance(array, GpuRef):
+        raise TypeError(
+            "array must be in the program, and this is a GpuRef; write: await device.copy(ref), or "
+            "on another device: await device.put(await other.get(ref))"
+        )
     host = np.asarray(array)
     if host.dtype.byteorder not in "=|" and not host.dtype.isnative:
         host = host.astype(host.dtype.newbyteorder("="))

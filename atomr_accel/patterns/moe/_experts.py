@@ -25,7 +25,8 @@ _DTYPES: Final = ("float16", "bfloat16", "float32")
 _FLOAT32: Final = np.dtype(np.float32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+# With slots ``MoeWeights[...](...)`` would fail, on Python 3.11.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MoeWeights(Generic[A]):
     """The weights of a layer: arrays of the program's, or refs of one device.
 
