@@ -189,8 +189,8 @@ class Recording(Collector):
         def __getattr__(self, name: str) -> NoReturn:
             if name in _OF_BATCHES:
                 raise AttributeError(
-                    f"a recording has no {name}, which a replay could not do: put what it reads before "
-                    "it, and fetch its results after replay()"
+                    f"a recording has no {name}, which a replay could not do: put what it reads "
+                    "before it, and fetch its results after replay()"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
