@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-from typing import Final
-
 from .._errors import AccelError, ContextPoisoned, OutOfMemory
-
-SHORTAGES: Final = frozenset(
-    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
-)
-"""What a lack of memory, processes, threads or descriptors is to the system."""
+from ..wire import SHORTAGES
 
 
 def is_passing(error: BaseException) -> bool:

@@ -12,8 +12,15 @@ import trio
 from .._errors import AccelError, OutOfMemory, Unsupported
 from ..lanes import END_SECONDS, HostDied, uninterrupted
 from ..memory import SLICE, Slab, least_slab
-from ..wire import OFFSET_MASK, CreateManaged, CreateSlab, StickyFault, UnmapSlabs, arrived
-from ._failures import SHORTAGES
+from ..wire import (
+    OFFSET_MASK,
+    SHORTAGES,
+    CreateManaged,
+    CreateSlab,
+    StickyFault,
+    UnmapSlabs,
+    arrived,
+)
 from ._prepared import MOST_UNMAPPED
 
 if TYPE_CHECKING:

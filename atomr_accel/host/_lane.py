@@ -38,7 +38,7 @@ from ..wire import (
     append_frame,
     encoder,
 )
-from ..wire._failures import pack_exception
+from ..wire._failures import as_out_of_memory, pack_exception
 from ._slots import Group, Later, Malformed, StreamSlot, Templates
 
 if TYPE_CHECKING:
@@ -460,6 +460,8 @@ class Lane:
         except StickyFault:
             slot.unmarked[:0] = [(seq, None) for seq in seqs]
             raise
+        if not pickles:  # it is none of the program's own functions that has failed
+            error = as_out_of_memory(error, "the host")
         # Its answer comes when that of a success would have come: after the ops that it
         # follows, in whose place its buffers name it.
         for seq in seqs:

@@ -42,7 +42,7 @@ from ._control import (
     StreamPlan,
     UnmapSlabs,
 )
-from ._failures import unpack_exception
+from ._failures import SHORTAGES, unpack_exception
 from ._messages import (
     MOST_TEMPLATES,
     PLACE,
@@ -85,6 +85,7 @@ __all__ = [
     "OFFSET_MASK",
     "PLACE",
     "RECEIVED_BYTES",
+    "SHORTAGES",
     "SLAB_SHIFT",
     "WITHDRAWN",
     "Advise",

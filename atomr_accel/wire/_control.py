@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pkgutil import resolve_name
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from .._errors import AccelError, Unsupported
+from ._failures import is_shortage
 from ._messages import Failure, Fault
 
 MOST_MODULES: Final = 1 << 14
@@ -315,6 +317,8 @@ def find_class(what: str, reference: str, where: str = "the host") -> Any:
     except (AccelError, OSError, MemoryError):
         raise  # says itself what is missing, or may be had the next time
     except Exception as error:
+        if is_shortage(error):
+            raise OSError(errno.ENOMEM, f"{what}, {reference!r}: {error}") from error
         raise Unsupported(
             f"{what}, {reference!r}, cannot be loaded in {where}: {type(error).__name__}: "
             f"{error}; reinstall or update the package that names it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ import cloudpickle
 import msgspec
 
 from .. import _errors
-from .._errors import AccelError, RemoteError
+from .._errors import AccelError, OutOfMemory, RemoteError
 from ._messages import Failure, Plain, ProtocolViolation, encoder
 
 if TYPE_CHECKING:
@@ -163,3 +164,39 @@ def _unpickle(failure: Failure) -> Exception:
 
 def _note_of(failure: Failure) -> str:
     return f"In the host:\n{failure.traceback}"
+
+
+# --- what may be had the next time ------------------------------------------------------
+
+SHORTAGES: Final = frozenset(
+    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+)
+"""What a want of memory, processes, threads or descriptors is to the system."""
+
+_NOT_MAPPED: Final = ("failed to map segment", "Cannot allocate memory")
+"""What the dynamic linker says of it, which Python hands on as an ``ImportError``."""
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether something failed for want of them, and may not the next time."""
+    if isinstance(error, OSError):
+        return error.errno in SHORTAGES
+    if isinstance(error, ImportError):
+        return any(text in str(error) for text in _NOT_MAPPED)
+    return isinstance(error, MemoryError)
+
+
+def as_out_of_memory(error: BaseException, where: str) -> BaseException:
+    """``OutOfMemory`` for such an error, which is its cause; else the error.
+
+    Args:
+        error: what came of an op.
+        where: whose want it is.
+    """
+    if not is_shortage(error):
+        return error
+    short = OutOfMemory(
+        f"{where} is short of memory or descriptors: {type(error).__name__}: {error}", requested=0
+    )
+    short.__cause__ = error
+    return short

@@ -793,14 +793,3 @@ def test_asking_from_a_partial_is_fine() -> None:
             assert assert_type(await batcher(2), int) == 6
 
     trio.run(main)
-
-
-@on_mock_clock
-async def test_a_function_that_is_not_async_is_told() -> None:
-    def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    wrong: Any = double
-    async with open_batcher(wrong, max_size=4) as batcher:
-        with pytest.raises(TypeError, match=r"takes an async function; .* returned"):
-            await batcher(1)

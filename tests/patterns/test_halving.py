@@ -284,3 +284,14 @@ async def test_an_array_of_results_is_taken_row_by_row() -> None:
 
     async with open_batcher(twice, max_size=2) as batcher:
         assert await batcher(3) == 6
+
+
+@on_mock_clock
+async def test_a_function_that_is_not_async_is_told() -> None:
+    def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    wrong: Any = double
+    async with open_batcher(wrong, max_size=4) as batcher:
+        with pytest.raises(TypeError, match=r"takes an async function; .* returned"):
+            await batcher(1)

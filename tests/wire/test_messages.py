@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import RemoteError, _errors
+from atomr_accel import OutOfMemory, RemoteError, _errors
 from atomr_accel._errors import AccelError
 from atomr_accel.lanes import describe_exit
 from atomr_accel.wire import Failure, Frames, Reply, append_frame, unpack_exception
-from atomr_accel.wire._failures import pack_exception
+from atomr_accel.wire._failures import as_out_of_memory, pack_exception
 
 plain = st.recursive(
     st.none()
@@ -207,3 +207,21 @@ def test_exit_codes_in_words() -> None:
     assert describe_exit(-40) == "killed by signal 40"
     assert describe_exit(3) == "ended with exit code 3"
     assert describe_exit(None) == "its lane ended"
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (OSError(24, "Too many open files"), True),
+        (OSError(2, "No such file"), False),
+        (MemoryError("Unable to allocate"), True),
+        (ImportError("libx.so: failed to map segment from shared object"), True),
+        (ImportError("libx.so: cannot allocate memory in static TLS block"), False),
+        (ModuleNotFoundError("No module named 'x'"), False),
+        (ValueError("no"), False),
+    ],
+)
+def test_what_an_op_lacks_is_out_of_memory(error: Exception, short: bool) -> None:
+    told = as_out_of_memory(error, "the host")
+    assert isinstance(told, OutOfMemory) is short
+    assert told is error or told.__cause__ is error

@@ -39,7 +39,7 @@ from ...wire import Copy
 from .._context import MEMORY_LANE
 from .._run import check_is_there
 from ..data._arrays import copying
-from ..data._transfer import SMALL, after, as_host_array, bytes_of
+from ..data._transfer import SMALL, after, as_host_array, bytes_of, room_for
 from ._collector import Collector
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Batch(Collector):
         if not ref.contiguous:
             ref = self.collect(copying, self, (ref, None), {})
         block = ref._block
-        host = np.empty(ref.shape, ref.dtype)
+        host = room_for(ref)
         piece = self._piece(host.nbytes)
         if piece is not None:
             message = Copy(piece.address, block.address, host.nbytes)

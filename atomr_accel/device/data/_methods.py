@@ -27,6 +27,7 @@ from ._transfer import (
     filling,
     in_worker,
     refusing_writers,
+    room_for,
     seal,
     upload,
 )
@@ -142,10 +143,10 @@ class MemoryMethods(Arrays[Awaited]):
         core = self._core
         require_readable(ref, core.memory, "ref", strided=True)
         if out is None:
-            host = np.empty(ref.shape, ref.dtype)
+            host = room_for(ref)
         else:
             _check_out(out, ref)
-            host = out if out.flags.c_contiguous else np.empty(ref.shape, ref.dtype)
+            host = out if out.flags.c_contiguous else room_for(ref)
         await self._download(ref, host)
         if out is None:
             return host

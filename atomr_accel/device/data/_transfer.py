@@ -23,6 +23,7 @@ from ..._errors import (
     ContextPoisoned,
     DeviceLost,
     GpuRefStale,
+    OutOfMemory,
     Unsupported,
     said_of,
 )
@@ -166,6 +167,20 @@ async def arranged(array: Any) -> np.ndarray[Any, Any]:
     if not long or (array.flags.c_contiguous and array.dtype.isnative):
         return as_host_array(array)
     return await in_worker(as_host_array, array)
+
+
+def room_for(ref: GpuRef) -> np.ndarray[Any, Any]:
+    """An array for the content of a buffer.
+
+    Raises:
+        OutOfMemory: the program has no room for it.
+    """
+    try:
+        return np.empty(ref.shape, ref.dtype)
+    except MemoryError as error:
+        raise OutOfMemory(
+            f"no room in the program for the {ref.nbytes} bytes of {ref!r}", requested=ref.nbytes
+        ) from error
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
