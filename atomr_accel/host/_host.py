@@ -56,7 +56,7 @@ from ..wire import (
 from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
 from ..wire._failures import pack_exception
-from ..wire._threads import start
+from ..wire._threads import require_room, start
 from ._lane import Lane
 from ._launcher import Launcher
 from ._slots import StreamSlot
@@ -445,6 +445,12 @@ def _packed(error: BaseException) -> Failure | Fault:
     return pack_exception(0, error)
 
 
+_WITH_BLAS: Final = "scipy.linalg"
+
+_ROOM_FOR_BLAS: Final = 160 << 20
+"""Bytes of address space: its code, and what it asks for."""
+
+
 @final
 class Imports:
     """Functions of the program do not run while something is imported for them in advance.
@@ -472,6 +478,21 @@ class Imports:
             with self._changed:
                 self._importing = False
                 self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def late(self) -> Iterator[None]:
+        """An executor imports a part of SciPy, which few programs need.
+
+        Its BLAS asks for memory as it is loaded, again and again until it gets some, and nothing
+        else of the process runs meanwhile. So it is seen to that there is.
+
+        Raises:
+            OSError: there is not (``ENOMEM``).
+        """
+        if _WITH_BLAS not in sys.modules:
+            require_room(_ROOM_FOR_BLAS, "the libraries of SciPy")
+        with self.running():
+            yield
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -27,12 +27,20 @@ def start(thread: threading.Thread) -> None:
     if not size:
         limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
         size = _USUAL_STACK if limit == resource.RLIM_INFINITY else limit
-    try:
-        mmap.mmap(-1, size + _BEGINNING, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except (OSError, OverflowError, MemoryError) as error:
-        why = f"no room for the stack of thread {thread.name!r}, {size} bytes, and what it needs"
-        raise OSError(errno.ENOMEM, why) from error
+    require_room(size + _BEGINNING, f"the stack of thread {thread.name!r} and what it needs")
     try:
         thread.start()
     except RuntimeError as error:
         raise OSError(errno.EAGAIN, f"thread {thread.name!r}: {error}") from error
+
+
+def require_room(nbytes: int, what: str) -> None:
+    """See to it that there is so much address space.
+
+    Raises:
+        OSError: there is not (``ENOMEM``).
+    """
+    try:
+        mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, OverflowError, MemoryError) as error:
+        raise OSError(errno.ENOMEM, f"no room for {what}, {nbytes} bytes") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -145,3 +146,39 @@ def test_functions_are_loaded_when_nothing_is_being_imported(library: str) -> No
         assert loaded == []
     thread.join(SECONDS)
     assert loaded == [library]
+
+
+SHORT = """
+import resource, numpy as np, trio
+from atomr_accel import OutOfMemory, open_device
+
+def limit(mebibytes):
+    taken = resource.getpagesize() * int(open("/proc/self/statm").read().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = hard if mebibytes is None else taken + (mebibytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+async def main():
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        x = await device.put(np.eye(8))
+        await device.fft.fft(x)
+        await device.evaluate(x + 1)
+        for mebibytes in (50, 60, 70):
+            limit(mebibytes)
+            try:
+                await device.linalg.solve(x, x)
+            except OutOfMemory as error:
+                print(str(error).partition("no room for the libraries")[1])
+            limit(None)
+        print((await device.get(await device.linalg.solve(x, x))).sum())
+
+trio.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_parts_of_scipy_are_imported_only_where_there_is_room_for_them() -> None:
+    """Or its BLAS would ask for it for ever, and nothing else would run."""
+    command = [sys.executable, "-c", SHORT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split("\n") == [*3 * ["no room for the libraries"], "8.0", ""], done.stderr

@@ -19,7 +19,7 @@ _INT32 = DTYPES["int32"]
 
 def factor(context: CpuContext, message: Factor) -> None:
     """Execute a ``Factor`` message."""
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.linalg import get_lapack_funcs
 
     dtype = DTYPES[message.dtype]

@@ -145,7 +145,7 @@ def _magnitude(x: Array) -> Array:
 
 
 def _nrm2(c: Call) -> Any:
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.linalg.blas import dnrm2, dznrm2
 
     if not c.x.size:
@@ -176,7 +176,7 @@ def _beside(c: Call) -> Array:
 
 def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
     """``trmm`` or ``trsm``; those of SciPy do not read what they should not."""
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.linalg import get_blas_funcs
 
     if not b.size:
@@ -203,7 +203,7 @@ def _triangle_matrix(routine: str, c: Call) -> Array:
 
 def _in_scipy(routine: str, c: Call, *arguments: Any, **options: Any) -> Array:
     """A routine of ``scipy.linalg.blas`` for matrices as they are stored."""
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.linalg import get_blas_funcs
 
     if not c.n:

@@ -32,7 +32,7 @@ def special(name: str) -> Callable[..., Any]:
     """
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        with IMPORTS.running():
+        with IMPORTS.late():
             from scipy import special
 
         return getattr(special, name)(*args, **kwargs)

@@ -132,7 +132,7 @@ def _compute(spec: Spec, source: _Array) -> _Array:
 
 def _cosines(spec: Cosines, values: _Array) -> _Array:
     """Cosine or sine transforms."""
-    with IMPORTS.running():
+    with IMPORTS.late():
         import scipy.fft  # which few programs need
 
     with scipy.fft.set_backend("scipy", only=True):  # whatever the program has told SciPy

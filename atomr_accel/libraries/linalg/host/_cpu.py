@@ -74,7 +74,7 @@ class CpuSolver:
 
 @cache
 def _lapack(name: str, dtype: str) -> Any:
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.linalg import get_lapack_funcs  # which few programs need
 
     return get_lapack_funcs(name, dtype=DTYPES[dtype])
@@ -82,7 +82,7 @@ def _lapack(name: str, dtype: str) -> Any:
 
 @cache
 def _blas(name: str, dtype: str) -> Any:
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.linalg import get_blas_funcs
 
     return get_blas_funcs(name, dtype=DTYPES[dtype])
@@ -213,7 +213,7 @@ def _geev(problem: Problem, a: Array, w: Array, *vectors: Array) -> int:
 
 
 def _ldl(problem: Problem, a: Array, d: Array, permutation: Array) -> int:
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.linalg import ldl
 
     lower, hermitian = problem.options

@@ -155,7 +155,7 @@ def _found(u: _Array, distribution: Distribution, table: _Array) -> _Array:
 
 def _sobol(message: Points) -> _Array:
     """Points in [0, 1), of 32 bits."""
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.stats import qmc
 
     first, count = message.first, message.count
@@ -192,7 +192,7 @@ def _quantile(distribution: Distribution, u: _Array, table: _Array) -> _Array:
         return a * -np.log1p(-middle)
     if distribution.name == "cauchy":
         return a + b * np.tan(np.pi * (middle - 0.5))
-    with IMPORTS.running():
+    with IMPORTS.late():
         from scipy.special import ndtri
 
     values: _Array = a + b * ndtri(middle)
