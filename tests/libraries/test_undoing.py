@@ -138,9 +138,9 @@ def a_handle(_library: Making) -> Callable[[], None]:
 
 
 def a_pair_of_events(_library: Making) -> Callable[[], None]:
-    from atomr_accel.libraries.dnn.host import _timing
+    from atomr_accel.libraries.host._timing import timing_events
 
-    with _timing._events():
+    with timing_events():
         return lambda: None
 
 

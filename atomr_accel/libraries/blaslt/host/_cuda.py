@@ -32,6 +32,7 @@ from ....backends.cuda.host._driver import check, driver
 from ....wire import PLACE
 from ...host._device_code import CudaSource
 from ...host._numbers import CUDA_TYPES, number_cell
+from ...host._timing import timing_events
 from ...host._vendor import VendorLibrary, array, undone_on_error
 from ...wire._recent import Recent
 from ..wire._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
@@ -62,7 +63,6 @@ _MOST_RUNS: Final = 20
 """How to time candidates: in turns, because clocks change while a device gets warm, and for
 so long in each turn. Each one's median counts."""
 
-_EVENT_DEFAULT: Final = 0
 _SOMEWHERE: Final = 1 << 12
 """An address for what is only asked about, not read: algorithms depend on its alignment."""
 
@@ -268,11 +268,7 @@ class CudaBlasLt:
         algorithms = [algorithm for algorithm, _, _ in message.candidates]
         good = [i for i, each in enumerate(algorithms) if not self._launch(plan, product, each)]
         times: dict[int, list[float]] = {i: [] for i in good}
-        events: list[Any] = []
-        try:
-            events.extend(
-                check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)
-            )
+        with timing_events() as events:
             for _ in range(_ROUNDS if len(good) > 1 else 0):
                 for i in good:
                     time = self._time(events, plan, product, algorithms[i], 1)
@@ -280,9 +276,6 @@ class CudaBlasLt:
                     if runs > 1:
                         time = self._time(events, plan, product, algorithms[i], runs)
                     times[i].append(time)
-        finally:
-            for event in events:
-                check("cuEventDestroy", driver.cuEventDestroy(event))
         return min(good, key=lambda i: statistics.median(times[i] or [0.0]), default=0)
 
     def _time(

@@ -11,6 +11,7 @@ import numpy as np
 
 from ....backends.cuda.host._driver import check, driver, failure
 from ...host._cuda_kernels import preload_compiler
+from ...host._timing import timing_events
 from ...nvrtc.host._launch_config import launch_config
 from ...nvrtc.wire._messages import Launch, LaunchOptions
 from ...wire._recent import Recent
@@ -137,18 +138,16 @@ class CudaCutlass:
         stream = self._stream.handle
         for _ in range(_WARM_UPS):
             self._launch(message, spec, swizzle)
-        events = [check("cuEventCreate", driver.cuEventCreate(0)) for _ in range(_RUNS + 1)]
-        check("cuEventRecord", driver.cuEventRecord(events[0], stream))
-        for event in events[1:]:
-            self._launch(message, spec, swizzle)
-            check("cuEventRecord", driver.cuEventRecord(event, stream))
-        self._stream.synchronize()
-        times: list[float] = [
-            check("cuEventElapsedTime", driver.cuEventElapsedTime(begin, end))
-            for begin, end in pairwise(events)
-        ]
-        for event in events:
-            check("cuEventDestroy", driver.cuEventDestroy(event))
+        with timing_events(_RUNS + 1) as events:
+            check("cuEventRecord", driver.cuEventRecord(events[0], stream))
+            for event in events[1:]:
+                self._launch(message, spec, swizzle)
+                check("cuEventRecord", driver.cuEventRecord(event, stream))
+            self._stream.synchronize()
+            times: list[float] = [
+                check("cuEventElapsedTime", driver.cuEventElapsedTime(begin, end))
+                for begin, end in pairwise(events)
+            ]
         return min(times)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...._errors import AccelError
 from ....backends.cuda.host._driver import check, driver
+from ...host._timing import timing_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,8 +22,6 @@ _RUNS: Final = 8
 
 _ROUNDS: Final = 3
 """How often; the fastest round counts."""
-
-_EVENT_DEFAULT: Final = 0
 
 
 def milliseconds(stream: Any, execute: Callable[[], None]) -> float:
@@ -39,7 +38,7 @@ def milliseconds(stream: Any, execute: Callable[[], None]) -> float:
         AccelError: it cannot be run.
     """
     execute()
-    with _round(stream, execute) as run, _events() as (start, end):
+    with _round(stream, execute) as run, timing_events() as (start, end):
         times: list[float] = []
         for _ in range(_ROUNDS):
             check("cuEventRecord", driver.cuEventRecord(start, stream))
@@ -48,19 +47,6 @@ def milliseconds(stream: Any, execute: Callable[[], None]) -> float:
             check("cuEventSynchronize", driver.cuEventSynchronize(end))
             times.append(check("cuEventElapsedTime", driver.cuEventElapsedTime(start, end)))
     return min(times) / _RUNS
-
-
-@contextlib.contextmanager
-def _events() -> Iterator[tuple[Any, Any]]:
-    events: list[Any] = []
-    try:
-        events.extend(
-            check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)
-        )
-        yield events[0], events[1]
-    finally:
-        for event in events:
-            check("cuEventDestroy", driver.cuEventDestroy(event))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from ...._errors import LibraryError, LibraryMissing, Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ...host._disk_cache import DiskCache
 from ...host._numbers import CUDA_TYPES, Scalars
+from ...host._timing import timing_events
 from ...host._vendor import VendorLibrary, array, undone_on_error
 from ...wire._recent import Recent
 from ..wire._messages import ADDS, Available, Kind, Operation, Run, Tune, decode
@@ -144,36 +145,34 @@ class CudaTensors:
         library, handle = self._open()
         operation = decode(run.operation)
         plans: dict[int, _Plan] = {}
-        for algorithm in CANDIDATES:
-            try:
-                plans[algorithm] = _Plan(library, handle, operation, algorithm)
-            except LibraryError as error:
-                if error.status not in REFUSALS:
-                    raise
-        if not plans:
-            return  # the operation itself says why
-        times: dict[int, list[float]] = {algorithm: [] for algorithm in plans}
-        for _ in range(_ROUNDS):  # in turns, because clocks change while a device gets warm
-            for algorithm, plan in plans.items():
-                times[algorithm].append(self._time(plan, run))
-        best = min(plans, key=lambda algorithm: statistics.median(times[algorithm]))
-        self._plans.keep(run.operation, plans.pop(best))
-        self._fastest.put(self._name(run.operation), best.to_bytes(4, "little", signed=True))
-        for plan in plans.values():
-            plan.drop()
+        try:
+            for algorithm in CANDIDATES:
+                try:
+                    plans[algorithm] = _Plan(library, handle, operation, algorithm)
+                except LibraryError as error:
+                    if error.status not in REFUSALS:
+                        raise
+            if not plans:
+                return  # the operation itself says why
+            times: dict[int, list[float]] = {algorithm: [] for algorithm in plans}
+            for _ in range(_ROUNDS):  # in turns, because clocks change while a device gets warm
+                for algorithm, plan in plans.items():
+                    times[algorithm].append(self._time(plan, run))
+            best = min(plans, key=lambda algorithm: statistics.median(times[algorithm]))
+            self._plans.keep(run.operation, plans.pop(best))
+            self._fastest.put(self._name(run.operation), best.to_bytes(4, "little", signed=True))
+        finally:
+            for plan in plans.values():
+                plan.drop()
 
     def _time(self, plan: _Plan, message: Run) -> float:
         """Milliseconds that an operation takes."""
-        events = [check("cuEventCreate", driver.cuEventCreate(0)) for _ in range(2)]
-        try:
+        with timing_events() as events:
             check("cuEventRecord", driver.cuEventRecord(events[0], self._stream.handle))
             self._launch(plan, message)
             check("cuEventRecord", driver.cuEventRecord(events[1], self._stream.handle))
             check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
             return float(check("cuEventElapsedTime", driver.cuEventElapsedTime(*events)))
-        finally:
-            for event in events:
-                check("cuEventDestroy", driver.cuEventDestroy(event))
 
     def _launch(self, plan: _Plan, message: Run) -> None:
         """Queue an operation."""

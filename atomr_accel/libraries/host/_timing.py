@@ -1,0 +1,31 @@
+"""Events that tell times, for those who choose the fastest of several ways."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from ...backends.cuda.host._driver import check, driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_EVENT_DEFAULT: Final = 0
+
+
+@contextmanager
+def timing_events(count: int = 2) -> Iterator[list[Any]]:
+    """Events with times for the length of a block (``cuEventCreate``), whatever fails in it.
+
+    Args:
+        count: how many.
+    """
+    events: list[Any] = []
+    try:
+        events.extend(
+            check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(count)
+        )
+        yield events
+    finally:
+        for event in events:
+            check("cuEventDestroy", driver.cuEventDestroy(event))
