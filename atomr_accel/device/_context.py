@@ -405,7 +405,13 @@ class Context:
         mine = start is None
         if start is None:
             start = self._starts[spec.name] = _Start()
-            self._nursery.start_soon(self._open_lane, spec, start)
+            try:
+                self._nursery.start_soon(self._open_lane, spec, start)
+            except RuntimeError:  # the context has just ended, and takes no more tasks
+                self._starts.pop(spec.name)
+                start.done.set()
+                await self.wait_ended()
+                return None
         await start.done.wait()
         if start.error is not None and mine:
             raise start.error

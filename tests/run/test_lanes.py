@@ -16,11 +16,11 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, KernelHung
+from atomr_accel import ContextPoisoned, DeviceLost, KernelHung, open_system
 from atomr_accel.testing import kill_host
 from atomr_accel.wire import Failure
 
-from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, program, settled
+from ..harness import BACKEND, Gate, cancelled_at, cpu_only, on_shared, opened, program, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -324,3 +324,28 @@ async def test_who_closes_a_lane_as_another_gives_that_up_has_closed_it(gate: Ga
         await trio.testing.wait_all_tasks_blocked()
         assert "run.one" in lanes_of(device)
         gate.open()
+
+
+@program
+async def test_who_asks_for_a_lane_as_the_context_ends_is_told() -> None:
+    """It takes no tasks any more, and nobody knows yet that it is over."""
+    async with open_system("demo") as system:
+        device = await system.open_device(0, backend=BACKEND)
+        context = device._core.context
+        assert context is not None
+        async with trio.open_nursery() as over:
+            pass
+        context._nursery = over
+        told: list[DeviceLost] = []
+
+        async def ask() -> None:
+            with pytest.raises(DeviceLost) as info:
+                await device.run(len, "x", lane="one")
+            told.append(info.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            await device.ref.stop()
+        assert len(told) == 2
