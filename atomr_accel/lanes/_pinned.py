@@ -172,6 +172,7 @@ class PinnedPool:
 
     def acquire_dedicated(self, nbytes: int) -> Piece:
         """A piece in an arena of its own, whatever the limit; it goes when the piece goes."""
+        self._require_open()
         arena = self._add_arena(round_arena(nbytes))
         arena.pieces = 1
         self._over_limit += arena.nbytes
@@ -230,9 +231,12 @@ class PinnedPool:
             self._drop_arena(number)
         self._room.set()
 
-    def _take(self, nbytes: int) -> Piece | None:
+    def _require_open(self) -> None:
         if self._over is not None:
             raise type(self._over)(str(self._over)) from self._over.__cause__
+
+    def _take(self, nbytes: int) -> Piece | None:
+        self._require_open()
         self._collect()
         size = round_size(nbytes)
         address = self._pool.allocate(size)

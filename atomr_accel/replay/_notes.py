@@ -267,9 +267,9 @@ class Notes:
             raise
         if isinstance(result, np.ndarray):  # it has its content when the block is left
             self._fetched.setdefault(program, []).append((note, result))
-            self._collected(note, None, program)
+            self._collected(note, None, program, args, kwargs)
         else:
-            self._collected(note, result, program)
+            self._collected(note, result, program, args, kwargs)
         return result
 
     def entered(self, program: Any) -> None:
@@ -502,11 +502,11 @@ class Notes:
         )
         return program is not None and type(program) is not Batch
 
-    def _collected(self, note: _Note, result: Any, program: Any) -> None:
+    def _collected(self, note: _Note, result: Any, program: Any, *given: Any) -> None:
         """Note a call of a batch or a recording once it has its place there."""
         self._number(result)
 
-        def placed() -> None:
+        def placed(_given: Any = given) -> None:  # what it is given is not dropped before it
             self._done(note, result, outcome="sent")
             if type(program) is not Batch:
                 for _, ref in refs_in(result, "result"):

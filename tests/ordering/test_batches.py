@@ -198,8 +198,10 @@ async def test_what_is_put_off_is_for_its_batch_alone(why: str) -> None:
             put_off(batch, why)
             y = batch.blas.gemm(x, x)
             batch.blas.gemm(x, y, out=out)
-            with pytest.raises(RuntimeError, match="until its block is left"):
-                await device.get(y)
+            z = batch.put(np.zeros((512, 512)))
+            for ref in (y, z):
+                with pytest.raises(RuntimeError, match="until its block is left"):
+                    await device.get(ref)
             with pytest.raises(ValueError, match="an open batch has calls with it put off"):
                 await device.seal(out)
         assert np.all(await device.get(y) == 4)

@@ -177,8 +177,18 @@ class Batch(Collector):
             host: np.ndarray[Any, Any] = array
         else:
             host = as_host_array(array)
-        ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
         piece = self._piece(host.nbytes)
+        if piece is None:  # it is put off, and nobody else may use what has no content yet
+            self._late = True
+        try:
+            ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
+        except BaseException:
+            if piece is not None:
+                piece.release()
+            raise
+        if piece is not None and self._late:  # there is no room for the buffer
+            piece.release()
+            piece = None
         if piece is not None:
             np.copyto(piece.view(host.nbytes), bytes_of(host))
             message = Copy(ref._block.address, piece.address, host.nbytes)
@@ -435,6 +445,8 @@ class Batch(Collector):
                 try:
                     await self._provide((*reads, *writes))
                     lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
+                    if self._core.context is None:  # it has ended, and its ports answer no more
+                        await self._core.ready()
                     self._check_epoch()
                     self._note(self._core.submit(lane, name, message, reads, writes))
                 finally:
@@ -491,6 +503,8 @@ class Batch(Collector):
                         raise
                 self._check_epoch()
             del self._promised[block]
+            if block.epoch is None:  # freed before it had any: what is put off holds it as long
+                self.memory.free(block)
 
     async def _another_is_done(self) -> bool:
         """Wait for the oldest op that is under way, which may free memory; False without one."""
