@@ -289,7 +289,7 @@ class Host:
         apart: list[tuple[OpenLane, socket.socket, Callable[[int], StreamSlot], _Work]] = []
         opening: list[threading.Event] = []
         for lane, sock in zip(lanes, socks, strict=True):
-            with _failing(lane, sock, failed):
+            with self._failing(lane, sock, failed):
                 # Here: of what two threads import at once, one may get a part only.
                 kind = find_class(f"the executor of lane {lane.name}", lane.executor)
                 new_slot = self._slots_of(lane, kind)
@@ -300,12 +300,33 @@ class Host:
                     work = _Work(f"start {lane.name}", partial(new_slot, 0))
                     apart.append((lane, sock, new_slot, work))
         for lane, sock, new_slot, work in apart:
-            with _failing(lane, sock, failed):
+            with self._failing(lane, sock, failed):
                 work.wait()
                 opening.append(self._open_lane(lane, sock, new_slot, failed))
         for opened in opening:
             opened.wait()
         return failed
+
+    @contextlib.contextmanager
+    def _failing(
+        self, lane: OpenLane, sock: socket.socket, failed: dict[str, Failure | Fault]
+    ) -> Iterator[None]:
+        """Note what is raised as the reason why a lane does not start."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
+            failed[lane.name] = self._why(error)
+            sock.close()
+
+    def _why(self, error: BaseException) -> Failure | Fault:
+        """Why a lane does not start; libraries have words of their own for a context's fault."""
+        try:
+            if not isinstance(error, StickyFault):
+                self._context.make_current()
+                self._context.check()
+        except StickyFault as fault:
+            return _packed(fault)
+        return _packed(error)
 
     def _shares_streams(self, lane: OpenLane) -> bool:
         return self._plan.strategy == "shared" and lane.thread != lane.name
@@ -358,7 +379,7 @@ class Host:
                 most = 1 if self._plan.strategy == "single" else request.max_streams
                 lane.open(self._context, new_slot, most)
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
-                failed[request.name] = _packed(error)
+                failed[request.name] = self._why(error)
                 sock.close()
                 return None
             else:
@@ -408,18 +429,6 @@ class _Work:
         self._thread.join()
         if self._error is not None:
             raise self._error
-
-
-@contextlib.contextmanager
-def _failing(
-    lane: OpenLane, sock: socket.socket, failed: dict[str, Failure | Fault]
-) -> Iterator[None]:
-    """Note what is raised as the reason why a lane does not start."""
-    try:
-        yield
-    except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
-        failed[lane.name] = _packed(error)
-        sock.close()
 
 
 def _preload(kind: Any) -> None:

@@ -366,6 +366,11 @@ class Aborts(Lane):
     def __init__(self, context, stream):
         os.abort()
 
+class MeetsAFault(Lane):
+    def __init__(self, context, stream):
+        context.fail(StickyFault("elsewhere", status=700, status_name="A_FAULT"))
+        raise RuntimeError("the library says INTERNAL_ERROR")
+
 class Second(Lane):
     marker = "started"
 
@@ -432,6 +437,19 @@ async def test_a_lane_that_ends_its_host_does_not_cost_the_device(
         assert len(errors) == 15
         assert device.generation == 3
         await works(device)
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
+@program
+async def test_what_a_library_says_of_a_fault_as_its_lane_starts_is_no_error_of_its_own(
+    lanes: Callable[[str], LaneSpec], streams: StreamStrategy
+) -> None:
+    async with opened(max_restarts=2, streams=streams) as device:
+        with pytest.raises(ContextPoisoned, match="starting lane 'MeetsAFault'") as caught:
+            await device._core.open_lane(lanes("MeetsAFault"))
+        assert (caught.value.status, caught.value.status_name) == (700, "A_FAULT")
+        await works(device)
+        assert device.generation == 2
 
 
 @program

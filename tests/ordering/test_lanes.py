@@ -20,7 +20,7 @@ from atomr_accel import ContextPoisoned, KernelHung
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.memory import LateAddress
-from atomr_accel.testing import hang, lane_delays, poison
+from atomr_accel.testing import lane_delays, poison
 from atomr_accel.wire import Fill
 
 from ..harness import ON_CUDA, on_shared, opened, program, settled
@@ -191,6 +191,14 @@ async def test_ops_that_wait_for_another_lane_let_others_pass(device: Device, ga
 
 # --- the watchdog --------------------------------------------------------------------------
 
+HANG: Final = """
+    extern "C" __global__ void hang(volatile float* x) { while (x[0] == 0) __nanosleep(1000); }
+"""
+
+
+def hanging_for_ever(_x: object) -> None:
+    time.sleep(3600)  # in a host process, which is killed
+
 
 @pytest.mark.slow
 @program
@@ -201,6 +209,7 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
         await device.blas.gemm(plain, plain)
         kernel, x = await adder(device), await device.zeros(4, np.float32)
         await kernel.launch(1, 4, x, 0.0)  # it is loaded
+        hanging = await device.nvrtc.compile(HANG, "hang", cpu=hanging_for_ever)
         other: list[ContextPoisoned] = []
 
         def submitted() -> int:
@@ -219,7 +228,7 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(also_waits)
             with pytest.raises(KernelHung) as info:
-                await hang(device)
+                await hanging.launch(1, 1, x)
         assert trio.current_time() - began >= 1
         assert other[0].__cause__ is info.value.__cause__
         assert (info.value.op, info.value.generation) == ("kernel hang", 1)
