@@ -338,6 +338,8 @@ class DeviceReduceBuildResult(Result):
             built_x, built_out, op, kind, begins, _ = self.given
             assert (begins is InitKind.VALUE_INIT) == (init is not None)
             assert count  # the real one copies ``init`` then, as if results were of its dtype
+            # It writes the result in the dtype that it computes in, whatever ``out`` says.
+            assert built_out.type.type_enum == kind.type_enum
             values = _cast(self.machine.read(built_x, x, count), kind)
             if init is not None:
                 values = np.concatenate(([init.value], values))

@@ -34,19 +34,58 @@ _CPP: Final = {
 """What dtypes are called in kernels."""
 
 
-class Reduce(Call):
+class Folding(Call):
+    """What folds elements. Its last buffer is for results.
+
+    CUB writes these in the dtype that it computes in, whatever they are said to be. So those of
+    another one are cast afterwards.
+    """
+
+    def __init__(self, spec: Spec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        *_, accumulator, out = spec.dtypes
+        self.number = accumulator
+        self._casts = "" if accumulator == out else f"cast<{_CPP[out]}, {_CPP[accumulator]}>"
+        self._out = kit.pointer(accumulator)
+
+    def results(self, count: int) -> int:
+        """How many there are."""
+        raise NotImplementedError
+
+    def beside(self, count: int) -> int:
+        """The results as they are computed."""
+        return DTYPES[self.number].itemsize * self.results(count) if self._casts else 0
+
+    def before(
+        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+    ) -> Sequence[int]:
+        """They go elsewhere first."""
+        del launch, count
+        return (*pointers[:-1], beside) if self._casts else pointers
+
+    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+        """Cast them."""
+        if self._casts:
+            launch(self._casts, self.results(count), pointers[-1], beside)
+
+
+class Reduce(Folding):
     """Buffers: what is reduced, and its result."""
 
     result = "DeviceReduceBuildResult"
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
-        x, accumulator, out = spec.dtypes
-        self.number = accumulator
-        self._x, self._out = kit.pointer(x), kit.pointer(out)
+        x, accumulator, _ = spec.dtypes
+        self._x = kit.pointer(x)
         self._operator = kit.operator(spec.operators[0])
         self._type = kit.type(accumulator)
         self._init = kit.value(accumulator) if spec.init else None
+
+    def results(self, count: int) -> int:
+        """One of all."""
+        del count
+        return 1
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
@@ -156,45 +195,27 @@ class Scan(Call):
         return needed
 
 
-class SegmentedReduce(Call):
-    """Buffers: what is reduced, where segments begin and end, and the results.
-
-    CUB writes these in the dtype of what it begins with, whatever they are said to be. So those of
-    another one are cast afterwards.
-    """
+class SegmentedReduce(Folding):
+    """Buffers: what is reduced, where segments begin and end, and the results."""
 
     buffers = 4
     result = "DeviceSegmentedReduceBuildResult"
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
-        x, offsets, accumulator, out = spec.dtypes
-        self.number = accumulator
-        self._casts = "" if accumulator == out else f"cast<{_CPP[out]}, {_CPP[accumulator]}>"
-        self._x, self._out = kit.pointer(x), kit.pointer(accumulator)
+        x, offsets, accumulator, _ = spec.dtypes
+        self._x = kit.pointer(x)
         self._begin, self._end = kit.pointer(offsets), kit.pointer(offsets)
         self._operator = kit.operator(spec.operators[0])
         self._init = kit.value(accumulator)
 
+    def results(self, count: int) -> int:
+        """One of each segment."""
+        return count
+
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
         return self._x, self._out, self._begin, self._end, self._operator, self._init
-
-    def beside(self, count: int) -> int:
-        """The results as they are summed."""
-        return DTYPES[self.number].itemsize * count if self._casts else 0
-
-    def before(
-        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
-    ) -> Sequence[int]:
-        """They go elsewhere first."""
-        del launch, count
-        return (*pointers[:3], beside) if self._casts else pointers
-
-    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
-        """Cast them."""
-        if self._casts:
-            launch(self._casts, count, pointers[3], beside)
 
     def run(
         self,

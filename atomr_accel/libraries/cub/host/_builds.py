@@ -29,7 +29,7 @@ _MOST: Final = 4096
 
 FILES: Final = DiskCache("cub")
 
-_FORM: Final = 3
+_FORM: Final = 4
 """Counts how often it changed what a spec is built of, so that nothing older is found on disk."""
 
 
