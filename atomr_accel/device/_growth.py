@@ -253,29 +253,32 @@ class Growth:
 
     async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
         refusal: Exception | None = None
-        for size in sizes:
-            number = self._core.memory.new_slab_id()
-            try:
-                _, fd = await context.host.request(CreateSlab(number, size, sealed))
-                if fd < 0 and self._core.info is not None and self._core.info.exports_memory:
-                    arrived(fd, "a slab", size)
-            except (HostDied, StickyFault):
-                raise
-            except (AccelError, OSError) as error:
-                # Its descriptor may be all that got lost, so the host may have it all the same.
-                await self._unmap(context, [number])
-                if not isinstance(error, (OutOfMemory, OSError)):
+        try:
+            for size in sizes:
+                number = self._core.memory.new_slab_id()
+                try:
+                    _, fd = await context.host.request(CreateSlab(number, size, sealed))
+                    if fd < 0 and self._core.info is not None and self._core.info.exports_memory:
+                        arrived(fd, "a slab", size)
+                except (HostDied, StickyFault):
                     raise
-                refusal = error
-                continue
-            if context is self._core.context:
-                return Slab(number, size, fd, sealed)
-            if fd >= 0:
-                os.close(fd)
-            return None
-        if refusal is None:
-            raise self._limit_reached()
-        raise OutOfMemory(str(refusal), requested=0) from refusal
+                except (AccelError, OSError) as error:
+                    # Its descriptor may be all that got lost: the host may have it all the same.
+                    await self._unmap(context, [number])
+                    if not isinstance(error, (OutOfMemory, OSError)):
+                        raise
+                    refusal = error
+                    continue
+                if context is self._core.context:
+                    return Slab(number, size, fd, sealed)
+                if fd >= 0:
+                    os.close(fd)
+                return None
+            if refusal is None:
+                raise self._limit_reached()
+            raise OutOfMemory(str(refusal), requested=0) from refusal
+        finally:
+            del refusal  # its traceback has this frame in it, and those of who waits for memory
 
     def require_possible(self, nbytes: int) -> None:
         """Raise where no slab could ever be large enough.

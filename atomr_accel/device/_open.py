@@ -417,21 +417,24 @@ async def _open_in(
         sanitized=given["sanitizer"] is not None,
     )
     unavailable: DeviceUnavailable | None = None
-    for candidate in _candidates(given["backend"]):
-        absent = candidate.why_absent()
-        if absent is not None:
-            unavailable = DeviceUnavailable(f"{candidate.name}:{index} cannot be opened: {absent}")
-            continue
-        if unavailable is not None:
-            warnings.warn(
-                CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=stacklevel
-            )
-        try:
-            return await _spawn(system, candidate, index, name, supervisor, given, plan)
-        except DeviceUnavailable as error:
-            unavailable = error
-    assert unavailable is not None
-    raise unavailable
+    try:
+        for candidate in _candidates(given["backend"]):
+            absent = candidate.why_absent()
+            if absent is not None:
+                text = f"{candidate.name}:{index} cannot be opened: {absent}"
+                unavailable = DeviceUnavailable(text)
+                continue
+            if unavailable is not None:
+                text = f"running on the CPU: {unavailable}"
+                warnings.warn(CpuFallbackWarning(text), stacklevel=stacklevel)
+            try:
+                return await _spawn(system, candidate, index, name, supervisor, given, plan)
+            except DeviceUnavailable as error:
+                unavailable = error
+        assert unavailable is not None
+        raise unavailable
+    finally:
+        del unavailable  # its traceback has this frame in it
 
 
 async def _spawn(

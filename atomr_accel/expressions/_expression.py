@@ -509,7 +509,12 @@ def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number)
 
 
 def _wrapped(value: Any, dtype: np.dtype[Any]) -> Operand:
-    """As ``converted``, but integers out of bounds are wrapped, as ``numpy.where`` does."""
+    """As ``converted``, but integers out of bounds are for ``numpy.where`` to say.
+
+    It wraps them before NumPy 2.5, and raises ``OverflowError`` since then.
+    """
+    if _side(value, dtype):
+        value = int(np.where(True, value, np.zeros((), dtype)))
     return cast(constant(value), dtype) if type(value) is int else converted(value, dtype)
 
 

@@ -77,7 +77,10 @@ def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[Plai
         encoded = encoder.encode(plain)
         return msgspec.msgpack.decode(encoded, type=dict[str, int | str]), error.args
     reduced = error.__reduce__()
-    if isinstance(reduced, str) or any(more and set(more) - {"__notes__"} for more in reduced[2:]):
+    no_more = {"__notes__"}
+    if type(error) is AttributeError:  # what it has since Python 3.12 is in its message
+        no_more |= {"name", "args"}
+    if isinstance(reduced, str) or any(more and set(more) - no_more for more in reduced[2:]):
         raise TypeError("it has attributes")
     args: tuple[Any, ...] = reduced[1]
     if [*map(type, args)] != [str]:

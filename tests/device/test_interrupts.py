@@ -66,8 +66,8 @@ async def batch(device: Device, x: GpuRef) -> None:
         batch.dnn.relu(x)
 
 
-def size_of(array: np.ndarray[Any, Any]) -> int:
-    return array.size
+def length_of(array: np.ndarray[Any, Any]) -> int:
+    return len(array)
 
 
 def total_of(device: Device) -> int:
@@ -85,7 +85,7 @@ CALLS: Final[dict[str, Call]] = {
     "relu": lambda device, x: device.dnn.relu(x),
     "rfft": lambda device, x: device.fft.rfft(x),
     "normal": lambda device, x: device.rng.normal(size=5),
-    "run": lambda device, x: device.run(size_of, x),
+    "run": lambda device, x: device.run(length_of, x),
     "batch": batch,
 }
 

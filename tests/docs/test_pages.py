@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 import re
 import sys
 import warnings
+from contextlib import contextmanager
 from importlib import import_module
 from pkgutil import resolve_name
 from types import ModuleType
@@ -22,6 +24,7 @@ from atomr_accel.testing._garbage import collect_garbage
 from ..harness import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType
 
 README = "README.md"
@@ -67,6 +70,20 @@ async def run(page: str, names: dict[str, Any]) -> None:
             await result
 
 
+@contextmanager
+def loggers_as_they_were() -> Iterator[None]:
+    """What a page adds to this package's loggers would be told of other tests."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("atomr_accel")]
+    loggers = [*map(logging.getLogger, {"atomr_accel", "atomr_accel.kernels", *names})]
+    before = [(each, [*each.handlers], each.level) for each in loggers]
+    try:
+        yield
+    finally:
+        for each, handlers, level in before:
+            each.handlers[:] = handlers
+            each.setLevel(level)
+
+
 PROGRAMS = [
     pytest.param(page, marks=[] if page in WITHOUT_DEVICES else [pytest.mark.slow])
     for page in PAGES
@@ -81,7 +98,7 @@ def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> 
     if "{__name__}" in text_of(page):  # it tells a host of this process where its classes are
         monkeypatch.setitem(sys.modules, module.__name__, module)
     mock = trio.testing.MockClock(autojump_threshold=0) if page in WITHOUT_DEVICES else None
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), loggers_as_they_were():
         warnings.filterwarnings("ignore", "no CUDA device")
         trio.run(run, page, vars(module), clock=mock)
     vars(module).clear()

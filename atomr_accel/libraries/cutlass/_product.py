@@ -486,7 +486,7 @@ def space(
     every = [_triple(each, "tile") for each in tiles or [(*each, deep) for each in rows]]
     around = [_triple(each, "cluster") for each in clusters or [(1, 1, 1), (2, 1, 1), (1, 2, 1)]]
     found: list[tuple[Spec, int]] = []
-    wrong = None
+    wrong = ""
     for tile in every:
         for cluster in around:
             for schedule in schedules or SCHEDULES:
@@ -494,7 +494,7 @@ def space(
                 try:
                     made, _ = chosen(spec, choice, sizes)
                 except ValueError as error:
-                    wrong = error
+                    wrong = str(error)
                     continue
                 found += [(made, _swizzle(swizzle)) for swizzle in swizzles]
     if not found:

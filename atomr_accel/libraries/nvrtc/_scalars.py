@@ -46,7 +46,7 @@ def scalar_for(value: object, expected: np.dtype[Any], name: str, declared: str)
             f"{name} is a {value.dtype.name}, which is wider than "
             f"'{declared}'; convert it with numpy.{expected.name}(...)"
         )
-    lost: object = None
+    lost: str | None = None
     if expected.kind in "iu":
         limits = np.iinfo(expected)
         if not limits.min <= int(value) <= limits.max:  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def scalar_for(value: object, expected: np.dtype[Any], name: str, declared: str)
             if cmath.isfinite(value) and not cmath.isfinite(narrowed):
                 lost = f"up to {ml_dtypes.finfo(expected).max}"  # type: ignore[no-untyped-call]
         except OverflowError as error:
-            lost = error
+            lost = str(error)
     if lost is not None:
         raise OverflowError(f"{name} does not fit '{declared}' ({lost}): {value!r:.40}")
     result: np.generic = expected.type(value)

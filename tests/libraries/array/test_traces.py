@@ -13,7 +13,7 @@ from atomr_accel import Unsupported
 from atomr_accel.libraries._traces import Trace
 from atomr_accel.testing import poison
 
-from ...harness import on_shared, opened, program
+from ...harness import on_shared, opened, program, used_by
 from .calls import by_numpy, fetched, put, same
 
 if TYPE_CHECKING:
@@ -189,12 +189,10 @@ async def test_what_the_device_has_to_tell_is_asked_each_time() -> None:
 async def test_of_what_had_room_for_all_only_what_is_there_takes_memory() -> None:
     async with opened() as device:
         x = await device.put(np.zeros(1 << 16, np.int32))
-        before = device._core.memory.statistics().used
+        before = used_by(device)
         for _ in range(3):
             values, where, _, _ = await device.array.unique_all(x)
             del _
             assert (values.shape, where.shape) == ((1,), (1,))
-            memory = device._core.memory
-            memory.collect(len(memory.dropped))
-            assert memory.statistics().used <= before + 1024
+            assert used_by(device) <= before + 1024
             del values, where
