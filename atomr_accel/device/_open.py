@@ -238,10 +238,10 @@ async def open_device(
             known, as on the CPU backend); numbers of cores; or None, wherever the program may.
             Under ``isolation="thread"`` nothing is bound, since that would bind the program.
         sanitizer: the tool of NVIDIA's compute-sanitizer that hosts run under: ``"memcheck"``
-            names the kernel, the line and the thread of a fault in its ``ContextPoisoned``;
-            ``"racecheck"``, ``"initcheck"`` and ``"synccheck"`` log what they find. Kernels get the
-            lines of their source, and all of it becomes slow. On the CPU backend Python functions
-            stand for kernels, and nothing is done.
+            and ``"synccheck"`` name the kernel, the line and the thread of a fault in its
+            ``ContextPoisoned``; ``"racecheck"`` logs what it finds. Kernels get the lines of
+            their source, and all of it becomes slow. On the CPU backend Python functions stand
+            for kernels, and nothing is done.
         instruments: objects to tell what happens on the device and in its system of actors,
             such as a ``DeviceInstrument``.
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from .._errors import LibraryMissing
 from ..wire._toolkit import find_tool
 
-SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
+SanitizerTool = Literal["memcheck", "racecheck", "synccheck"]
 
 _NAME: Final = "compute-sanitizer"
 

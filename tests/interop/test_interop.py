@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,8 +70,6 @@ async def test_a_part_can_be_exported_and_both_sides_see_writes(device: Device) 
     assert (view == 9).all()
     view[2] = -1
     assert (await device.get(ref))[1, 2] == -1
-    if sys.version_info >= (3, 12):
-        assert memoryview(await device.export(ref)).shape == (3, 4)
     del view
     await device.trim()
 

@@ -41,7 +41,7 @@ from atomr_accel.replay._entries import Call, Dropped, End, Opaque, decode, enco
 from atomr_accel.replay._storage import START, check_chain, digest_of
 from atomr_accel.replay._writer import Waiting, Writer
 
-from ..harness import ROOT, opened, program, settled
+from ..harness import ROOT, cpu_only, opened, program, settled
 from ..seeds import draw
 from .programs import SOURCE, gelu, scaled
 
@@ -231,6 +231,7 @@ async def test_what_is_dropped_at_once_takes_no_room(tmp_path: Path) -> None:
     assert path.stat().st_size < 1.2 * most
 
 
+@cpu_only
 @program
 async def test_a_function_of_which_the_source_cannot_be_cut_out_is_called(tmp_path: Path) -> None:
     made = importlib.util.spec_from_file_location("edited", tmp_path / "edited.py")

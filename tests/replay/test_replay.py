@@ -172,7 +172,10 @@ async def test_modules_structs_and_variables_are_replayed(tmp_path: Path) -> Non
     source = """
         struct Line { float slope, offset; };
         __device__ float steps[2];
-        template <class T> __global__ void line(T* out, Line line, int n) {}
+        template <class T> __global__ void line(T* out, Line line, int n) {
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) out[i] = line.slope * i + line.offset + steps[0];
+        }
     """
     async with (
         opened(isolation="thread") as device,

@@ -221,8 +221,8 @@ class Export:
 class HostExport(Export):
     """An export of the CPU backend.
 
-    It speaks NumPy's ``__array__``, DLPack and, from Python 3.12 on, the buffer protocol. It has no
-    array interface: an array of that would keep the export alive, and that the device.
+    It speaks NumPy's ``__array__`` and DLPack. It has neither the array interface nor the buffer
+    protocol: an array of those would keep the export alive, and that the device.
     """
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -244,12 +244,6 @@ class HostExport(Export):
                 raise ValueError(f"a {array.dtype} buffer is no {np.dtype(dtype)} without a copy")
             return array.astype(dtype)
         return array.copy() if copy else array
-
-    def __buffer__(self, _flags: int) -> memoryview:
-        try:
-            return self.numpy().data
-        except ValueError as error:
-            raise BufferError(str(error)) from error
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CPU, 0

@@ -218,12 +218,21 @@ async def test_exports_and_functions_get_strided_arrays(device: Device) -> None:
         assert same_bits(await device.get(await device.adopt(shared)), host.T)
 
 
+def array_of(x: Any) -> Any:
+    if not hasattr(x, "__cuda_array_interface__"):
+        return x
+    import cupy
+
+    return cupy.asarray(x)
+
+
 def total(column: Any, turned: Any) -> Any:
-    return float(column.sum()), turned.strides
+    return float(array_of(column).sum()), turned.strides
 
 
 def double(x: Any) -> None:
-    x *= 2
+    array = array_of(x)
+    array *= 2
 
 
 @on_shared
