@@ -116,6 +116,12 @@ def slow(session: nox.Session) -> None:
     _run_tests(session, "slow and not headers")
 
 
+@nox.session(python=["3.12", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """Run the tests by later releases of Python than the oldest one, those that are there."""
+    _run_tests(session, "not headers")
+
+
 @nox.session
 def full(session: nox.Session) -> None:
     """Run the tests that are slow in full: every step, line and example; ``full -k ctrl_c``.
