@@ -64,6 +64,9 @@ ROW_BYTES: Final = 16
 _PROCESSORS: Final = 132
 """Multiprocessors of the devices that kernels are for."""
 
+_NARROW: Final = 0.93
+"""How fast tiles of 128 x 128 are beside those of 128 x 256, with as much to do."""
+
 _CAPABILITY: Final = (9, 0)
 """The devices that kernels are for: they have wgmma, which no other has."""
 
@@ -442,7 +445,7 @@ def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
     m, n, *_ = sizes
     tile = choice.tile
     if tile is None:
-        rows, columns = (128, 256) if _large(spec, m, n) else (128, 128)
+        rows, columns = (128, 256) if _wide(spec, m, n) else (128, 128)
         if n <= 64:
             rows, columns = 256 if m >= _PROCESSORS * 256 else 128, 64
         tile = rows, columns, 128 // DTYPES[spec.a].itemsize
@@ -457,10 +460,20 @@ def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
     return found, choice.swizzle or (1 if tile[1] > tile[0] else _SWIZZLE)
 
 
-def _large(spec: Spec, m: int, n: int) -> bool:
-    """Whether wide tiles do best: of 16-bit types, enough for all multiprocessors."""
+def _wide(spec: Spec, m: int, n: int) -> bool:
+    """Whether wide tiles do best: of 16-bit types, where narrow ones would not gain more.
+
+    Multiprocessors take tiles in rounds, and in the last one some have nothing to do.
+    """
     sizes = {DTYPES[spec.a].itemsize, DTYPES[spec.out].itemsize}
-    return sizes == {2} and -(-m // 128) * -(-n // 256) >= _PROCESSORS
+    return sizes == {2} and _busy(m, n, 256) >= _NARROW * _busy(m, n, 128)
+
+
+def _busy(m: int, n: int, columns: int) -> float:
+    """How much of what all multiprocessors do in their rounds is for the result."""
+    tiles = -(-m // 128) * -(-n // columns)
+    rounds = -(-tiles // _PROCESSORS)
+    return m * n / (rounds * _PROCESSORS * 128 * columns)
 
 
 def space(

@@ -174,6 +174,7 @@ def test_what_was_found_fastest_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     ("changed", "m", "expected"),
     [
         ({}, 8192, ((128, 256, 64), (2, 1, 1), 1)),
+        ({}, 2048, ((128, 256, 64), (2, 1, 1), 1)),
         ({}, 1024, ((128, 128, 64), (2, 1, 1), 4)),
         ({}, 100, ((128, 128, 64), (1, 1, 1), 4)),
         ({}, 64, ((128, 64, 64), (1, 1, 1), 4)),
@@ -188,6 +189,9 @@ def test_what_is_taken_where_nothing_is_said(
     nothing = Choice(None, None, None, 0, None)
     tall, _ = chosen(spec(space=2), nothing, (132 * 256, 64, 64, 1))
     assert tall.tile == (256, 64, 64)
+    # 196 wide tiles would leave 68 of 132 multiprocessors idle in the second round.
+    rounds, _ = chosen(spec(space=2), nothing, (128 * 14 * 14, 256, 64, 1))
+    assert rounds.tile == (128, 128, 64)
     found, swizzle = chosen(spec(**changed), nothing, (m, m, 64, 1))
     assert (found.tile, found.cluster, swizzle) == expected
     assert found.schedule == "cooperative"
