@@ -357,8 +357,10 @@ async def test_an_error_of_the_program_is_not_hidden_by_one_of_the_journal(tmp_p
     async with opened(isolation="thread") as device:
         with pytest.raises(LookupError, match="mine"):
             async with open_journal(device, storage):
-                storage._connection = None
+                connection, storage._connection = storage._connection, None
                 raise LookupError("mine")
+        assert connection is not None
+        connection.close()
 
 
 KILLED = """
@@ -387,7 +389,8 @@ trio.run(main)
 async def test_the_journal_of_a_program_that_is_killed_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     command = [sys.executable, "-c", KILLED, str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    places = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
     process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     async with process.stdout:

@@ -40,7 +40,7 @@ from ..harness import cpu_only, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
 from .ops import OPS
 from .programs import SOURCE as PLAIN
-from .programs import Random, Wide, dies, dies_when_told, drawn, scaled, shifted
+from .programs import Random, Wide, array_of, dies, dies_when_told, drawn, scaled, shifted
 
 
 async def again(path: Path, **options: Any) -> Report:
@@ -233,12 +233,14 @@ async def test_the_state_after_each_call_can_be_had(tmp_path: Path) -> None:
 
 
 def doubled(x: Any) -> None:
-    x *= 2
+    array = array_of(x)
+    array *= 2
 
 
 def doubled_wrongly(x: Any) -> None:
-    x *= 2
-    x[1] = np.nextafter(x[1], np.float32(np.inf))
+    array = array_of(x)
+    array *= 2
+    array[1] = np.nextafter(np.float32(float(array[1])), np.float32(np.inf))
 
 
 async def record_three(path: Path, **options: Any) -> None:
