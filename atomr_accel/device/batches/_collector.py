@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import is_
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from ..._errors import Unsupported
@@ -14,7 +13,7 @@ from ...libraries._request import Preparing, Request, TracedDriver
 from ...libraries._staging import has_views, on_copies
 from ...libraries._table import NAMES
 from ...libraries.nvrtc._kernel import Kernel, launching
-from ...libraries.nvrtc._launching import PLAIN, LaunchWish
+from ...libraries.nvrtc._launching import LaunchWish
 from ...memory import NotContiguous
 from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
@@ -273,8 +272,15 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         if type(made) is not Kernel or made._device is not self._core:
             require_made_on(made, self._core)
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
-        given = shared, elements, cluster, cooperative, programmatic, priority
-        wish = {} if all(map(is_, given, PLAIN)) else LaunchWish(*given).asked()
+        wish: dict[str, Any] = {}
+        if not (
+            type(shared) is int
+            and not shared
+            and elements is cluster is priority is None
+            and cooperative is programmatic is False
+        ):
+            given = shared, elements, cluster, cooperative, programmatic, priority
+            wish = LaunchWish(*given).asked()
         self._call(launching, kernel, (grid, block, *args), wish)
 
 

@@ -25,20 +25,26 @@ _numbers: Final = itertools.count(1)
 """Of modules, in all hosts: one may have some from when it was a standby."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Copy:
     """A module among some executors, in one generation.
 
     Attributes:
+        keeper: has those executors.
         kept: has it released in the end; launches name it as read.
         loaded: whether it is there for sure.
         asked_by: the batches and recordings that have it loaded themselves: it is there for
             what they launch afterwards, but not for others, as long as it is not sure.
     """
 
+    keeper: ref[object]
     kept: Block
     loaded: bool = False
     asked_by: WeakSet[object] = field(default_factory=WeakSet)
+
+
+def _no_copy() -> None:
+    """What a reference to one that is gone says."""
 
 
 @final
@@ -112,7 +118,10 @@ class Resident:
         variables: by name.
     """
 
-    __slots__ = ("_copies", "_image", "_name", "_symbols", "number", "prints", "variables")
+    __slots__ = (
+        *("_copies", "_image", "_latest", "_name", "_symbols"),
+        *("number", "prints", "variables"),
+    )
 
     def __init__(
         self,
@@ -130,6 +139,7 @@ class Resident:
         self._image = image
         self._symbols = symbols
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+        self._latest: Callable[[], _Copy | None] = _no_copy  # mostly the only one
 
     @property
     def image(self) -> bytes:
@@ -143,10 +153,13 @@ class Resident:
             driver: that of the launch.
         """
         keeper = driver.keeper
-        copy = self._copies.get(keeper)
+        copy = self._latest()
+        if copy is None or copy.keeper() is not keeper:
+            copy = self._copies.get(keeper)
+            self._latest = _no_copy if copy is None else ref(copy)
         if copy is None or copy.kept.epoch is not driver.memory.epoch:
             kept = keeper.keep(KERNELS.name, f"unload {self._name}", Unload(self.number))
-            copy = self._copies[keeper] = _Copy(kept)
+            copy = self._copies[keeper] = _Copy(ref(keeper), kept)
         if not copy.loaded and driver.home not in copy.asked_by:
             driver.perform(self._load(copy))
             copy.asked_by.add(driver.home)
