@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
-from .._errors import LibraryMissing
+from .._errors import AccelError, LibraryMissing
 from ..wire import (
     AskFree,
     AskPeers,
@@ -326,6 +326,8 @@ class Host:
                 self._context.check()
         except StickyFault as fault:
             return _packed(fault)
+        except AccelError:  # it does not tell
+            pass
         return _packed(error)
 
     def _shares_streams(self, lane: OpenLane) -> bool:
