@@ -472,7 +472,7 @@ def _wide(spec: Spec, m: int, n: int) -> bool:
 def _busy(m: int, n: int, columns: int) -> float:
     """How much of what all multiprocessors do in their rounds is for the result."""
     tiles = -(-m // 128) * -(-n // columns)
-    rounds = -(-tiles // _PROCESSORS)
+    rounds = max(1, -(-tiles // _PROCESSORS))
     return m * n / (rounds * _PROCESSORS * 128 * columns)
 
 

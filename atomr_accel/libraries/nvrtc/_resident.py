@@ -119,8 +119,14 @@ class Resident:
     """
 
     __slots__ = (
-        *("_copies", "_image", "_latest", "_name", "_symbols"),
-        *("number", "prints", "variables"),
+        "_copies",
+        "_image",
+        "_latest",
+        "_name",
+        "_symbols",
+        "number",
+        "prints",
+        "variables",
     )
 
     def __init__(
