@@ -11,6 +11,7 @@ from ..memory import (
     GpuRef,
     MemoryMap,
     NotContiguous,
+    origin,
     ref_error,
     repeats,
     sealed_error,
@@ -98,24 +99,23 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
 
     Where that takes long to find out, they are said to.
     """
-    first, second = one._block, other._block
-    if first.base is not second.base or not (one.nbytes and other.nbytes):
+    (first, start), (second, other_start) = origin(one._block), origin(other._block)
+    if first is not second or not (one.nbytes and other.nbytes):
         return False
-    (low, high), (other_low, other_high) = _span(one), _span(other)
+    (low, high), (other_low, other_high) = _span(one, start), _span(other, other_start)
     if low >= other_high or other_low >= high:
         return False
     if one._strides is None and other._strides is None:
         return True
     return share_elements(
-        (one.shape, one.strides, first.offset),
-        (other.shape, other.strides, second.offset),
+        (one.shape, one.strides, start),
+        (other.shape, other.strides, other_start),
         (one.dtype.itemsize, other.dtype.itemsize),
     )
 
 
-def _span(ref: GpuRef) -> tuple[int, int]:
-    """Where a ref's memory begins and ends in its buffer."""
-    start = ref._block.offset
+def _span(ref: GpuRef, start: int) -> tuple[int, int]:
+    """Where a ref's memory begins and ends in its buffer, its first element at ``start``."""
     if ref._strides is None:
         return start, start + ref.nbytes
     low, high = span(ref.shape, ref._strides, ref.dtype.itemsize)
@@ -124,8 +124,8 @@ def _span(ref: GpuRef) -> tuple[int, int]:
 
 def same_place(one: GpuRef, other: GpuRef) -> bool:
     """Whether two refs are the same memory, from beginning to end, in the same order."""
-    first, second = one._block, other._block
-    if first.base is not second.base or first.offset != second.offset:
+    (first, start), (second, other_start) = origin(one._block), origin(other._block)
+    if first is not second or start != other_start:
         return False
     if one._strides is None and other._strides is None:
         return one.nbytes == other.nbytes
@@ -156,8 +156,10 @@ def require_no_alias(
         ValueError: two of them share memory; it names both.
     """
     outputs, inputs = list(written), list(read)
-    bases = {id(ref._block.base) for _, ref in outputs}
-    if len(bases) == len(outputs) and bases.isdisjoint([id(ref._block.base) for _, ref in inputs]):
+    bases = {id(origin(ref._block)[0]) for _, ref in outputs}
+    if len(bases) == len(outputs) and bases.isdisjoint(
+        [id(origin(ref._block)[0]) for _, ref in inputs]
+    ):
         return
     if in_place:
         # What is the same as an output is looked at where that is.
@@ -172,10 +174,11 @@ def require_no_alias(
     if any(ref._strides is not None for _, ref in every):
         _require_apart(op, outputs, inputs, in_place)
         return
+    places = [(*origin(ref._block), ref.nbytes) for _, ref in every]
     spans = sorted(
-        (id(ref._block.base), ref._block.offset, ref._block.offset + ref.nbytes, at)
-        for at, (_, ref) in enumerate(every)
-        if ref.nbytes
+        (id(base), start, start + nbytes, at)
+        for at, (base, start, nbytes) in enumerate(places)
+        if nbytes
     )
     # What reaches furthest of all that came before: of anything, and of what is written.
     # Where several do, the one that was given first.

@@ -75,6 +75,8 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         readers: those of the ops in flight that read it; None as long as none has.
         retired: pieces to release once no op in flight touches the block.
         holds: how many ``Hold`` keep the memory from being reused.
+        stands_for: the block that a recording has it for, and how far behind the beginning of
+            that it begins.
     """
 
     memory: MemoryMap
@@ -88,6 +90,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
     readers: set[int] | None = None
     retired: list[tuple[int, int]] | None = None
     holds: int = 0
+    stands_for: tuple[Block, int] | None = None
 
     @property
     def base(self) -> Block:
@@ -165,6 +168,18 @@ class Part(Block, eq=False):
     def settle(self) -> None:
         """Release retired pieces if nothing is in flight any more."""
         self.base.settle()
+
+
+def origin(block: Block) -> tuple[Block, int]:
+    """Whose memory a block is in, and how far behind its beginning it begins.
+
+    What stands for another block in a recording is in that one's.
+    """
+    whole = block.base
+    if whole.stands_for is None:
+        return whole, block.offset
+    other, start = whole.stands_for
+    return other, start + block.offset
 
 
 def part_of(block: Block, offset: int) -> Part:
@@ -625,7 +640,8 @@ def _ref(
         if isinstance(block, Part):
             start += block.start
             block = block.whole
-        block = Gapped(block.memory, 0, 0, None, 0, 0, False, 0, None, None, 0, block, start)
+        made = (block.memory, 0, 0, None, 0, 0, False, 0, None, None, 0, None)
+        block = Gapped(*made, block, start)
     elif start:
         block = part_of(block, start)
     elif type(block) is Gapped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel import Unsupported
 from atomr_accel.libraries._arguments import require_no_alias
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
 
@@ -63,6 +65,7 @@ async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
     function = getattr(getattr(device, library), name)
     plain = await put_all(device, each, np.random.default_rng(0))
     await each.call(function, plain, each.options)  # it is a call that works
+    recorded = await _is_recorded(device, each, plain)
     for target in each.written:
         for other in each.buffers:
             if other == target or (other in each.written and other < target):
@@ -90,6 +93,20 @@ async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
                 said = str(caught.value)
                 for what in (target, other):
                     assert re.search(rf"(^|\W){re.escape(what)}(\W|$)", said), (what, said)
+                if recorded:  # where each has a stand-in of its own
+                    with pytest.raises(ValueError, match=re.escape(said)):
+                        await _is_recorded(device, each, refs)
+
+
+async def _is_recorded(device: Device, each: Row, refs: dict[str, Any]) -> bool:
+    """Whether a recording takes a call; some have to be awaited."""
+    library, _, name = each.name.partition(".")
+    try:
+        async with device.record() as program:
+            each.call(getattr(getattr(program, library), name), refs, each.options)
+    except (AttributeError, Unsupported):
+        return False
+    return True
 
 
 async def test_outputs_of_a_graph_are_apart(device: Device) -> None:
@@ -134,7 +151,7 @@ class _Ref:
         return {(id(self._block.base), self._block.offset + at) for at in range(self.nbytes)}
 
 
-_BASES: Final = (object(), object())
+_BASES: Final = (SimpleNamespace(stands_for=None), SimpleNamespace(stands_for=None))
 _refs = st.builds(_Ref, st.sampled_from(_BASES), st.integers(0, 12), st.integers(0, 6))
 _named = st.dictionaries(st.sampled_from("abcdef"), _refs, max_size=5)
 

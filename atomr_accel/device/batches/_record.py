@@ -282,6 +282,7 @@ class Recording(Collector):
         # A placeholder begins as far from where whole buffers may begin as what it stands for
         # does, so that calls find the same alignment.
         pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
+        stand_in.stands_for = block.base, block.offset - pad
         others = self._stand_ins.setdefault(block.base, [])
         for other in others[:]:
             start = _start(self._bound[other], argument)

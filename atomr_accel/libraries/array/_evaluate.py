@@ -26,7 +26,7 @@ import numpy as np
 from ..._dtypes import NAMES
 from ..._errors import said_of
 from ...expressions import Expression, Operand, broadcast, cast
-from ...memory import GpuRef, block_at, part_of
+from ...memory import GpuRef, block_at, origin, part_of
 from .._arguments import BLOCK_ALIGNMENT, alignment, overlap, require_readable, require_writable
 from .._library import LaneSpec
 from .._op import D, Facade, op
@@ -262,9 +262,9 @@ def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Confli
     found: list[Conflict] = []
     for at, out in enumerate(made):
         for number, ref in enumerate(operands):
-            if out._block.base is ref._block.base and overlap(out, ref):
+            if overlap(out, ref):
                 same = (
-                    out._block.offset == ref._block.offset
+                    origin(out._block) == origin(ref._block)
                     and out.shape == ref.shape
                     and out.strides == ref.strides
                     and out.dtype is ref.dtype

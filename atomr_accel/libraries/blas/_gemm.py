@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...memory import GpuRef, origin
 from .._arguments import (
     require_dtype,
     require_no_alias,
@@ -319,8 +319,8 @@ class Products(Routines[D]):
             else:
                 result, block_c = out, require_writable(out, memory, "out")
                 require_shape(out, shape, "out")
-                base = block_c.base
-                if base is block_a.base or base is block_b.base:  # then look closer
+                whole, _ = origin(block_c)
+                if whole is origin(block_a)[0] or whole is origin(block_b)[0]:  # then look closer
                     require_no_alias("gemm", [("out", out)], [("a", a), ("b", b)])
                 if scale != 0.0:
                     reads = (block_a, block_b, block_c)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
-from ...memory import GpuRef
+from ...memory import GpuRef, origin
 from .._arguments import (
     require_dtype,
     require_no_alias,
@@ -151,7 +151,7 @@ class RowRoutines(Routines[D]):
             bases: list[object] = []
             for block, start in zip(blocks, starts, strict=True):
                 places.append(block.address + start)
-                bases.append(block.base)
+                bases.append(origin(block)[0])
             read: list[Block] = [blocks[at] for at in reads]
             if rescaled is not None and not scales_nothing(numbers[-1], refs[rescaled]):
                 read.append(blocks[rescaled])
