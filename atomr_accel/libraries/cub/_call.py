@@ -310,7 +310,11 @@ def number(value: Any, dtype: np.dtype[Any], name: str) -> bytes:
         info = np.iinfo(dtype)
         if not info.min <= int(given) <= info.max:
             raise OverflowError(f"{name} is {value}, which {dtype.name} does not hold")
-    return given.astype(dtype).tobytes()
+    with np.errstate(over="ignore"):
+        made = given.astype(dtype)
+    if not np.isfinite(made) and np.isfinite(given):
+        raise OverflowError(f"{name} is {value}, which {dtype.name} does not hold")
+    return made.tobytes()
 
 
 def opaque(dtype: np.dtype[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -56,7 +57,8 @@ class Reductions(CubPart[D]):
                 Python function of the small subset. It must be associative.
             init: what to begin with; by default what changes nothing.
             dtype: of the result, and what is computed in; by default that of x. Sums and
-                products of half precision are computed in float32.
+                products of half precision are computed in float32. ``"logical_and"`` and
+                ``"logical_or"`` are computed in bool, which is their default, too.
             determinism: ``"run_to_run"``, or ``"not_guaranteed"``, which may be faster: sums of
                 floats then differ in their last bits from call to call.
             out: where the result goes, of shape ().
@@ -355,7 +357,8 @@ def _folding(
     else:
         operator = coded(device, op, (accumulator, accumulator), accumulator, what)
     if init is not None:
-        return operator, (given, accumulator, result), number(init, DTYPES[accumulator], "init")
+        begins = bool(init) if truth and isinstance(init, Number | np.generic) else init
+        return operator, (given, accumulator, result), number(begins, DTYPES[accumulator], "init")
     return operator, (given, accumulator, result), identity_of(kind, accumulator)
 
 

@@ -238,7 +238,7 @@ def read_choice(
 
 
 def _swizzle(swizzle: int) -> int:
-    if swizzle not in (1, 2, 4, 8):
+    if whole(swizzle, "swizzle", 1) not in (1, 2, 4, 8):
         raise ValueError(f"swizzle must be 1, 2, 4 or 8, not {swizzle!r}")
     return int(swizzle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -104,7 +105,7 @@ def geometry(
     if not 0 <= shared <= most:
         raise ValueError(f"shared is {shared} bytes; it must be from 0 to {most}")
     options = None
-    if wish[2:] != PLAIN[2:] or entry.cluster is not None:
+    if entry.cluster is not None or not all(map(is_, wish[2:], PLAIN[2:])):
         options = _options(grid3, wish, entry, info)
     return Geometry(grid3, block3, shared, options)
 
@@ -182,7 +183,8 @@ def _dimensions(value: Dim, name: str, limits: tuple[int, ...], least: int = 1) 
     if type(value) is int:
         sizes: tuple[Any, ...] = (value,)
     else:
-        sizes = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,)
+        given: Any = value
+        sizes = tuple(given) if _is_several(given) else (given,)
     if not 1 <= len(sizes) <= 3:
         raise ValueError(f"{name} takes one to three sizes, not {len(sizes)}")
     x, y, z = (*sizes, 1, 1)[:3]
@@ -191,6 +193,12 @@ def _dimensions(value: Dim, name: str, limits: tuple[int, ...], least: int = 1) 
     if not (least <= x <= limits[0] and least <= y <= limits[1] and least <= z <= limits[2]):
         raise ValueError(f"{name} is {(x, y, z)}; each size must be from {least} to {limits}")
     return x, y, z
+
+
+def _is_several(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _index(value: Any, name: str) -> int:

@@ -35,6 +35,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("reduce", (F,), {"init": 1j}, TypeError, "init is 1j, which float32 does not hold"),
     ("reduce", (I,), {"init": 1.5}, TypeError, "init is 1.5, which int32 does not hold"),
     ("reduce", (I,), {"init": 2**31}, OverflowError, "int32 does not hold"),
+    ("reduce", (F,), {"init": 1e300}, OverflowError, "1e.300, which float32 does not hold"),
     ("reduce", (C,), {"dtype": "float32"}, TypeError, "not reduced in float32; cast it first"),
     ("reduce", (I,), {"dtype": "float16"}, TypeError, "not reduced in float16"),
     ("reduce", (F,), {"determinism": "maybe"}, ValueError, "determinism must be"),

@@ -57,6 +57,10 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "sum of halves": ((X.astype(np.float16),), lambda cub, x: cub.reduce(x, init=0.5)),
     "product of halves": ((I[:3].astype(np.float16),), lambda cub, x: cub.reduce(x, "prod")),
     "all, as numbers": ((I,), lambda cub, x: cub.reduce(x, "logical_and", dtype="int32")),
+    "any, from a number": (
+        (I[:0],),
+        lambda cub, x: cub.reduce(x, "logical_or", init=2, dtype="int32"),
+    ),
     "loose sum": ((I.astype(np.float64),), lambda cub, x: cub.reduce(x, determinism=LOOSE)),
     "complex sum": ((C,), lambda cub, x: cub.reduce(x)),
     "complex product": ((C[:5],), lambda cub, x: cub.reduce(x, "prod")),

@@ -53,6 +53,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one stage": ({"tile": (128, 128, 64), "stages": 1}, ValueError, "from 2|at least 2|2"),
     "schedule": ({"tile": (128, 128, 64), "schedule": "fast"}, ValueError, "'pingpong'"),
     "swizzle": ({"tile": (128, 128, 64), "swizzle": 3}, ValueError, "1, 2, 4 or 8"),
+    "no number": ({"tile": (128, 128, 64), "swizzle": True}, TypeError, "swizzle must be"),
     "no tile": ({"cluster": (1, 1, 1)}, ValueError, "without tile all of it is chosen"),
     "triple": ({"tile": 128}, TypeError, "three whole numbers"),
 }
