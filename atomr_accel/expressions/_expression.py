@@ -504,14 +504,15 @@ def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number)
     """``numpy.where``."""
     dtype = common(_kinds((x, y)))
     shape = joint(_forms((condition, x, y)))
-    args = converted(condition, _BOOL), _wrapped(x, dtype), _wrapped(y, dtype)
+    args = converted(condition, _BOOL), _branch(x, dtype), _branch(y, dtype)
     return Expression("where", "", args, (), shape, dtype)
 
 
-def _wrapped(value: Any, dtype: np.dtype[Any]) -> Operand:
-    """As ``converted``, but integers out of bounds are for ``numpy.where`` to say.
+def _branch(value: Any, dtype: np.dtype[Any]) -> Operand:
+    """One of the two that ``where`` chooses from.
 
-    It wraps them before NumPy 2.5, and raises ``OverflowError`` since then.
+    As ``converted``, but integers out of bounds are for ``numpy.where`` to say: it wraps them
+    before NumPy 2.5, and raises ``OverflowError`` since then.
     """
     if _side(value, dtype):
         value = int(np.where(True, value, np.zeros((), dtype)))

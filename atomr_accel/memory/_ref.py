@@ -640,8 +640,7 @@ def _ref(
         if isinstance(block, Part):
             start += block.start
             block = block.whole
-        made = (block.memory, 0, 0, None, 0, 0, False, 0, None, None, 0, None)
-        block = Gapped(*made, block, start)
+        block = Gapped(block.memory, 0, 0, None, 0, 0, whole=block, start=start)
     elif start:
         block = part_of(block, start)
     elif type(block) is Gapped:

@@ -1,4 +1,4 @@
-"""What tests of hosts on standby have in common."""
+"""What tests of hosts have in common, of those on standby and of others."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def standby_of(device: Device) -> Standby:
 async def works(device: Device) -> None:
     a = await device.put(EYE)
     assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
+
+
+async def open_a_lane(device: Device) -> None:
+    await device.fft.fft(await device.put(np.ones(8)))
 
 
 async def answer(device: Device, init: Callable[[], Any], lane: str = "run") -> tuple[int, float]:

@@ -40,6 +40,8 @@ from tests.harness import (
     stop_process,
 )
 
+from .standbys import EYE, OFTEN, open_a_lane, works
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
@@ -47,14 +49,6 @@ if TYPE_CHECKING:
     from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only
-
-EYE: Final = np.eye(3)
-OFTEN: Final = 10**6
-
-
-async def works(device: Device) -> None:
-    a = await device.put(EYE)
-    assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
 
 
 def children() -> set[int]:
@@ -163,10 +157,6 @@ def stop(host: HostHandle) -> None:
 
 async def grow(device: Device) -> None:
     await device.empty(1 << 28, np.uint8)
-
-
-async def open_a_lane(device: Device) -> None:
-    await device.fft.fft(await device.put(np.ones(8)))
 
 
 async def nothing(device: Device) -> None:

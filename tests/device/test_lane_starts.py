@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pytest
 import trio
 
@@ -16,27 +15,15 @@ from atomr_accel.testing import kill_host
 from atomr_accel.wire import Fault, LanesOpened, OpenLanes
 from tests.harness import cpu_only, descriptors, opened, program
 
+from .standbys import OFTEN, open_a_lane, works
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from atomr_accel import Device
     from atomr_accel.device._settings import StreamStrategy
 
 pytestmark = cpu_only
-
-EYE: Final = np.eye(3)
-OFTEN: Final = 10**6
-
-
-async def works(device: Device) -> None:
-    a = await device.put(EYE)
-    assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
-
-
-async def open_a_lane(device: Device) -> None:
-    await device.fft.rfft(await device.put(EYE))
-
 
 LANES: Final = """
 import os, pathlib, threading

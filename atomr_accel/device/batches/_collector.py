@@ -273,7 +273,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
             require_made_on(made, self._core)
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
         wish: dict[str, Any] = {}
-        if not (
+        if not (  # spelled out: this is a hot path
             type(shared) is int
             and not shared
             and elements is cluster is priority is None

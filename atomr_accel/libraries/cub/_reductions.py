@@ -357,7 +357,7 @@ def _folding(
     else:
         operator = coded(device, op, (accumulator, accumulator), accumulator, what)
     if init is not None:
-        begins = bool(init) if truth and isinstance(init, Number | np.generic) else init
+        begins = bool(init) if truth and isinstance(init, Number) else init
         return operator, (given, accumulator, result), number(begins, DTYPES[accumulator], "init")
     return operator, (given, accumulator, result), identity_of(kind, accumulator)
 

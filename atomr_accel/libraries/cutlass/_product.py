@@ -238,9 +238,10 @@ def read_choice(
 
 
 def _swizzle(swizzle: int) -> int:
-    if whole(swizzle, "swizzle", 1) not in (1, 2, 4, 8):
+    found = whole(swizzle, "swizzle", 1)
+    if found not in (1, 2, 4, 8):
         raise ValueError(f"swizzle must be 1, 2, 4 or 8, not {swizzle!r}")
-    return int(swizzle)
+    return found
 
 
 def _triple(sizes: Sequence[int], name: str) -> Triple:
