@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..actors import ActorSystem
-    from ..telemetry import NvmlMonitor
+    from ..telemetry import HasStatistics, NvmlMonitor
 
 _log: Final = logging.getLogger("atomr_accel.dashboard")
 
@@ -44,8 +44,13 @@ class Feed:
         history: what is kept of what happens, whether somebody looks or not.
     """
 
-    def __init__(self, system: ActorSystem, nvml: NvmlMonitor | None = None) -> None:
-        self._observer = Observer(system, nvml)
+    def __init__(
+        self,
+        system: ActorSystem,
+        nvml: NvmlMonitor | None = None,
+        patterns: Mapping[str, HasStatistics] | None = None,
+    ) -> None:
+        self._observer = Observer(system, nvml, patterns)
         self._nvml = nvml
         self.history: Final = History()
         self._actors: dict[str, Json] = {}
@@ -100,7 +105,9 @@ class Feed:
             "system": self._observer.system(len(self._actors)),
             "actors": self._actors,
             "devices": self._observer.states_of_devices(),
+            "patterns": self._observer.patterns(),
             "curves": self.history.curves,
+            "past": self.history.past,
             "events": self.history.events,
         }
         if patch := merge_patch(self._state, state):

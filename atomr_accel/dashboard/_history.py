@@ -1,4 +1,4 @@
-"""What has happened in a system, and how fast its devices were: the last of it, in fixed space."""
+"""Recent events of a system and the curves of its devices, in fixed space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 EVENTS: Final = 200
 POINTS: Final = 300
-"""Of a curve, one each second."""
+"""Points of a curve, one each second."""
+
+COARSER: Final = {10: 360, 300: 288}
+"""Points of the curves of the last hour and of the last day, by the seconds that a point covers."""
 
 POINT: Final = ("at", "ops", "failed", "p50", "p99", "in_flight", "used")
 """What a point of a curve is a list of: seconds since 1970; ops that were answered per second, and
@@ -76,13 +79,52 @@ class Ring:
         return self._values
 
 
-class _Pulse:
-    """What one device has done since the last point of its curve."""
+class _Coarser:
+    """A curve whose points each summarize several points of the curve of seconds."""
 
-    __slots__ = ("failed", "latencies", "ops", "points")
+    __slots__ = ("_pending", "_seconds", "points")
+
+    def __init__(self, seconds: int, most: int) -> None:
+        self._seconds = seconds
+        self._pending: list[list[float | None]] = []
+        self.points = Ring(most)
+
+    def add(self, point: list[float | None]) -> None:
+        """Add a point of one second; the last of a group makes a point of this curve."""
+        self._pending.append(point)
+        if len(self._pending) == self._seconds:
+            self.points.add(summary(self._pending))
+            self._pending = []
+
+
+def summary(points: list[list[float | None]]) -> list[float | None]:
+    """Summarize points of a curve as one.
+
+    Rates are means. A peak must not disappear, so the 99th percentile, the ops in flight and the
+    bytes in use are the largest. The median is the mean of the medians, weighted by ops.
+    """
+    at, ops, failed, p50, p99, in_flight, used = zip(*points, strict=True)
+    weighed = [(m, n or 0.0) for m, n in zip(p50, ops, strict=True) if m is not None]
+    weight = sum(n for _, n in weighed)
+    return [
+        at[-1],
+        round(sum(n or 0.0 for n in ops) / len(points), 1),
+        round(sum(n or 0.0 for n in failed) / len(points), 1),
+        round(sum(m * n for m, n in weighed) / weight, 4) if weight else None,
+        max((p for p in p99 if p is not None), default=None),
+        max(n or 0.0 for n in in_flight),
+        max(n or 0.0 for n in used),
+    ]
+
+
+class _Pulse:
+    """The ops of one device since the last point of its curve."""
+
+    __slots__ = ("coarser", "failed", "latencies", "ops", "points")
 
     def __init__(self) -> None:
         self.points = Ring(POINTS)
+        self.coarser = {seconds: _Coarser(seconds, most) for seconds, most in COARSER.items()}
         self._begin()
 
     def _begin(self) -> None:
@@ -93,17 +135,18 @@ class _Pulse:
     def beat(self, seconds: float, in_flight: int, used: int) -> None:
         """Make a point of the last seconds."""
         latencies = sorted(self.latencies)
-        self.points.add(
-            [
-                round(time.time(), 1),
-                round(self.ops / seconds, 1),
-                round(self.failed / seconds, 1),
-                _milliseconds(latencies, 0.5),
-                _milliseconds(latencies, 0.99),
-                in_flight,
-                used,
-            ]
-        )
+        point: list[float | None] = [
+            round(time.time(), 1),
+            round(self.ops / seconds, 1),
+            round(self.failed / seconds, 1),
+            _milliseconds(latencies, 0.5),
+            _milliseconds(latencies, 0.99),
+            in_flight,
+            used,
+        ]
+        self.points.add(point)
+        for curve in self.coarser.values():
+            curve.add(point)
         self._begin()
 
 
@@ -134,6 +177,14 @@ class History(DeviceInstrument):
     def curves(self) -> dict[str, Json]:
         """The points of each device's curve, by number."""
         return {path: pulse.points.values for path, pulse in self._pulses.items()}
+
+    @property
+    def past(self) -> dict[str, Json]:
+        """The coarser curves of each device, by the seconds that a point covers."""
+        return {
+            path: {str(seconds): curve.points.values for seconds, curve in pulse.coarser.items()}
+            for path, pulse in self._pulses.items()
+        }
 
     def beat(self, devices: Iterable[Device]) -> None:
         """Add a point to the curves of these devices; all others are gone."""

@@ -7,8 +7,9 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
@@ -18,11 +19,11 @@ from ..actors import ActorSystem
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance
 from ._feed import Feed
-from ._running import RunningDashboard, announced, started_at
+from ._running import RunningDashboard, announced, running, started_at
 from ._state import command
 
 if TYPE_CHECKING:
-    from ..telemetry import NvmlMonitor
+    from ..telemetry import HasStatistics, NvmlMonitor
 
 _log: Final = logging.getLogger("atomr_accel.dashboard")
 
@@ -66,6 +67,7 @@ async def open_dashboard(
     names: Iterable[str] = (),
     announce: bool = True,
     nvml: NvmlMonitor | None = None,
+    patterns: Mapping[str, HasStatistics] | None = None,
 ) -> AsyncIterator[Dashboard]:
     """Serve a live page about a system and its devices until the block is left.
 
@@ -82,13 +84,18 @@ async def open_dashboard(
         nvml: what `open_nvml` of ``atomr_accel.telemetry`` gives, to show what GPUs say of
             themselves, and Xids as events.
 
+        patterns: patterns to show by name, such as ``{"generate": batcher}``: anything whose
+            ``statistics()`` returns a dataclass.
+
     Raises:
+        TypeError: a pattern has no ``statistics()`` that returns a dataclass.
         LibraryMissing: Starlette or Hypercorn is not installed.
         ValueError: ``host`` is reached from other machines, and ``public`` is not said.
         OSError: the port is taken.
     """
     check_instance("a dashboard's system", system, ActorSystem)
     _check_host(host, public=public)
+    _check_patterns(patterns or {})
     try:
         from hypercorn.config import Config
         from hypercorn.trio import serve
@@ -100,8 +107,9 @@ async def open_dashboard(
             library=str(error.name),
         ) from error
     token = secrets.token_urlsafe(32)
-    feed = Feed(system, nvml)
-    app: Any = application(feed, token, frozenset(name.lower() for name in names))
+    feed = Feed(system, nvml, patterns)
+    others = None if public else running
+    app: Any = application(feed, token, frozenset(name.lower() for name in names), others)
     config = Config()
     config.errorlog = _log
     config.graceful_timeout = _GRACE
@@ -149,6 +157,17 @@ def _check_host(host: str, *, public: bool) -> None:
             f"other machines reach {host}, and what a dashboard tells is not encrypted; leave it "
             "at 127.0.0.1 and use a tunnel (ssh -L), or say public=True"
         )
+
+
+def _check_patterns(patterns: Mapping[str, HasStatistics]) -> None:
+    for name, pattern in patterns.items():
+        check_instance("a pattern's name", name, str)
+        read = None if isinstance(pattern, type) else getattr(pattern, "statistics", None)
+        if not callable(read) or not is_dataclass(read()):
+            raise TypeError(
+                f"pattern {name!r} must have statistics() that return a dataclass, as a batcher "
+                f"has, not {pattern!r}"
+            )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -10,7 +10,10 @@
                 by name and transfers by number; memory.slabs are by number: nbytes, kind, used and
                 cells, a digit for how full each part of the slab is; with NVML, gpu: busy (a
                 share), power, power_limit, temperature, throttled
+    patterns    by name: kind, and the fields of the pattern's statistics(); of its parts, rows
     curves      by path of a device, by number, one each second: a list of what POINT names
+    past        by path of a device, "10" and "300": the same for the last hour and the last day,
+                with a point for each 10 and 300 seconds
     events      by number: at, kind, path, text, and of devices generation
 
 Nothing in it is null but in the lists of curves: what is not known is left out.
@@ -22,7 +25,10 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -37,9 +43,12 @@ if TYPE_CHECKING:
     from ..actors import ActorSystem
     from ..actors._cell import Cell
     from ..device import Device
-    from ..telemetry import GpuReading, NvmlMonitor
+    from ..telemetry import GpuReading, HasStatistics, NvmlMonitor
     from ..wire import DeviceInfo
     from ._patch import Json
+
+PARTS: Final = 50
+"""Parts of a pattern, such as tenants or replicas, that are shown."""
 
 SLABS: Final = 64
 CELLS: Final = 48
@@ -55,9 +64,16 @@ class Observer:
         program: what there is to tell of the program.
     """
 
-    def __init__(self, system: ActorSystem, nvml: NvmlMonitor | None = None) -> None:
+    def __init__(
+        self,
+        system: ActorSystem,
+        nvml: NvmlMonitor | None = None,
+        patterns: Mapping[str, HasStatistics] | None = None,
+    ) -> None:
         self._system = system
         self._nvml = nvml
+        self._patterns = dict(patterns or {})
+        self._shown_patterns: dict[str, Json] = {}
         self._actors: dict[str, Json] = {}
         self._devices: dict[str, Json] = {}
         self.program: Final[dict[str, Json]] = {
@@ -116,6 +132,15 @@ class Observer:
             for device in self.devices
         }
         return self._devices
+
+    def patterns(self) -> dict[str, Json]:
+        """The statistics of all patterns, by name."""
+        before = self._shown_patterns
+        self._shown_patterns = {
+            name: _kept(before.get(name), _pattern(pattern))
+            for name, pattern in self._patterns.items()
+        }
+        return self._shown_patterns
 
     def _device(self, device: Device) -> dict[str, Json]:
         statistics = device.statistics()
@@ -179,6 +204,49 @@ def _actor(cell: Cell) -> dict[str, Json]:
     if condition.generation is not None:
         actor["generation"] = condition.generation
     return actor
+
+
+def _pattern(pattern: HasStatistics) -> dict[str, Json]:
+    """The statistics of a pattern: plain values as they are, parts as rows by name."""
+    state: dict[str, Json] = {"kind": type(pattern).__name__}
+    statistics = pattern.statistics()
+    for field in fields(statistics):  # type: ignore[arg-type] # open_dashboard checks it
+        value = getattr(statistics, field.name)
+        parts = _parts(value)
+        if parts:
+            state[field.name] = parts
+        elif (simple := _simple(value)) is not None:
+            state[field.name] = simple
+    return state
+
+
+def _parts(value: object) -> dict[str, Json]:
+    """The parts of a pattern by name, if a value is a collection of them."""
+    parts: dict[str, Json] = {}
+    members: list[tuple[object, object]] = []
+    if isinstance(value, Mapping):
+        members = list(value.items())
+    elif isinstance(value, tuple | list):
+        members = list(enumerate(value))
+    for at, member in members[:PARTS]:
+        name = getattr(member, "name", None) or getattr(member, "path", None) or at
+        if is_dataclass(member) and not isinstance(member, type):
+            row = {f.name: _simple(getattr(member, f.name)) for f in fields(member)}
+            parts[str(name)] = {key: cell for key, cell in row.items() if cell is not None}
+        elif (simple := _simple(member)) is not None:
+            parts[str(name)] = {"value": simple}
+    return parts
+
+
+def _simple(value: object) -> Json | None:
+    """A value as JSON has it; None for what has no short form."""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, float):
+        return round(value, 6) if isfinite(value) else None
+    if isinstance(value, bool | int):
+        return value
+    return shortened(value) if isinstance(value, str) else None
 
 
 def _digit(part: float) -> str:

@@ -10,7 +10,7 @@ are no cookies: a browser would send them to every other port of this machine, t
 from __future__ import annotations
 
 import hmac
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
@@ -24,12 +24,13 @@ from ..telemetry._host_header import MISDIRECTED, REFUSAL, is_here
 from ._patch import encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ._feed import Feed
+    from ._running import RunningDashboard
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -51,13 +52,20 @@ _FILES: Final = {
 """What anybody may have: it tells nothing of the program."""
 
 
-def application(feed: Feed, token: str, names: frozenset[str]) -> ASGIApp:
-    """The application.
+def application(
+    feed: Feed,
+    token: str,
+    names: frozenset[str],
+    others: Callable[[], list[RunningDashboard]] | None = None,
+) -> ASGIApp:
+    """Return the application.
 
     Args:
-        feed: what it tells.
-        token: what it wants of those whom it tells.
-        names: what it may be called in requests, beside addresses and ``localhost``.
+        feed: the source of states.
+        token: the token that requests for states must carry.
+        names: host names that requests may use, besides addresses and ``localhost``.
+        others: lists the dashboards that this user has open, with their tokens. None on a
+            dashboard that other machines reach: its token must not open the others.
     """
 
     async def state(_request: Request) -> Response:
@@ -66,10 +74,28 @@ def application(feed: Feed, token: str, names: frozenset[str]) -> ASGIApp:
     async def events(_request: Request) -> Response:
         return _Events(feed)
 
+    async def programs(_request: Request) -> Response:
+        found = []
+        if others is not None:
+            with suppress(OSError):  # the directory is not safe to read
+                found = await trio.to_thread.run_sync(others)
+        listed = [
+            {
+                "pid": one.pid,
+                "system": one.system,
+                "command": one.command,
+                "url": f"{one.url}#{one.token}",
+                "here": hmac.compare_digest(one.token, token),
+            }
+            for one in found
+        ]
+        return Response(encode(listed), media_type="application/json")
+
     routes = [
         *(Route(path, _file(*file), methods=["GET"]) for path, file in _FILES.items()),
         Route("/state", state, methods=["GET"]),
         Route("/events", events, methods=["GET"]),
+        Route("/programs", programs, methods=["GET"]),
     ]
     return _Guard(Starlette(routes=routes), token, names)
 

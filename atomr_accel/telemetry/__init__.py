@@ -15,6 +15,7 @@ from ._gpu_readings import (
     MigInstance,
     Xid,
 )
+from ._grafana import grafana_dashboard
 from ._logs import JsonFormatter
 from ._metrics import HasStatistics, Metrics
 from ._nvml import NvmlMonitor, ReadGpus, open_nvml
@@ -48,6 +49,7 @@ __all__ = [
     "Xid",
     "export_spans",
     "export_to_opentelemetry",
+    "grafana_dashboard",
     "mark_ranges",
     "open_nvml",
     "serve_prometheus",

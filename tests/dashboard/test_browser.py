@@ -15,13 +15,14 @@ import trio
 from atomr_accel import open_system
 from atomr_accel.actors import Actor, Message, handler
 from atomr_accel.dashboard import open_dashboard
+from atomr_accel.patterns import open_batcher
 from atomr_accel.testing import poison
 
 from ..harness import AT_ONCE, BACKEND, ROOT
 from .browser import PROGRAM, Browser, open_browser
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from atomr_accel import Device
@@ -48,10 +49,18 @@ class Weak(Actor):
         raise ValueError("<script>document.title='broken'</script>")
 
 
+async def doubled(items: Sequence[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
 @asynccontextmanager
 async def shown(path: Path) -> AsyncIterator[tuple[Device, Dashboard, Browser]]:
     """A device, its page, and a browser that shows it."""
-    async with open_system("s") as system, open_dashboard(system, announce=False) as page:
+    async with (
+        open_system("s") as system,
+        open_batcher(doubled, max_size=8) as batcher,
+        open_dashboard(system, announce=False, patterns={"double": batcher}) as page,
+    ):
         device = await system.open_device(0, backend=BACKEND, backoff=AT_ONCE)
         async with open_browser(path) as browser:
             with trio.fail_after(60):  # a browser takes its time to start
@@ -83,6 +92,13 @@ async def test_it_shows_devices_actors_and_faults_and_complains_about_nothing(
         assert await browser.value("document.querySelectorAll('img').length") == 0
         assert "broken" not in await browser.value("document.title")
         assert "/gpu-0: " in await browser.value("document.getElementById('said').textContent")
+
+        assert "answered" in await browser.value("document.getElementById('patterns').textContent")
+        for at, back in ((2, "60 min"), (3, "24 h"), (1, "5 min")):
+            await browser.value(f"document.querySelectorAll('#spans button')[{at}].click()")
+            scale = "document.querySelector('#timeline .scale').textContent"
+            assert (await browser.value(scale)).startswith(f"{back} ago")
+            assert await browser.value("document.querySelector('.plot path').getAttribute('d')")
 
         for name, width, dark in (
             ("light", 1280, False),

@@ -1,8 +1,10 @@
 // Draws the state that the program sends, and keeps it up to date by what has changed in it.
 // Every text goes in as text: names of actors and errors are whatever somebody has made them.
 
-const WINDOWS = [60, 120, 300]; // seconds that curves and the time line show: the least that has all
+const WINDOWS = [60, 120, 300]; // seconds that curves and the timeline show: the shortest that holds everything
+const SPANS = { auto: 0, "5 min": 300, "1 h": 3600, "24 h": 86400 }; // what a reader may choose
 let span = WINDOWS[0];
+let chosen = SPANS.auto;
 const KINDS = {
   fault: "a context failed", ready: "a context is up", lost: "a device is lost",
   restart: "an actor was restarted", failure: "an actor ended by a failure", memory: "out of memory",
@@ -88,6 +90,11 @@ function duration(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms < 1) return `${(ms * 1000).toFixed(0)} µs`;
   return ms < 1000 ? `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms` : `${(ms / 1000).toFixed(2)} s`;
+}
+
+function back(seconds) {
+  if (seconds < 120) return `${seconds} s ago`;
+  return seconds < 7200 ? `${seconds / 60} min ago` : `${seconds / 3600} h ago`;
 }
 
 function ago(seconds) {
@@ -216,6 +223,18 @@ function ceiling(value) {
   return [1, 1.5, 2, 3, 5, 7.5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
+/** The points of a device: seconds for the last minutes, before them the finest curve that reaches back. */
+function pointsOf(path) {
+  const past = state.past?.[path] ?? {};
+  const joined = [];
+  for (const curve of [state.curves[path], past["10"], past["300"]]) {
+    const before = joined.length ? joined[0][0] : Infinity;
+    joined.unshift(...Object.values(curve ?? {}).filter((point) => point[0] < before));
+    if (joined.length && joined[0][0] < now() - span) break;
+  }
+  return joined;
+}
+
 // --- devices -----------------------------------------------------------------------------------
 
 const cards = new Map();
@@ -295,7 +314,7 @@ class Device {
       gpu.throttled !== undefined && ["Clocks held by", gpu.throttled || "nothing"],
     ].filter(Boolean));
     this.gpu.root.hidden = !device.gpu;
-    const points = Object.values(state.curves[this.path] ?? {});
+    const points = pointsOf(this.path);
     const faults = Object.values(state.events).filter((event) => event.kind === "fault" && event.path === this.path && event.at > now() - span);
     this.rate.update(points, faults);
     this.latency.update(points, faults);
@@ -334,7 +353,7 @@ class Device {
   drawLanes(rows, lanes) {
     const most = Math.max(8, ...rows.map((lane) => lane.in_flight));
     keep(this.lanes, this.laneRows, Object.keys(lanes).sort(), (name) => {
-      const fill = el("i", { class: "is-plain" });
+      const fill = el("i", { class: "is-load" });
       const cells = ["", "", ""].map(() => el("td", { class: "number" }));
       return {
         fill, cells,
@@ -385,6 +404,60 @@ class Facts {
   }
 }
 
+// --- patterns ----------------------------------------------------------------------------------
+
+const patterns = new Map();
+const words = (name) => name.replaceAll("_", " ");
+const value = (one) => (typeof one === "number" ? (Number.isInteger(one) ? plain.format(one) : one.toPrecision(3)) : String(one));
+
+/** A pattern: its own values, and a table for each of its collections of parts. */
+class Pattern {
+  constructor(name) {
+    this.kind = el("span", { class: "muted" });
+    this.facts = new Facts("dl", "facts");
+    this.tables = el("div", { class: "parts" });
+    this.root = el("article", { class: "card device" }, el("header", {}, el("h3", {}, name), this.kind), this.facts.root, this.tables);
+  }
+
+  update({ kind, ...fields }) {
+    say(this.kind, kind);
+    const simple = Object.entries(fields).filter(([, one]) => typeof one !== "object");
+    this.facts.update(simple.map(([name, one]) => [words(name), value(one)]));
+    const drawn = JSON.stringify(Object.entries(fields).filter(([, one]) => typeof one === "object"));
+    if (this.drawn === drawn) return;
+    this.drawn = drawn;
+    this.tables.replaceChildren(...Object.entries(fields).filter(([, one]) => typeof one === "object").map(([name, rows]) => {
+      const columns = [...new Set(Object.values(rows).flatMap(Object.keys))].filter((column) => column !== "name" && column !== "path");
+      return el(
+        "table", { class: "lanes" },
+        el("thead", {}, el("tr", {}, ...[words(name), ...columns.map(words)].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
+        el("tbody", {}, ...Object.entries(rows).map(([part, row]) => el(
+          "tr", {}, el("th", { scope: "row" }, part), ...columns.map((column) => el("td", { class: "number" }, row[column] === undefined ? "–" : value(row[column]))),
+        ))),
+      );
+    }));
+  }
+}
+
+// --- other programs ----------------------------------------------------------------------------
+
+/** List the other programs of this user that have a dashboard open, as links to their pages. */
+async function findPrograms() {
+  if (document.hidden) return;
+  let found = [];
+  try {
+    const answer = await fetch("programs", { headers: { Authorization: `Bearer ${key}` } });
+    if (answer.ok) found = await answer.json();
+  } catch {
+    return; // the program has ended or is busy: what is listed stays
+  }
+  const others = found.filter((one) => !one.here);
+  $("programs").hidden = !others.length;
+  $("programs").replaceChildren(...others.map((one) => el(
+    "a", { href: one.url, title: one.command, target: "_blank", rel: "noopener noreferrer" }, `${one.system} · ${one.pid}`,
+  )));
+}
+
 // --- events ------------------------------------------------------------------------------------
 
 const timelineRows = new Map();
@@ -411,7 +484,7 @@ function drawEvents() {
     return { root, track };
   }, (row, name) => {
     if (name === "scale") {
-      [span, span / 2].forEach((seconds, at) => say(row.root.children[at], seconds < 120 ? `${seconds} s ago` : `${seconds / 60} min ago`));
+      [span, span / 2].forEach((seconds, at) => say(row.root.children[at], back(seconds)));
       return;
     }
     const recent = tracks.find(([key]) => key === name)[1].map(([, event]) => event).filter((event) => event.at > end - span);
@@ -644,7 +717,7 @@ function draw() {
   const curves = Object.values(state.curves).map((points) => Object.values(points)).filter((points) => points.length);
   const points = curves.map(last);
   const oldest = Math.min(now(), ...curves.map((points) => points[0][0]), ...Object.values(state.events).map((event) => event.at));
-  span = WINDOWS.find((seconds) => seconds >= now() - oldest) ?? last(WINDOWS);
+  span = chosen || (WINDOWS.find((seconds) => seconds >= now() - oldest) ?? last(WINDOWS));
   const faults = sum(devices.map((device) => device.faults));
   const unwell = ready < devices.length;
   document.title = `${unwell ? "⚠ " : ""}${state.system.name} · atomr_accel`;
@@ -665,6 +738,8 @@ function draw() {
     keep($("devices"), cards, Object.keys(state.devices), (path) => new Device(path), (card, path) => card.update(state.devices[path]));
   }
   $("devices").parentElement.hidden = !devices.length;
+  keep($("patterns"), patterns, Object.keys(state.patterns ?? {}), (name) => new Pattern(name), (card, name) => card.update(state.patterns[name]));
+  $("patterns").parentElement.hidden = !patterns.size;
   drawEvents();
   announce();
   drawActors(actorsChanged);
@@ -762,5 +837,19 @@ $("rows").addEventListener("dblclick", (event) => toggle(event.target.closest("t
 $("kinds").append(...Object.entries(KINDS).map(([kind, text]) => el("li", { class: `kind-${kind}`, title: text }, el("span", { class: "key" }), kind)));
 setInterval(() => state && stream?.readyState === EventSource.OPEN && drawSoon(), 1000);
 
-if (key) connect();
+$("spans").append(...Object.entries(SPANS).map(([text, seconds]) => {
+  const button = el("button", { type: "button", "aria-pressed": seconds === chosen }, text);
+  button.addEventListener("click", () => {
+    chosen = seconds;
+    for (const one of $("spans").children) set(one, { "aria-pressed": one === button });
+    if (state) draw();
+  });
+  return button;
+}));
+
+if (key) {
+  connect();
+  findPrograms();
+  setInterval(findPrograms, 10000);
+}
 else tell("no token", "off", "This address lacks the token. Open the whole address that the program tells (Dashboard.url), with what stands behind the #.");
