@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from .._errors import ContextPoisoned, DeviceLost
+from ..actors import Directive
 from ..actors._deciders import leaves
 from ..lanes import Gate, HostDied, fail_some, uninterrupted
 from ._failures import is_passing, restarted, taken_down, told
@@ -217,6 +218,17 @@ class Lifecycle:
 
     # --- it is over ----------------------------------------------------------------------
 
+    def decide(self, error: BaseException) -> Directive:
+        """Whether another context follows one that has failed."""
+        if self._core.isolation == "thread" or not is_passing(error) or self._starts_in_vain:
+            return Directive.ESCALATE
+        return Directive.RESTART
+
+    @property
+    def _starts_in_vain(self) -> bool:
+        core = self._core
+        return core.most_failed_starts is not None and core.failed_starts >= core.most_failed_starts
+
     def loss(self, _name: str, cause: BaseException) -> BaseException:
         """The error for a device that is lost on account of a failure of its context.
 
@@ -230,6 +242,8 @@ class Lifecycle:
                 'a sticky fault poisons the whole process, so under isolation="thread" '
                 'it is final; isolation="process" survives it'
             )
+        elif self._starts_in_vain:
+            why = f"its context did not start {self._core.failed_starts} times in a row"
         elif isolation == "process" and is_passing(cause):
             why = "its context failed more often than its restart intensity allows"
         else:
