@@ -272,7 +272,7 @@ async def cancelled_at(step: int, function: Callable[[], Awaitable[object]]) -> 
         Whether it got that far; it was cancelled then, or finished in spite of it.
     """
     with trio.CancelScope() as scope:
-        stepped = _Stepped(function(), step, before=scope.cancel)
+        stepped = Stepped(function(), step, before=scope.cancel)
         await stepped
     return stepped.waits >= step
 
@@ -288,12 +288,12 @@ async def interrupted_at(
     Returns:
         Whether it got that far, and what it returned.
     """
-    stepped = _Stepped(function(), step, after=interlude)
+    stepped = Stepped(function(), step, after=interlude)
     result = await stepped
     return stepped.waits >= step, result
 
 
-class _Stepped(Generic[T]):
+class Stepped(Generic[T]):
     """Awaits something, and does something else around its n-th wait."""
 
     def __init__(
@@ -323,7 +323,13 @@ class _Stepped(Generic[T]):
                 self._before()
             answer = yield trap
             if self.waits == self._step and self._after is not None:
-                yield from self._after().__await__()
+                yield from _shielded(self._after).__await__()
+
+
+async def _shielded(function: Callable[[], Awaitable[object]]) -> None:
+    # A scope of what is stepped through may be cancelled meanwhile, which is not for this to see.
+    with trio.fail_after(SECONDS, shield=True):
+        await function()
 
 
 class Gate:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .._errors import AccelError, ContextPoisoned, DeviceLost, DeviceUnavailable, KernelHung
+from .._errors import AccelError, ContextPoisoned, DeviceUnavailable, KernelHung
 from ..lanes import (
     Gate,
     HostDied,
@@ -25,7 +25,7 @@ from ..lanes import (
 )
 from ..wire import Preload, Probe, StickyFault
 from ._core import Startup
-from ._failures import restarted, short_of, taken_down
+from ._failures import short_of, taken_down
 from ._prepared import Prepared
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class Context:
         self._opening = trio.Lock()
         self._starts: dict[str, _Start] = {}
         self._handed_over = self._over = False
+        self._generation: Final = core.memory.generation
         self._fault: ContextPoisoned | None = None
         self._found: tuple[Fault, str] | None = None
         self._dead = trio.Event()
@@ -166,12 +167,12 @@ class Context:
         self._core.reaper.terminating.append(self.host)
         self._core.lifecycle.shut(self)
         for port in self.prepared.ports.values():
-            port.end()
+            port.end(self.not_finished)
             port.close()
         # Also what no fault has answered: the program's other tasks get their turns, however
         # much it is. No later context begins before that, so no op of it waits for these.
         while self._core.in_flight:
-            fail_some(self._core.in_flight, self._not_finished)
+            fail_some(self._core.in_flight, self.not_finished)
             await trio.lowlevel.cancel_shielded_checkpoint()
         self._core.lifecycle.forget(self)
 
@@ -282,7 +283,7 @@ class Context:
             The fault that was noted, now or before.
         """
         if self._fault is None:
-            generation = self._core.memory.generation
+            generation = self._generation
             last = self._last_words()
             said = first_error(last) or next((line for line in last if _ASSERTION in line), None)
             if said is not None:
@@ -327,7 +328,7 @@ class Context:
                 continue
             # Lanes share streams, so others may only be waiting behind the oldest of them.
             _, op_name = min(overdue)
-            generation = core.memory.generation
+            generation = self._generation
             self._last_words()
             self._fault = KernelHung(
                 f"generation {generation} of {core.name} is gone: {op_name} had not finished "
@@ -489,18 +490,11 @@ class Context:
         self._poison(0, type(error).__name__, f"{op.name} failed: {error}", op.name)
         self.report_dead()
 
-    def _not_finished(self, op: Op) -> Exception:
-        """The error for an op that was in flight at the end."""
+    def not_finished(self, op: Op) -> Exception:
+        """The error for an op that was in flight at the end, or is submitted after it."""
         if self._fault is not None:
             return taken_down(op.name, self._fault)
-        # No fault ends the context: the device is stopped.
-        place, generation = self._core.place, self._core.memory.generation
-        if place.restarting:
-            return restarted(op.name, self._core.name, generation)
-        return DeviceLost(
-            f"{op.name} did not finish: {self._core.name} is closed: "
-            f"{self._core.lifecycle.over_how}"
-        )
+        return self._core.lifecycle.why_over(op.name, self._generation)
 
     async def wait_ended(self) -> None:
         """Wait until the context is over, once it was reported dead."""

@@ -146,6 +146,7 @@ class DeviceCore:
         modules: what they have imported there, for the next host.
         start_backoff: how long to wait after contexts that did not come up, if at all.
         failed_starts: how many in a row have not.
+        most_failed_starts: so many in a row lose the device; None if only its supervisor counts.
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
         affinity: where its hosts may run.
@@ -221,6 +222,7 @@ class DeviceCore:
         self.windows: Final = Windows(self)
         self.start_backoff: Backoff | None = None
         self.failed_starts = 0
+        self.most_failed_starts: int | None = None
         self.sealing: Final = trio.Lock()
         self.first_try: Final = FirstTry(self)
         self.again: Final = Again()

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from .._errors import ContextPoisoned, DeviceLost
+from ..actors import Directive
 from ..actors._deciders import leaves
 from ..lanes import Gate, HostDied, fail_some, uninterrupted
 from ._failures import is_passing, restarted, taken_down, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ..lanes import Op, Port
-    from ..memory import Epoch
     from ..wire import DeviceInfo
     from ._context import Context
     from ._core import DeviceCore
@@ -47,7 +47,7 @@ class Lifecycle:
         self._failing: Context | None = None
         self._opened = Gate()
         self._end: DeviceLost | None = None
-        self._served: Epoch | None = None
+        self._untold = False  # whether nobody was told of the present generation
         self._watchers: Final[set[trio.MemorySendChannel[int]]] = set()
 
     @property
@@ -63,7 +63,6 @@ class Lifecycle:
         """Open the gate: ``context`` has proved good."""
         core = self._core
         core.serving = context
-        self._served = core.memory.epoch
         core.ports = ports
         core.info = info
         core.ask_for_times()
@@ -101,9 +100,7 @@ class Lifecycle:
     def detach(self, fault: ContextPoisoned) -> None:
         """Close the gate: the context has failed.
 
-        The generation moves first, so nothing that runs from here on can take a buffer of
-        the dead context for a good one. Then everything in flight gets its answer, which may
-        take some turns of the loop; its ports take no other answers any more.
+        Everything in flight gets its answer, which may take some turns of the loop.
         """
         context = self._core.serving
         if context is None:
@@ -112,25 +109,34 @@ class Lifecycle:
         self.last_fault, self._faulted = fault, self._core.memory.generation
         if self._core.instruments.active:
             self._core.instruments("fault", self._core, fault)
-        self._next_generation()
         self.shut(context)
-        self._answer_some(context, lambda op: taken_down(op.name, fault))
+        self._tell_generation()
+        self._answer_some(context)
 
     def shut(self, context: Context) -> None:
-        """Nothing is submitted to a context any more that is ending, with or without a fault."""
+        """Close the gate: the context ends, with or without a fault.
+
+        The generation moves first, so nothing that runs from here on can take a buffer of
+        the dead context for a good one. Its ports take no other answers any more, and fail what
+        is submitted to them.
+        """
         core = self._core
         if core.serving is context:
+            core.memory.bump()
+            self._untold = True
+            if not self._comes_back:
+                core.memory.over = f"is closed: {self.over_how}"
             self._failing, core.serving = context, None
             for port in core.ports.values():
-                port.end()
+                port.end(context.not_finished)
             core.ports = {}
             if self._end is None:
                 self._opened = Gate()
 
-    def _answer_some(self, context: Context, make_error: Callable[[Op], Exception]) -> None:
+    def _answer_some(self, context: Context) -> None:
         if self._failing is context and self._core.in_flight:
-            fail_some(self._core.in_flight, make_error)
-            again = partial(self._answer_some, context, make_error)
+            fail_some(self._core.in_flight, context.not_finished)
+            again = partial(self._answer_some, context)
             trio.lowlevel.current_trio_token().run_sync_soon(again)
 
     def forget(self, context: Context) -> None:
@@ -153,19 +159,19 @@ class Lifecycle:
         if prepared.host not in terminating:
             terminating.append(prepared.host)
         for port in prepared.ports.values():
-            port.end()
+            port.end(_no_host)
             port.close()
         if companion is not None:
             while companion.in_flight:
-                fail_some(companion.in_flight, lambda op: HostDied(f"{op.name}: no host"))
+                fail_some(companion.in_flight, _no_host)
             companion.memory.abandon()
             companion.host_calls.forget()
             companion.lifecycle.finish()
 
     # --- generations pass ----------------------------------------------------------------
 
-    def _next_generation(self) -> None:
-        generation = self._core.memory.bump()
+    def _tell_generation(self) -> None:
+        self._untold, generation = False, self._core.memory.generation
         if self._core.instruments.active:
             self._core.instruments("generation_began", self._core, generation)
         for watcher in self._watchers:
@@ -180,12 +186,22 @@ class Lifecycle:
             error = DeviceLost(f"{what} did not finish: {self._end}")
             error.__cause__ = self._end.__cause__
             return error
-        return restarted(what, self._core.name, generation)
+        name = self._core.name
+        if self._comes_back:
+            return restarted(what, name, generation)
+        return DeviceLost(f"{what} did not finish: {name} is closed: {self.over_how}")
+
+    @property
+    def _comes_back(self) -> bool:
+        """Whether another context follows, as far as is known."""
+        place = self._core.place
+        return place.restarting or not place.stopping
 
     def renew(self) -> None:
-        """The device was stopped to be started again: what its context had is gone."""
-        if self._served is self._core.memory.epoch:
-            self._next_generation()
+        """The device was stopped and starts again: what its context had is gone."""
+        self._core.memory.over = None
+        if self._untold:
+            self._tell_generation()
 
     @contextmanager
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:
@@ -202,6 +218,17 @@ class Lifecycle:
 
     # --- it is over ----------------------------------------------------------------------
 
+    def decide(self, error: BaseException) -> Directive:
+        """Whether another context follows one that has failed."""
+        if self._core.isolation == "thread" or not is_passing(error) or self._starts_in_vain:
+            return Directive.ESCALATE
+        return Directive.RESTART
+
+    @property
+    def _starts_in_vain(self) -> bool:
+        core = self._core
+        return core.most_failed_starts is not None and core.failed_starts >= core.most_failed_starts
+
     def loss(self, _name: str, cause: BaseException) -> BaseException:
         """The error for a device that is lost on account of a failure of its context.
 
@@ -215,6 +242,8 @@ class Lifecycle:
                 'a sticky fault poisons the whole process, so under isolation="thread" '
                 'it is final; isolation="process" survives it'
             )
+        elif self._starts_in_vain:
+            why = f"its context did not start {self._core.failed_starts} times in a row"
         elif isolation == "process" and is_passing(cause):
             why = "its context failed more often than its restart intensity allows"
         else:
@@ -247,8 +276,6 @@ class Lifecycle:
         self._opened.open()
         for watcher in list(self._watchers):
             watcher.close()
-        if self._served is memory.epoch:  # or a fault has made its refs stale
-            memory.bump()
         memory.close()
         core.staging.close(self._end)
         core.copiers.close()
@@ -281,3 +308,7 @@ class Lifecycle:
         if isinstance(error, ContextPoisoned):
             return fault is not None and str(fault) in (str(error), str(error.__cause__))
         return isinstance(error, DeviceLost) and str(error) == str(self._end)
+
+
+def _no_host(op: Op) -> HostDied:
+    return HostDied(f"{op.name}: no host")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 import warnings
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, final
@@ -31,7 +32,6 @@ from ..memory import MemoryScope
 from ._actors import DeviceActor
 from ._core import DeviceCore
 from ._device import Device
-from ._failures import is_passing
 from ._room import StandbyMode
 from ._run import HostCalls
 from ._settings import (
@@ -57,7 +57,13 @@ if TYPE_CHECKING:
     from ..wire import StreamPlan
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
+_STANDBY_BACKOFF: Final = Backoff(initial=0.0, base=0.01, factor=2.0, maximum=2.0)
+"""Where a host is ready, and nothing else limits how often it is needed."""
+
 _NO_BACKOFF: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
+
+_MOST_FAILED_STARTS: Final = 10
+"""Contexts in a row that do not start, after which the device is lost; they take some 10 s."""
 
 
 @final
@@ -146,7 +152,7 @@ async def open_device(
     *,
     backend: BackendName | str = "auto",
     isolation: Isolation = "process",
-    max_restarts: int = 3,
+    max_restarts: int | None = None,
     restart_period: float = 60.0,
     backoff: Backoff | None = None,
     standby: StandbyMode | Literal["auto"] | bool | None = "auto",
@@ -168,8 +174,10 @@ async def open_device(
     """Open a device for the length of an ``async with`` block.
 
     Inside the block the device comes back by itself after a fault, under a new
-    generation. Once it has failed more than ``max_restarts`` times in ``restart_period``
-    seconds, the block is cancelled and ``DeviceLost`` leaves it.
+    generation, however often. Faults that follow each other within ``restart_period`` are waited
+    for longer and longer, up to two seconds. If ten starts in a row fail, because the device is
+    gone, say, the block is cancelled and ``DeviceLost`` leaves it. ``max_restarts`` ends it
+    earlier.
 
     This is short for a system of actors with one device, which is lost for good when it is
     lost. ``System.open_device`` puts devices under a supervisor of your own.
@@ -181,11 +189,13 @@ async def open_device(
         isolation: ``"process"`` runs the vendor's libraries in a child process, so that a
             fault does not touch the program. ``"thread"`` runs them in threads of this
             process; a sticky fault is then final.
-        max_restarts: failures to recover from within ``restart_period``.
-        restart_period: seconds.
-        backoff: how long to wait before a restart; by default not at all before the first, and
-            longer before each that follows. Where a standby is kept, by default only a restart
-            that has failed is waited for, not a fault.
+        max_restarts: failures to recover from within ``restart_period``. One more, and the device
+            is lost. By default, any number, but for starts that fail ten times in a row.
+        restart_period: seconds. After so long without a fault, the next one is the first again.
+        backoff: how long to wait before a restart. By default not at all before the first within
+            ``restart_period``, then 0.1 s, and twice as long before each that follows, up to 2 s.
+            Where a standby is kept, that begins with 0.01 s; with ``max_restarts`` only a start
+            that has failed is waited for there, not a fault.
         standby: keep another host process prepared for the next rebuild. ``"warm"``, or True:
             it has imported what it needs and touches no device. ``"hot"``: it has the device
             open, the sealed buffers mapped, the lanes in use running, and what the ``init`` of
@@ -467,7 +477,11 @@ async def _spawn(
     if backoff is None:
         backoff = _RESTART_BACKOFF
         if mode is not None:  # a host that is ready is not made any better by waiting
-            core.start_backoff, backoff = backoff, _NO_BACKOFF
+            core.start_backoff = backoff
+            backoff = _STANDBY_BACKOFF if given["max_restarts"] is None else _NO_BACKOFF
+    most: int | None = given["max_restarts"]
+    if most is None:
+        core.most_failed_starts, most = _MOST_FAILED_STARTS, sys.maxsize
     if mode is not None:
         core.standby = Standby(core, mode, operator.index(given["standbys"]), given["warm_up"])
     try:
@@ -477,8 +491,8 @@ async def _spawn(
             name=f"gpu-{core.index}" if name is None else name,
             supervisor=supervisor,
             supervision=Supervision(
-                decider=_escalate if isolation == "thread" else _decide,
-                intensity=Intensity(restarts=given["max_restarts"], within=given["restart_period"]),
+                decider=core.lifecycle.decide,
+                intensity=Intensity(restarts=most, within=given["restart_period"]),
                 backoff=backoff,
                 escalation=core.lifecycle.loss,
             ),
@@ -505,10 +519,6 @@ for _called in (*CALLED, MemoryScope):
 
 def _candidates(backend: str) -> list[Backend]:
     return [find_backend(name) for name in (("cuda", "cpu") if backend == "auto" else (backend,))]
-
-
-def _decide(error: BaseException) -> Directive:
-    return Directive.RESTART if is_passing(error) else Directive.ESCALATE
 
 
 def _escalate(_error: BaseException) -> Directive:

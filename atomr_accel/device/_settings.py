@@ -41,7 +41,7 @@ class DeviceSettings(TypedDict, total=False):
 
     backend: BackendName | str
     isolation: Isolation
-    max_restarts: int
+    max_restarts: int | None
     restart_period: float
     backoff: Backoff | None
     standby: StandbyMode | Literal["auto"] | bool | None
@@ -90,7 +90,8 @@ def check_settings(
     if not isinstance(backend, str):
         raise TypeError(f"backend must be a name, such as 'auto', not {_said(backend)}")
     _one_of("isolation", isolation, ("process", "thread"))
-    _whole_number("max_restarts", max_restarts, least=0)
+    if max_restarts is not None:
+        _whole_number("max_restarts", max_restarts, least=0)
     _seconds("restart_period", restart_period)
     if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff, not {_said(backoff)}")

@@ -41,7 +41,7 @@ from .batches._record import PROGRAMS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from ..lanes import HostHandle, Port
+    from ..lanes import HostHandle, Op, Port
     from ..wire import Message
     from ._core import DeviceCore
     from ._device import Device
@@ -370,7 +370,11 @@ def _end_lane(prepared: Prepared, companion: DeviceCore, name: str) -> None:
     """End a lane that the device has closed, and that nobody runs here any more."""
     port = prepared.ports.pop(name, None)
     if port is not None:
-        port.end()
+        port.end(_lane_closed)
         for op in [op for op in companion.in_flight.values() if op.port is port]:
-            port.fail(op, lambda op: HostDied(f"{op.name}: its lane is closed"))
+            port.fail(op, _lane_closed)
         port.close()
+
+
+def _lane_closed(op: Op) -> HostDied:
+    return HostDied(f"{op.name}: its lane is closed")

@@ -168,12 +168,13 @@ class Port:
         self._oldest: Op | None = None
         self._oldest_since = 0.0
         self._ended = False
+        self._make_error: Callable[[Op], Exception] | None = None
         self._handing_over = False
         self._over = trio.Event()
         self._decode = msgspec.msgpack.Decoder(Reply).decode
 
     def submit(self, op: Op) -> None:
-        """Queue an op, in program order; never blocks."""
+        """Queue an op, in program order; never blocks. Once the port was told to end, it fails."""
         seq = op.seq
         in_flight = self._in_flight
         # Ops that touch the same memory keep their order across lanes: read after write,
@@ -212,6 +213,9 @@ class Port:
             op.submitted_at = monotonic_ns()
             if "op_submitted" in self._instruments.methods:
                 self._instruments("op_submitted", op)
+        if self._make_error is not None:
+            self.fail(op, self._make_error)
+            return
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
             self.send()  # the lane is idle: latency counts
@@ -227,12 +231,16 @@ class Port:
         if not self._sends_soon:
             self._send_soon()
 
-    def end(self) -> None:
+    def end(self, make_error: Callable[[Op], Exception]) -> None:
         """From now on nothing is sent, and nothing that comes is an answer.
 
-        What is in flight is answered by ``fail``.
+        ``fail`` answers what is in flight.
+
+        Args:
+            make_error: makes the errors of ops that are submitted nevertheless.
         """
         self._ended = True
+        self._make_error = make_error
         self._outbox.clear()
         self._buffer.clear()
         self.tell_done()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ import trio
 from atomr_accel import (
     ContextPoisoned,
     DeviceLost,
+    DeviceUnavailable,
     GpuRefStale,
     OutOfMemory,
 )
@@ -336,6 +337,48 @@ async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
         await kill_host(device)
         await works(device)
     assert not failures
+
+
+@pytest.mark.parametrize("starts", [9, 10])
+@program
+async def test_a_device_whose_context_does_not_start_ten_times_in_a_row_is_lost(
+    monkeypatch: pytest.MonkeyPatch, starts: int
+) -> None:
+    failures = [DeviceUnavailable("it is gone")] * starts
+
+    async def sometimes(isolation: Isolation, *_: object) -> HostHandle:
+        if failures:
+            await trio.lowlevel.checkpoint()
+            raise failures.pop()
+        return await start_host(isolation)
+
+    lost = pytest.raises(DeviceLost, match=r"did not start 10 times in a row; .*: it is gone")
+    with lost if starts == 10 else nullcontext():
+        async with opened() as device:
+            monkeypatch.setattr(_context, "start_host", sometimes)
+            await kill_host(device)
+            await works(device)
+    assert not failures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("standby", [None, "warm"])
+@program
+async def test_faults_that_follow_each_other_are_survived_and_waited_for(standby: Any) -> None:
+    async with opened(backoff=None, standby=standby) as device:
+        cell = device.ref._cell
+        assert cell.supervisor is not None
+        machine = cell.supervisor._machine
+        for number in range(1, 7):
+            await poison(device)
+            await works(device)
+            assert machine.restarts == number
+        delays = [machine.backoff.delay(number) for number in range(1, 14)]
+        assert delays[0] == 0
+        assert delays[1] == (0.1 if standby is None else 0.01)
+        assert delays == sorted(delays)
+        assert delays[-1] == 2.0
+        assert machine.backoff.delay(machine.restarts_in_window(trio.current_time() + 61)) == 0
 
 
 # --- the end of a device says why --------------------------------------------------------

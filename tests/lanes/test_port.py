@@ -143,7 +143,7 @@ def fail_all(
 ) -> None:
     """Answer what is in flight as the end of a context does, but in one turn of the loop."""
     for port in host.ports:
-        port.end()
+        port.end(error)
     while host.in_flight:
         fail_some(host.in_flight, error)
 
@@ -546,7 +546,7 @@ async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> 
     async with running() as host:
         ops = [host.submit(0) for _ in range(1000)]
         await host.received(0)
-        host.ports[0].end()
+        host.ports[0].end(lambda op: RuntimeError(op.name))
         fail_some(host.in_flight, lambda op: RuntimeError(op.name))
         failed = [op for op in ops if op.answered]
         assert failed == ops[: len(failed)]
@@ -556,6 +556,19 @@ async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> 
         assert [op for op in ops if op.answered] == failed
         fail_all(host)
         assert [str(op.error) for op in ops] == [op.name for op in ops]
+
+
+@program
+async def test_a_port_that_was_told_to_end_fails_what_is_submitted() -> None:
+    async with running() as host:
+        block = new_block(new_memory())
+        host.ports[0].end(lambda op: RuntimeError(op.name))
+        op = host.submit(0, writes=(block,))
+        with pytest.raises(RuntimeError, match=op.name):
+            await op.wait()
+        assert not host.in_flight
+        assert not block.writer
+        assert host.ports[0].load == 0
 
 
 @program

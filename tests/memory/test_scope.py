@@ -9,9 +9,10 @@ import pytest
 import trio
 
 from atomr_accel import GpuRefStale
+from atomr_accel.memory._scope import MemoryScope
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program
+from ..harness import interrupted_at, on_shared, opened, program
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
@@ -96,3 +97,40 @@ async def test_only_buffers_are_kept() -> None:
     async with opened(isolation="thread") as device, device.scope() as scope:
         with pytest.raises(TypeError, match="keep takes a buffer, a GpuRef, not ndarray"):
             scope.keep(np.ones(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["put", "seal", "share"])
+@on_shared
+async def test_a_scope_that_ends_while_something_is_sealed_inside_frees_no_sealed_memory(
+    device: Device, what: str
+) -> None:
+    """At each step: what comes of it is whole, and shares its memory with nobody else's."""
+    content, other = np.full(64, 7.0), np.full(64, -1.0)
+
+    async def act() -> GpuRef:
+        if what == "put":
+            return await device.put(content, sealed=True)
+        if what == "seal":
+            return await device.seal(outside)
+        with await device.share(outside) as shared:
+            return await device.adopt(shared)
+
+    async def end() -> None:
+        scope.close()
+
+    step, more = 1, True
+    while more:
+        outside = await device.put(content)
+        scope = MemoryScope(device._core.memory)
+        scope.open()
+        more, ref = await interrupted_at(step, act, end)
+        if not more:
+            scope.close()
+        next_one = await device.put(other, sealed=True)
+        assert not (what == "seal" and ref.is_stale)  # what was made outside
+        if not ref.is_stale:
+            assert np.array_equal(await device.get(ref), content)
+            assert ref._block.address != next_one._block.address
+        del outside, ref, next_one
+        step += 1
+    assert step > 2

@@ -39,7 +39,7 @@ from ...wire import Copy
 from .._context import MEMORY_LANE
 from .._run import check_is_there
 from ..data._arrays import copying
-from ..data._transfer import SMALL, after, as_host_array, bytes_of, room_for
+from ..data._transfer import ENDED, SMALL, after, as_host_array, bytes_of, room_for
 from ._collector import Collector
 
 if TYPE_CHECKING:
@@ -119,8 +119,9 @@ class Batch(Collector):
     fails, or the block raises, all refs that the batch has made are freed.
 
     Calls raise what they raise outside, at once where they would before sending anything.
-    The rest leaves the block: ``ContextPoisoned`` if the device fails, an op's own error, or
-    an ``ExceptionGroup`` of several. A call outside the block is a ``RuntimeError``.
+    The rest leaves the block: ``ContextPoisoned`` if the device fails, ``DeviceLost`` if it is lost
+    or closed, an op's own error, or an ``ExceptionGroup`` of several. A call outside the block is a
+    ``RuntimeError``.
     """
 
     def __init__(self, device: Device) -> None:
@@ -445,8 +446,6 @@ class Batch(Collector):
                 try:
                     await self._provide((*reads, *writes))
                     lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
-                    if self._core.context is None:  # it has ended, and its ports answer no more
-                        await self._core.ready()
                     self._check_epoch()
                     self._note(self._core.submit(lane, name, message, reads, writes))
                 finally:
@@ -579,7 +578,7 @@ class Batch(Collector):
             self._ops.popleft()
             if failure is not None:
                 failure.add_note(f"in a batch, at {op.name}")
-                if isinstance(failure, ContextPoisoned):  # which has taken the others down, too
+                if isinstance(failure, ENDED):  # which has taken the others down, too
                     try:
                         raise failure
                     finally:

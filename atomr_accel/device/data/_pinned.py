@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -184,8 +185,13 @@ class Pinned:
             context = await self._core.ready()
             arena = piece.arena
             try:
-                with self._core.growth.room_for(arena.nbytes):
-                    await context.host.request(MapPinned(arena.id, arena.nbytes), arena.fd)
+                # One of its own, because the arena's may be closed before it is sent.
+                fd = self._core.growth.another(arena.fd, arena.nbytes)
+                try:
+                    with self._core.growth.room_for(arena.nbytes):
+                        await context.host.request(MapPinned(arena.id, arena.nbytes), fd)
+                finally:
+                    os.close(fd)
             except (HostDied, StickyFault):
                 context.report_dead()
             else:

@@ -7,7 +7,7 @@ Arrays of ``device.pinned`` are on the bus themselves.
 from __future__ import annotations
 
 import errno
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
@@ -30,7 +30,7 @@ from ..._errors import (
 from ...actors._nursery import PlainNursery
 from ...lanes import HostDied
 from ...libraries._arguments import require_readable, require_writable
-from ...memory import GpuRef, Hold, Kept, ref_error
+from ...memory import GpuRef, Hold, Kept
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
 from .._failures import short_of
@@ -494,7 +494,7 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
     """Let the memory lane write a new block; if it lies in a sealed slab, seal it after.
 
     Raises:
-        Rebuilt: the block became stale before anything was sent.
+        Rebuilt: the block became stale, or a scope has freed it.
         OutOfMemory: the slab cannot be mapped a second time.
     """
     if not block.sealed:
@@ -508,19 +508,26 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
     # All of these write the block, so none overtakes another, whatever happens.
     unprotected = core.submit(port, "unprotect", Unprotect(slab), (), (block,))
     protected: Op | None = None
-    try:
-        await unprotected.wait()  # what is copied to a slab without it may fault the device
-        if core.context is not context:
-            raise Rebuilt
-        yield
+    hold = Hold(block)  # if a scope frees it meanwhile, its memory is nobody else's yet
+
+    def check() -> None:
         if core.memory.epoch is not block.epoch:
             raise Rebuilt
+
+    try:
+        await unprotected.wait()  # what is copied to a slab without it may fault the device
+        check()
+        yield
+        check()
         protected = core.submit(port, "protect", Protect(slab), (), (block,))
         await protected.wait()
+        check()
         core.memory.seal(block)
     except BaseException:
         unprotected.when_answered(partial(_unfilled, core, context, block, unprotected, protected))
         raise
+    finally:
+        hold.release()
 
 
 def _unfilled(
@@ -582,14 +589,14 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
                     "the content, and would leave those behind; let go of what was exported, and "
                     "seal before the batch or after it"
                 )
-        target = (await core.empty(source.size, np.uint8, sealed=True))._block
-        require_readable(ref, core.memory, "ref", strided=True)
-        try:
-            async with filling(core, target):
-                message = Copy(target.address, source.address, source.size)
-                port = core.ports[MEMORY_LANE]
-                await core.submit(port, "seal", message, (source,), (target,)).wait()
-            require_readable(ref, core.memory, "ref", strided=True)  # not freed meanwhile
-        except Rebuilt:
-            raise ref_error(ref, core.memory, "ref") from None
-        core.memory.rebind(source, target)
+        while True:
+            target = (await core.empty(source.size, np.uint8, sealed=True))._block
+            require_readable(ref, core.memory, "ref", strided=True)
+            with suppress(Rebuilt):
+                async with filling(core, target):
+                    message = Copy(target.address, source.address, source.size)
+                    port = core.ports[MEMORY_LANE]
+                    await core.submit(port, "seal", message, (source,), (target,)).wait()
+                require_readable(ref, core.memory, "ref", strided=True)  # not freed meanwhile
+                core.memory.rebind(source, target)
+                return

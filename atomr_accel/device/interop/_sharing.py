@@ -345,14 +345,13 @@ async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
     slab = core.memory.slab_of(require_readable(ref, core.memory, "ref"))
     if slab.fd < 0:
         raise Unsupported("this memory has no descriptor, so no other process can open it")
-    target = await core.growth.empty_dedicated(ref.nbytes)
-    source = require_readable(ref, core.memory, "ref")
-    try:
-        await _fill_alone(core, target, source, "share")
-    except Rebuilt:
-        raise ref_error(ref, core.memory, "ref") from None
-    require_readable(ref, core.memory, "ref")
-    return target
+    while True:
+        target = await core.growth.empty_dedicated(ref.nbytes)
+        source = require_readable(ref, core.memory, "ref")
+        with suppress(Rebuilt):
+            await _fill_alone(core, target, source, "share")
+            require_readable(ref, core.memory, "ref")
+            return target
 
 
 async def _fill_alone(core: DeviceCore, target: Block, source: Block, name: str) -> None:

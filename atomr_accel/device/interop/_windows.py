@@ -90,6 +90,8 @@ class Windows:
         One on a sealed slab is the caller's, to be closed.
         """
         async with self._opening:
+            if not owner.memory.has_slab(slab.id):  # its device has failed meanwhile
+                return None
             window = self.find(owner, slab)  # somebody else has meanwhile
             if window is not None or owner.memory in self._refused:
                 return window

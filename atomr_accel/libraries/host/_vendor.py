@@ -29,7 +29,7 @@ from numbers import Real
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ..._errors import LibraryError, LibraryMissing, Unsupported
+from ..._errors import LibraryError, LibraryMissing, OutOfMemory, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +73,15 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
 }
 """Least and largest of each; ctypes would cut off what is beyond without a word."""
 
+_NO_MEMORY: Final = (
+    *("ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY"),
+    "cudaErrorMemoryAllocation",
+)
+"""How statuses end that say that there is no memory, on the device or the host."""
+
+_NOT_STARTED: Final = ("NOT_INITIALIZED", "INITIALIZATION_FAILED")
+_MAKES: Final = ("Create", "create", "Init")
+
 _EXTRAS: Final = frozenset(("cudss", "cusparselt", "cutensor"))
 """The libraries that extras of their own bring."""
 
@@ -107,7 +116,7 @@ class VendorLibrary:
         self._namer = namer
 
     def call(self, function: str, *args: Any) -> None:
-        """Call a function; LibraryError unless it returns zero."""
+        """Call a function; see ``error`` for what this raises unless it returns zero."""
         status = self.functions[function](*args)
         if status:
             raise self.error(function, status)
@@ -135,16 +144,30 @@ class VendorLibrary:
         # A function of its own, without argtypes, which would have them converted again.
         return partial(self.functions.library[function], *converted)
 
-    def error(self, function: str, status: int) -> LibraryError:
+    def error(self, function: str, status: int) -> LibraryError | OutOfMemory:
         """The error for a status."""
         name = (self._namer(status) or b"unknown status").decode()
+        text = f"{function} returned {name} ({status})"
+        if lacks_memory(function, name):
+            return OutOfMemory(text, requested=0)
         return LibraryError(
-            f"{function} returned {name} ({status})",
+            text,
             library=self.name,
             call=function,
             status=status,
             status_name=name,
         )
+
+
+def lacks_memory(function: str, status_name: str) -> bool:
+    """Whether a status says that a call found no memory.
+
+    Libraries start with what they make first, such as a handle. Where they find no memory for
+    that, several only say that they are not initialized.
+    """
+    if status_name.endswith(_NO_MEMORY):
+        return True
+    return status_name.endswith(_NOT_STARTED) and any(word in function for word in _MAKES)
 
 
 @final

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel import LibraryError, OutOfMemory
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.libraries.host import _vendor
 from atomr_accel.libraries.host._numbers import Scalars, number_cell
@@ -93,6 +94,49 @@ def test_no_function_of_a_table_takes_what_it_would_cut_off(
                 with pytest.raises(OverflowError, match=f"^{function} takes '{word}' at"):
                     library.prepare(function, *args)
     assert listener.calls == []
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "short"),
+    [
+        ("cublasCreate_v2", "CUBLAS_STATUS_ALLOC_FAILED", True),
+        ("cublasCreate_v2", "CUBLAS_STATUS_NOT_INITIALIZED", True),
+        ("cublasGemmEx_64", "CUBLAS_STATUS_ALLOC_FAILED", True),
+        ("cublasGemmEx_64", "CUBLAS_STATUS_NOT_INITIALIZED", False),
+        ("cublasLtCreate", "CUBLAS_STATUS_NOT_INITIALIZED", True),
+        ("cusolverDnCreate", "CUSOLVER_STATUS_ALLOC_FAILED", True),
+        ("cusparseCreate", "CUSPARSE_STATUS_NOT_INITIALIZED", True),
+        ("cusparseLtInit", "CUSPARSE_STATUS_NOT_INITIALIZED", True),
+        ("cutensorCreate", "CUTENSOR_STATUS_ALLOC_FAILED", True),
+        ("cudssCreate", "CUDSS_STATUS_ALLOC_FAILED", True),
+        ("cufftXtMakePlanMany", "CUFFT_ALLOC_FAILED", True),
+        ("curandCreateGenerator", "CURAND_STATUS_ALLOCATION_FAILED", True),
+        ("curandCreateGenerator", "CURAND_STATUS_INITIALIZATION_FAILED", True),
+        ("cudnnCreate", "CUDNN_STATUS_NOT_INITIALIZED", True),
+        ("cudnnBackendExecute", "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("cudnnBackendExecute", "CUDNN_STATUS_EXECUTION_FAILED", False),
+        ("cublasCreate_v2", "CUBLAS_STATUS_ARCH_MISMATCH", False),
+    ],
+)
+def test_a_status_that_tells_of_a_lack_of_memory_is_out_of_memory(
+    function: str, name: str, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_vendor, "_load", lambda _name: Listener())
+    error = VendorLibrary("a library", {}, {7: name}).error(function, 7)
+    assert isinstance(error, OutOfMemory if short else LibraryError)
+    assert str(error) == f"{function} returned {name} (7)"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_status_of_a_table_that_names_a_failed_allocation_is_out_of_memory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = getattr(TABLES[name].tables, "STATUS_NAMES", {})
+    monkeypatch.setattr(_vendor, "_load", lambda _name: Listener())
+    library = VendorLibrary(name, {}, names)
+    for status, text in names.items():
+        error = library.error("call", status)
+        assert isinstance(error, OutOfMemory) == ("ALLOC" in text), text
 
 
 @given(word=st.sampled_from(sorted(LIMITS)), data=st.data())

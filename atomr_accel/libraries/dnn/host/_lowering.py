@@ -12,7 +12,8 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ...._errors import LibraryError, LibraryMissing, Unsupported
+from ...._errors import LibraryError, LibraryMissing, OutOfMemory, Unsupported
+from ...host._vendor import lacks_memory
 from ..wire._attention_nodes import SCORES, is_single
 from ..wire._block_nodes import BLOCKS
 from ..wire._element_types import FLOATS, LOGICAL, integers_of
@@ -290,8 +291,11 @@ def _failure(call: str, error: Exception) -> Exception:
     name = next((word for word in _words(text) if word.startswith("CUDNN_STATUS_")), "")
     if type(error).__name__ == _REFUSAL or "NOT_SUPPORTED" in name or not name:
         return Unsupported(f"cuDNN does not do this: {_reasons(text)}")
+    said = f"{call} returned {name}: {text}"
+    if lacks_memory(call, name):
+        return OutOfMemory(said, requested=0)
     return LibraryError(
-        f"{call} returned {name}: {text}",
+        said,
         library="cudnn",
         call=call,
         status=status_codes().get(name, -1),
