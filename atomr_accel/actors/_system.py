@@ -19,6 +19,7 @@ import trio
 from ._actor import Actor
 from ._cell import Cell, Node
 from ._errors import NoSuchActor
+from ._forked import ending_children
 from ._instrument import Instrument, Instruments
 from ._logs import fields
 from ._mailbox import Mailbox
@@ -362,6 +363,7 @@ async def opened(
             async with AsyncExitStack() as stack:
                 for companion in _companions:
                     await stack.enter_async_context(companion(system))
-                yield system
+                with ending_children():
+                    yield system
         finally:
             await system._supervisor._close()

@@ -131,6 +131,7 @@ class Context:
                         self._run_port(port)
                     info = await self._bring_up()
                     self._attach(info)
+                    self._nursery.start_soon(core.pinned.keep_unmapping, self)
                     if self._core.op_deadline is not None:
                         self._nursery.start_soon(self._watch, self._core.op_deadline)
                     up = True

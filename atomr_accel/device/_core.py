@@ -332,6 +332,7 @@ class DeviceCore:
         companion.lifecycle.finish()
         if idle:  # else they go with the host, because it may still write there
             self.memory.unmapped += left
+            self.pinned.take_over(companion.pinned)
 
     async def ready(self) -> Context:
         """Wait until there is a good context.

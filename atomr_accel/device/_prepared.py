@@ -137,12 +137,7 @@ class Prepared:
             for slab in missing:
                 if not core.memory.has_slab(slab.id):
                     continue  # it was given up meanwhile
-                # One of its own, because the slab's is closed when that is given up.
-                fd = os.dup(slab.fd)
-                try:
-                    await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), fd)
-                finally:
-                    os.close(fd)
+                await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
                 self.mapped.add(slab.id)
                 nbytes += slab.nbytes
 

@@ -312,7 +312,8 @@ class Spare:
         slabs = companion.memory.abandon()
         companion.host_calls.keep_states(before, prepared.mapped)
         if slabs:
-            await prepared.host.request(UnmapSlabs(slabs))
+            # They are off the map: the host must hear of it, whoever takes it meanwhile.
+            await prepared.host.request(UnmapSlabs(slabs), required=True)
 
     def _companion(self) -> DeviceCore:
         companion = self._core.companion()

@@ -72,16 +72,20 @@ class Arena:
         self.left: set[Piece] = set()
 
     def close(self) -> None:
-        """Give the memory up; pieces and views that are still held keep it mapped."""
+        """Give the memory up; pieces and arrays that are still held keep it mapped."""
         os.close(self.fd)
         if not self.pieces:
             self.unmap()
 
     def unmap(self) -> None:
-        """It was closed, and nobody has a piece of it any more."""
+        """Let go of the mapping, which arrays may keep.
+
+        Pieces that are lent know their arena for longer than that, so it must not know the mapping.
+        """
         del self.bytes
         with contextlib.suppress(BufferError):
             self._mmap.close()
+        del self._mmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class PinnedPool:
     Args:
         limit: bytes it may have.
         new_id: gives numbers for arenas.
+        gave_up: called when there is more in ``unmapped``.
 
     Attributes:
         unmapped: arenas that were given up here but not where they were mapped too: their
@@ -126,9 +131,12 @@ class PinnedPool:
             dropped it.
     """
 
-    def __init__(self, limit: int, new_id: Callable[[], int]) -> None:
+    def __init__(
+        self, limit: int, new_id: Callable[[], int], gave_up: Callable[[], None] = lambda: None
+    ) -> None:
         self.limit: Final = max(_PAGE, limit // _PAGE * _PAGE)
         self._new_id = new_id
+        self._gave_up = gave_up
         self._pool = Allocator()
         self._arenas: dict[int, Arena] = {}
         self._bases: list[int] = []
@@ -146,6 +154,10 @@ class PinnedPool:
     def has_any(self) -> bool:
         """Whether there is any memory in it."""
         return bool(self._bases)
+
+    def has(self, arena: Arena) -> bool:
+        """Whether an arena has not been given up."""
+        return arena.id in self._arenas
 
     def reserve(self) -> Arena:
         """Its only arena, which takes all it may have."""
@@ -268,10 +280,17 @@ class PinnedPool:
         arena = self._arenas.pop(number)
         del self._by_base[arena.base]
         self._bases.remove(arena.base)
-        self.unmapped.append((number, arena.host))
         arena.close()
+        if arena.host is not None:
+            self.note_unmapped(number, arena.host)
+
+    def note_unmapped(self, number: int, host: object) -> None:
+        """Note that an arena was given up here, and is still mapped by a host."""
+        self.unmapped.append((number, host))
+        self._gave_up()
 
     def _give_back(self, piece: Piece) -> None:
+        self._collect()
         arena = piece.arena
         arena.pieces -= 1
         if piece.dedicated:
@@ -282,7 +301,6 @@ class PinnedPool:
         elif piece.dedicated:
             self._drop_arena(arena.id)
         else:
-            self._collect()
             if piece.lent:
                 arena.left.add(piece)
             else:
@@ -362,6 +380,11 @@ class Piece:
         self.lent = True
         pointer = self.arena.base + (self.address & OFFSET_MASK)
         return numpy_at(pointer, shape, dtype, owner=self._pool.lend(self))
+
+    @property
+    def held(self) -> bool:
+        """Whether an op uses it, or a host that was killed still may."""
+        return self._holds > 0
 
     def hold(self) -> None:
         """Keep it until ``drop``."""

@@ -142,19 +142,41 @@ class HostHandle:
 
         Args:
             request: what to ask for.
-            *fds: descriptors that go along; they stay the caller's.
+            *fds: descriptors that go along. They are duplicated before anything is awaited, so the
+                caller may close them at any time.
             required: the host must hear of it even if the caller is cancelled already.
 
         Raises:
             HostDied: the host is gone.
             StickyFault: its context is.
             AccelError: what the host raised.
-            OSError: the descriptor that came along found no room in this process, or what
-                the host raised.
+            OSError: this process has no room for a duplicate, or for the descriptor that came
+                along; or what the host raised.
             ValueError: the request is too long to be sent.
         """
-        outgoing = Outgoing(encoder.encode(request), fds)
         name = type(request).__name__
+        with contextlib.ExitStack() as duplicates:
+            mine = []
+            for fd in fds:
+                mine.append(os.dup(fd))
+                duplicates.callback(os.close, mine[-1])
+            outgoing = Outgoing(encoder.encode(request), mine)
+            await self._acquire(name, required=required)
+            try:
+                reply, brought = await self._ask(name, outgoing)
+            finally:
+                self._lock.release()
+        if len(brought) > isinstance(request, FETCH_DESCRIPTOR):
+            close_all(brought)
+            what = f"was killed, because it sent {len(brought)} descriptors uncalled for"
+            raise self._give_up(what)
+        if isinstance(reply, (Failure, Fault)):
+            close_all(brought)
+            raise self.unpacked(reply, name)
+        return reply, brought[0] if brought else -1
+
+    async def _acquire(self, name: str, *, required: bool) -> None:
+        """Wait until nobody else asks the host for anything."""
         try:
             await self._lock.acquire()
         except trio.Cancelled:
@@ -165,18 +187,6 @@ class HostHandle:
             if scope.cancelled_caught:
                 self._give_up(f"was killed, because it was too busy for {name}")
                 raise
-        try:
-            reply, brought = await self._ask(name, outgoing)
-        finally:
-            self._lock.release()
-        if len(brought) > isinstance(request, FETCH_DESCRIPTOR):
-            close_all(brought)
-            what = f"was killed, because it sent {len(brought)} descriptors uncalled for"
-            raise self._give_up(what)
-        if isinstance(reply, (Failure, Fault)):
-            close_all(brought)
-            raise self.unpacked(reply, name)
-        return reply, brought[0] if brought else -1
 
     def not_asked_for(self, name: str, what: str) -> HostDied:
         """The error for a reply that no host sends, which has it killed.
@@ -286,8 +296,11 @@ class HostHandle:
         return self._over
 
     def kill(self) -> None:
-        """Kill the host process at once. Threads cannot be killed; they end with ``close``."""
-        if self._process is None or self._process.returncode is not None:
+        """Kill the host process at once. A thread ends by itself once its lanes have."""
+        if self._process is None:
+            self._hang_up()
+            return
+        if self._process.returncode is not None:
             return
         if self.sanitizer is None:
             self._process.kill()

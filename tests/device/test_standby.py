@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -718,3 +719,28 @@ async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
     async with opened(standby="warm", max_restarts=OFTEN) as device:
         await device.run(has_imported, "wave")
         await standby_of(device).wait_ready()
+
+
+@program
+async def test_a_host_hears_of_what_a_warm_up_has_left_when_it_is_taken_meanwhile() -> None:
+    heard = []
+
+    class Host:
+        """One that is busy when it is taken."""
+
+        async def request(self, message: Any, *, required: bool = False) -> None:
+            if not required:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            heard.extend(message.ids)
+
+    companion: Any = SimpleNamespace(
+        in_flight={},
+        memory=SimpleNamespace(epoch=None, abandon=lambda: [7]),
+        host_calls=SimpleNamespace(keep_states=lambda *_: None),
+    )
+    prepared: Any = SimpleNamespace(host=Host(), mapped=set())
+    spare: Any = None
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await _spare.Spare._give_back(spare, companion, prepared)
+    assert heard == [7]

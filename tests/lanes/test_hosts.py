@@ -22,6 +22,7 @@ from atomr_accel.wire import (
     AskFree,
     ControlRequest,
     CreateSlab,
+    Import,
     MapSlab,
     Message,
     Open,
@@ -457,3 +458,29 @@ async def test_hosts_start_with_the_terminals_interrupt_blocked() -> None:
     os.close(pidfd)
     assert blocked & 1 << (signal.SIGINT - 1)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@program
+async def test_a_descriptor_that_is_closed_while_a_request_waits_is_sent_all_the_same() -> None:
+    host = await start_host("thread")
+    ours, theirs = os.pipe()
+    try:
+        async with trio.open_nursery() as nursery, host.quiet():
+            nursery.start_soon(host.request, Import([]), theirs)
+            await trio.testing.wait_all_tasks_blocked()
+            os.close(theirs)
+            other = os.open(os.devnull, os.O_RDONLY)
+            assert other == theirs  # the number is another file's
+        await trio.lowlevel.wait_readable(ours)  # the host has closed its end
+        os.close(other)
+    finally:
+        os.close(ours)
+        await host.close()
+
+
+@program
+async def test_a_thread_that_is_killed_ends() -> None:
+    host = await start_host("thread")
+    host.kill()
+    await host.wait_ended()
+    assert host.ended

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,16 +15,20 @@ import trio.testing
 
 from atomr_accel import ContextPoisoned, GpuRefStale, Snapshot, Unsupported
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.device._reaper import Reaper
 from atomr_accel.device.data import _snapshot, _snapshot_file
+from atomr_accel.lanes import HostDied
 from atomr_accel.replay import open_journal, replay
 from atomr_accel.testing import kill_host
 from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.wire import UnmapSlabs
 
 from ..arrays import random_bits
 from ..harness import (
     SECOND,
     Gate,
     cancelled_at,
+    descriptors,
     opened,
     program,
     same_bits,
@@ -381,3 +388,121 @@ async def test_what_is_restored_is_taken_anew_only_after_that(gate: Gate) -> Non
         for ref in restored:
             assert not (await other.get(ref)).any()
         await one.snapshot(refs, out=snapshot)
+
+
+@program
+async def test_memory_is_not_used_again_before_a_killed_host_has_ended() -> None:
+    class Host:
+        """What the reaper tells apart."""
+
+    class Answered:
+        """A copy that its host's end has answered."""
+
+        error = HostDied("it was killed")
+
+        def when_answered(self, callback: Any) -> None:
+            callback()
+
+        async def wait(self) -> None:
+            raise self.error
+
+    reaper, host, released = Reaper(), Host(), trio.Event()
+    moves = _snapshot._Moves()
+    core: Any = SimpleNamespace(reaper=reaper)
+    anything: Any = host
+    copy: Any = Answered()
+    moves.add(core, anything, copy, 1, released.set)
+    moves.all()
+    memory: Any = object()
+    snapshot = Snapshot([], moves=moves, memory=memory)
+    with pytest.raises(ValueError, match="still being taken"):
+        snapshot._require_idle()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def waits() -> None:
+            with pytest.raises(HostDied):
+                await snapshot.wait()
+            assert released.is_set()
+
+        await trio.testing.wait_all_tasks_blocked()
+        reaper._reaped(anything)
+    snapshot._require_idle()
+
+
+@program
+async def test_memory_is_not_used_again_while_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    write = _snapshot_file.write_arrays
+
+    def slowly(*args: Any) -> None:
+        go_on.wait()
+        write(*args)
+
+    monkeypatch.setattr(_snapshot, "write_arrays", slowly)
+    async with opened(isolation="thread") as device:
+        x = await device.put(np.ones(4))
+        snapshot = await device.snapshot([x])
+        await snapshot.wait()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(snapshot.save, tmp_path / "x")
+                await trio.testing.wait_all_tasks_blocked()
+                with pytest.raises(ValueError, match="saved"):
+                    await device.snapshot([x], out=snapshot)
+                go_on.set()
+        finally:
+            go_on.set()
+        await device.snapshot([x], out=snapshot)
+
+
+@pytest.mark.parametrize("held", [False, True])
+@program
+async def test_a_host_unmaps_the_memory_of_a_snapshot_that_is_closed_early(held: bool) -> None:
+    async with opened(isolation="thread") as device:
+        context = device._core.serving
+        assert context is not None
+        request, unmapped = context.host.request, trio.Event()
+
+        async def noted(message: Any, *fds: int, **options: Any) -> Any:
+            answer = await request(message, *fds, **options)
+            if isinstance(message, UnmapSlabs):
+                unmapped.set()
+            return answer
+
+        context.host.request = noted  # type: ignore[method-assign]
+        snapshot = await device.snapshot([await device.put(np.ones(4))])
+        if held:
+            snapshot.close()
+        del snapshot
+        collect_garbage()
+        await unmapped.wait()
+
+
+@program
+async def test_closed_snapshots_keep_no_descriptors() -> None:
+    async with opened(isolation="thread") as device:
+        x = await device.put(np.ones(4))
+        counts = []
+        for _ in range(3):
+            snapshot = await device.snapshot([x])
+            await snapshot.wait()
+            snapshot.close()
+            await device.pinned._unmap(await device._core.ready())
+            counts.append(descriptors())
+        assert counts == counts[:1] * 3
+
+
+def test_a_file_that_a_killed_program_has_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
+    stale, alive, other = (
+        tmp_path / name
+        for name in (".x.12345678.partial", ".x.abcdefgh.partial", ".y.12345678.partial")
+    )
+    for path in (stale, alive, other):
+        path.write_bytes(b"begun")
+    with alive.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _snapshot_file.write_arrays(tmp_path / "x", [np.ones(3)])
+    assert {*tmp_path.iterdir()} == {tmp_path / "x", alive, other}

@@ -410,7 +410,7 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             GpuRefStale: a buffer is of an older generation, or freed.
             ValueError: a ref of another device, or of a view that is not contiguous; ``to`` is this
-                device; ``out`` does not fit, was closed, or is being taken or restored.
+                device; ``out`` does not fit, was closed, or is being taken, restored or saved.
             TypeError: no refs, or another ``to`` or ``out``.
             OutOfMemory: no room.
             Unsupported: this device cannot write to the memory of ``to``.
@@ -454,11 +454,8 @@ class MemoryMethods(Arrays[Awaited]):
         core = self._core
         if out is not None:
             check_outs(core, snapshot, out)
-        snapshot._readers += 1
-        try:
+        with snapshot._being_read():
             return await self._restore(snapshot, out)
-        finally:
-            snapshot._readers -= 1
 
     async def _restore(self, snapshot: Snapshot, out: Sequence[GpuRef] | None) -> list[GpuRef]:
         """See ``restore``."""

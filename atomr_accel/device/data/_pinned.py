@@ -18,6 +18,7 @@ from ...lanes import HostDied, PinnedPool, uninterrupted
 from ...memory import as_shape, round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
 from .._core import Shape
+from .._prepared import MOST_UNMAPPED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..._errors import AccelError
     from ...lanes import HostHandle, Piece, PinnedStatistics
+    from .._context import Context
     from .._core import DeviceCore
 
 Oversize = Literal["refuse", "exceed"]
@@ -38,16 +40,15 @@ class Pinned:
 
     ``put`` from such an array, and ``get`` into it, move at the speed of the bus. It lives
     in the program, so its content survives every fault.
-
-    Attributes:
-        dropped: pieces that ``take`` has given and nobody holds any more, noted by whichever
-            thread dropped them.
     """
 
     def __init__(self, core: DeviceCore, limit: int) -> None:
         self._core = core
-        self.dropped: Final[deque[Piece]] = deque()
-        self._pool = PinnedPool(limit, core.memory.new_slab_id)
+        self._token: Final = trio.lowlevel.current_trio_token()
+        self._dropped: Final[deque[Piece]] = deque()
+        self._gave_up = trio.Event()
+        self._unmapping: Final = trio.Lock()
+        self._pool = PinnedPool(limit, core.memory.new_slab_id, lambda: self._gave_up.set())
         self._pieces: SortedDict[int, Piece] = SortedDict()
 
     def array(
@@ -95,7 +96,6 @@ class Pinned:
     async def _array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, over_limit: bool
     ) -> AsyncIterator[np.ndarray[Any, Any]]:
-        self._collect()
         with self._core.growth.room_for(nbytes):
             if over_limit:
                 piece = self._pool.acquire_dedicated(nbytes)
@@ -110,13 +110,13 @@ class Pinned:
             piece.release()
         if self._pool.unmapped:
             with suppress(DeviceLost):  # its host has ended, and nothing is mapped any more
-                await self._unmap()
+                await self._unmap(await self._core.ready())
 
     async def trim(self) -> None:
         """Give the memory that no array uses back to the system."""
         self._collect()
         self._pool.trim()
-        await self._unmap()
+        await self._unmap(await self._core.ready())
 
     def statistics(self) -> PinnedStatistics:
         """A snapshot of the pool."""
@@ -129,7 +129,7 @@ class Pinned:
         """Memory that does not count to the limit, until ``drop``."""
         self._collect()
         if self._pool.unmapped:
-            await self._unmap()
+            await self._unmap(await self._core.ready())
         with self._core.growth.room_for(nbytes):
             piece = self._pool.acquire_dedicated(nbytes)
         self._pieces[piece.address] = piece
@@ -140,9 +140,15 @@ class Pinned:
         del self._pieces[piece.address]
         piece.release()
 
+    def drop_soon(self, piece: Piece) -> None:
+        """Give back what ``take`` has given; from any thread, in the middle of anything."""
+        self._dropped.append(piece)
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._collect, idempotent=True)
+
     def _collect(self) -> None:
-        while self.dropped:
-            self.drop(self.dropped.popleft())
+        while self._dropped:
+            self.drop(self._dropped.popleft())
 
     # --- for transfers -------------------------------------------------------------------
 
@@ -179,11 +185,11 @@ class Pinned:
         """
         while True:
             context = self._core.context
-            piece = self.piece_at(address)
-            if context is not None and piece.arena.host is context.host:
+            arena = self.piece_at(address).arena
+            if context is not None and arena.host is context.host:
                 return context.host
             context = await self._core.ready()
-            arena = piece.arena
+            arena = self.piece_at(address).arena  # it may have been given back meanwhile
             try:
                 # One of its own, because the arena's may be closed before it is sent.
                 fd = self._core.growth.another(arena.fd, arena.nbytes)
@@ -195,7 +201,22 @@ class Pinned:
             except (HostDied, StickyFault):
                 context.report_dead()
             else:
-                arena.host = context.host
+                if self._pool.has(arena):
+                    arena.host = context.host
+                else:
+                    self._pool.note_unmapped(arena.id, context.host)
+
+    async def keep_unmapping(self, context: Context) -> None:
+        """Have the host of a context unmap what is given up, for as long as that serves."""
+        while True:
+            await self._gave_up.wait()
+            self._gave_up = trio.Event()
+            await self._unmap(context)
+
+    def take_over(self, companion: Pinned) -> None:
+        """Have unmapped what a companion has given up in the host that is this device's now."""
+        for number, host in companion._pool.unmapped:
+            self._pool.note_unmapped(number, host)
 
     def close(self, over: AccelError) -> None:
         """The device is closed; arrays that are still held keep their memory."""
@@ -208,17 +229,14 @@ class Pinned:
         piece: Piece = self._pieces.peekitem(at)[1]
         return piece if address < piece.address + piece.size else None
 
-    async def _unmap(self) -> None:
-        context = await self._core.ready()
-        unmapped = self._pool.unmapped
-        while unmapped:
-            number, host = unmapped.pop()
-            if host is context.host:
-                try:
-                    await context.host.request(UnmapSlabs([number]))
-                except (HostDied, StickyFault):
-                    context.report_dead()
-                    return
-                except trio.Cancelled:
-                    unmapped.append((number, host))
-                    raise
+    async def _unmap(self, context: Context) -> None:
+        async with self._unmapping:  # whoever comes later knows that it is done
+            unmapped, self._pool.unmapped = self._pool.unmapped, []
+            numbers = [number for number, host in unmapped if host is context.host]
+            try:
+                for start in range(0, len(numbers), MOST_UNMAPPED):
+                    some = numbers[start : start + MOST_UNMAPPED]
+                    # They are noted nowhere else: the host must hear of it, whoever is cancelled.
+                    await context.host.request(UnmapSlabs(some), required=True)
+            except (HostDied, StickyFault):
+                context.report_dead()

@@ -8,7 +8,7 @@ snapshot is consistent without a second copy on the device, and takes what the b
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, final
@@ -17,7 +17,7 @@ import numpy as np
 import trio
 
 from ..._errors import DeviceLost, Unsupported
-from ...lanes import uninterrupted
+from ...lanes import END_SECONDS, uninterrupted
 from ...libraries._arguments import require_readable, require_writable
 from ...memory import GpuRef, Hold
 from ...wire import SLAB_SHIFT, Copy
@@ -27,7 +27,7 @@ from ._snapshot_file import read_arrays, write_arrays
 from ._transfer import ENDED, in_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from ...lanes import Bytes, HostHandle, Op, Piece
@@ -75,6 +75,8 @@ class _Moves:
     def __init__(self, then: Callable[[], Exception | None] = lambda: None) -> None:
         self._then = then
         self._left = 1  # until ``all``
+        self._touched = 1  # likewise
+        self._untouched: Final = trio.Event()
         self._begun: Final = trio.current_time()
         self._ended: float | None = None
         self._over: Final = trio.Event()
@@ -87,11 +89,13 @@ class _Moves:
     ) -> None:
         """An op was submitted; ``release`` once nothing touches its memory any more."""
         self._left += 1
+        self._touched += 1
         op.when_answered(partial(self._answered, core, host, op, nbytes, release))
 
     def all(self) -> None:
         """There are no more."""
         self._settle()
+        self._release()
 
     def _answered(
         self,
@@ -103,14 +107,20 @@ class _Moves:
     ) -> None:
         error = op.error
         if isinstance(error, ENDED):  # the host may still be moving data
-            core.reaper.quarantine(host, release)
+            core.reaper.quarantine(host, partial(self._release, release))
         else:
-            release()
+            self._release(release)
         if error is None:
             self.moved += nbytes
         elif self._failed is None:
             self._failed = op
         self._settle()
+
+    def _release(self, release: Callable[[], None] = lambda: None) -> None:
+        release()
+        self._touched -= 1
+        if not self._touched:
+            self._untouched.set()
 
     def _settle(self) -> None:
         self._left -= 1
@@ -126,6 +136,11 @@ class _Moves:
         return self._over.is_set()
 
     @property
+    def touching(self) -> bool:
+        """Whether something touches their memory, or a host that was killed still may."""
+        return not self._untouched.is_set()
+
+    @property
     def failed(self) -> bool:
         """Whether one of them has failed."""
         return self._failed is not None or self._error is not None
@@ -134,6 +149,10 @@ class _Moves:
     def seconds(self) -> float:
         """From the first of them until now, or to their end."""
         return (trio.current_time() if self._ended is None else self._ended) - self._begun
+
+    async def wait_untouched(self) -> None:
+        """Wait until nothing touches their memory."""
+        await self._untouched.wait()
 
     async def wait(self) -> None:
         """Wait for all of them; raises what one has failed with."""
@@ -163,7 +182,7 @@ class _OnHost:
     def __del__(self) -> None:
         # In any thread, in the middle of anything: the program's own does the rest.
         if not self._closed:
-            self.pinned.dropped.append(self.piece)
+            self.pinned.drop_soon(self.piece)
 
 
 @final
@@ -191,7 +210,7 @@ class Snapshot:
         self._moves = moves
         self._source = source  # has windows to close, once all is there
         self._restores: list[_Moves] = []
-        self._readers = 0  # calls of ``restore`` that are not over
+        self._readers = 0  # calls of ``restore`` and ``save`` that are not over
         self._place = refs[0].device if refs else "host"
         self._closed = False
 
@@ -223,7 +242,13 @@ class Snapshot:
         """
         self._require_open()
         if self._moves is not None:
-            await self._moves.wait()
+            try:
+                await self._moves.wait()
+            except ENDED:
+                # A host that was killed may still write there, until it has ended.
+                with trio.move_on_after(END_SECONDS if self._memory is not None else 0):
+                    await self._moves.wait_untouched()
+                raise
         if self._source is not None and self._source.memory.unmapped:
             with suppress(DeviceLost):
                 await self._source.growth.unmap()
@@ -250,7 +275,7 @@ class Snapshot:
         """Write it to a file, once it is complete.
 
         The file is there in full or not at all: it is written beside it, flushed to the disk,
-        and put in its place then.
+        and put in its place then. Files that killed programs have left beside it are removed.
 
         Args:
             path: where to; a file that is there is replaced.
@@ -260,7 +285,8 @@ class Snapshot:
             Unsupported: it is on a device.
             ContextPoisoned, DeviceLost, ValueError: as ``wait``.
         """
-        await in_worker(write_arrays, path, await self.arrays())
+        with self._being_read():
+            await in_worker(write_arrays, path, await self.arrays())
 
     @classmethod
     async def load(cls, path: str | PathLike[str]) -> Self:
@@ -315,12 +341,21 @@ class Snapshot:
         if self._closed:
             raise ValueError("the snapshot was closed")
 
+    @contextmanager
+    def _being_read(self) -> Iterator[None]:
+        """Refuse to be taken again meanwhile."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
     def _require_idle(self) -> None:
         """Refuse to be taken again while something reads or writes it."""
         self._require_open()
-        under_way = [*self._restores, *([] if self._moves is None else [self._moves])]
-        if self._readers or not all(moves.over for moves in under_way):
-            raise ValueError("out is still being taken or restored; wait for that first")
+        restoring = self._readers or not all(moves.over for moves in self._restores)
+        if restoring or (self._moves is not None and self._moves.touching):
+            raise ValueError("out is still being taken, saved or restored; wait for that first")
         self._restores.clear()
 
 

@@ -6,6 +6,8 @@ arrays, each at a multiple of 4096 bytes.
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import math
 import os
 import struct
@@ -27,6 +29,7 @@ _MAGIC: Final = b"atomrsn1"
 _HEAD: Final = struct.Struct("<8sII")
 _ALIGNED: Final = 4096
 _MOST_HEAD: Final = 1 << 30
+_SUFFIX: Final = ".partial"
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -40,9 +43,10 @@ def write_arrays(path: str | os.PathLike[str], arrays: Sequence[np.ndarray[Any, 
     target = Path(path)
     entries = [_Entry(each.dtype.name, each.shape, zlib.crc32(_bytes(each))) for each in arrays]
     head = msgspec.msgpack.encode(entries)
-    made, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(made, "wb") as file:
+    _sweep(target)
+    made, name = _temporary(target)
+    with os.fdopen(made, "wb") as file:
+        try:
             file.write(_HEAD.pack(_MAGIC, len(head), zlib.crc32(head)) + head)
             for array in arrays:
                 file.seek(_aligned(file.tell()))
@@ -50,16 +54,42 @@ def write_arrays(path: str | os.PathLike[str], arrays: Sequence[np.ndarray[Any, 
             file.truncate(file.tell())
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+            Path(name).replace(target)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
     directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)  # or a loss of power may bring the old file back
     finally:
         os.close(directory)
+
+
+def _temporary(target: Path) -> tuple[int, str]:
+    """A new file beside ``target``, locked for as long as somebody writes it; and its name."""
+    while True:
+        made, name = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(made, fcntl.LOCK_EX)
+        if os.fstat(made).st_nlink:
+            return made, name
+        os.close(made)  # ``_sweep`` came before the lock
+
+
+def _sweep(target: Path) -> None:
+    """Remove the temporary files of ``target`` that nobody writes: their program was killed.
+
+    A lock ends with its program. Names are random, so one never comes to mean another file.
+    """
+    for path in target.parent.glob(f".{glob.escape(target.name)}.????????{_SUFFIX}"):
+        with suppress(OSError):  # somebody writes it, or has just removed it
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(fd)
 
 
 def read_arrays(path: str | os.PathLike[str]) -> list[np.ndarray[Any, Any]]:
