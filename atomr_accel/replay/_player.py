@@ -480,7 +480,7 @@ class Player:
         recording = None
         if call.method == "record":
             inputs = [await self.restorer.value(each) for each in call.args]
-            recording = await self._device.record(*inputs).__aenter__()
+            recording = await self._device.record(*inputs, shared=True).__aenter__()
             self.restorer.handles[done.result.id] = recording
         self._programs[done.result.id] = Program(recording)
 
