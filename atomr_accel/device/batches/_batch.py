@@ -147,6 +147,8 @@ class Batch(Collector):
             weakref.WeakKeyDictionary()
         )
         self._promises = 0
+        self._wanted = 0  # bytes of all promises
+        self._lacking = 0  # how many of these had no room
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
         self._late = False  # whether anything is promised or put off
         self._fetched: list[tuple[Bytes, _Moving]] = []
@@ -419,9 +421,20 @@ class Batch(Collector):
         block = memory.promise()
         self._promises += 1
         self._promised[block] = nbytes, self._promises
+        self._look_for_room(nbytes)
         self._late = True
         self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
+
+    def _look_for_room(self, nbytes: int) -> None:
+        """Note how much of what is promised has no room in memory that is there already."""
+        self._wanted += nbytes
+        if self._wanted - self.memory.plain_free <= self._lacking:
+            return
+        if not self._lacking:  # perhaps there is, where ops are answered by now
+            self._take_answers()
+        self.memory.reclaim_held()
+        self._lacking = max(self._lacking, self._wanted - self.memory.plain_free)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """A buffer, where there is room for it."""
@@ -436,10 +449,13 @@ class Batch(Collector):
 
         Nobody else takes answers while the block runs.
         """
+        self._take_answers()
+        return self.memory.allocate(nbytes)
+
+    def _take_answers(self) -> None:
         for port in self.ports.values():
             port.take_answers()
         self._check()  # they may tell of a fault
-        return self.memory.allocate(nbytes)
 
     def submit(
         self,
@@ -562,10 +578,10 @@ class Batch(Collector):
     async def _finish(self) -> None:
         errors: list[Exception] = []
         try:
-            if self._promised:  # for these, and the next batch that is like this one
-                await self._core.growth.grow_ahead(
-                    sum(nbytes for nbytes, _ in self._promised.values())
-                )
+            promised = sum(nbytes for nbytes, _ in self._promised.values())
+            lacking = min(self._lacking, promised)
+            if lacking:  # for these, and the next batch that is like this one
+                await self._core.growth.grow_ahead(lacking)
                 self._check_epoch()
             while self._later:
                 step = self._later.popleft()
