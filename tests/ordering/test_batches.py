@@ -701,46 +701,6 @@ async def test_within_a_batch_memory_serves_again_once_its_ops_are_answered() ->
         assert len(full) == 6
 
 
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(
-    sizes=st.lists(st.integers(1, 3 << 20), min_size=1, max_size=6),
-    run=st.booleans(),
-)
-@on_shared
-async def test_batches_that_are_put_off_add_no_memory_if_there_is_room(
-    device: Device, sizes: list[int], run: bool
-) -> None:
-    hosts = [np.full(size, at, np.uint8) for at, size in enumerate(sizes)]
-
-    async def once() -> None:
-        async with device.batch() as batch:
-            if run:  # all that comes after it is put off
-                batch.run(looked_at, 1)
-            found = [batch.get(batch.copy(batch.put(host))) for host in hosts]
-        assert all((a.value == b).all() for a, b in zip(found, hosts, strict=True))
-
-    await once()
-    collect_garbage()
-    before = device.statistics().memory
-    for _ in range(4):
-        await once()
-        collect_garbage()
-    after = device.statistics().memory
-    assert (after.slabs, after.capacity) == (before.slabs, before.capacity)
-
-
-@on_shared
-async def test_a_large_put_in_a_batch_adds_no_memory_if_there_is_room(device: Device) -> None:
-    host = np.zeros(1 << 20, np.uint8)
-    await device.free(await device.empty(1 << 23, np.uint8))
-    before = device.statistics().memory.slabs
-    for _ in range(3):
-        async with device.batch() as batch:
-            batch.get(batch.put(host))
-    assert device.statistics().memory.slabs == before
-
-
 @on_shared
 async def test_a_batch_that_had_no_room_leaves_some_to_the_next(device: Device, gate: Gate) -> None:
     hold = await gate.kernel(device)
