@@ -50,10 +50,10 @@ async def on_one_device(device: Device) -> None:
     )
     async with device.batch() as batch:
         y, routing = mixture_of_experts(batch, batch.put(x), there, gating)
-        result = batch.get(y)
-        experts, chosen = batch.get(routing.experts), batch.get(routing.weights)
-        load, dropped = batch.get(routing.load), batch.get(routing.dropped)
-        balance, z = batch.get(routing.balance_loss), batch.get(routing.z_loss)
+        told = (routing.experts, routing.weights, routing.load, routing.dropped)
+        losses = (routing.balance_loss, routing.z_loss)
+        fetched = [batch.get(ref) for ref in (y, *told, *losses)]
+    result, experts, chosen, load, dropped, balance, z = (later.value for later in fetched)
     gates = np.zeros((TOKENS, EXPERTS))
     np.put_along_axis(gates, experts.T, chosen.T, axis=1)
     np.testing.assert_allclose(result, expected(gates), atol=1e-2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
+from .._errors import said_of
 from ..lanes import uninterrupted
 from ..libraries._op import Awaited
 from ..libraries._table import Libraries
@@ -329,7 +330,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         """
         return Batch(self)
 
-    def record(self, *inputs: GpuRef) -> Recording:
+    def record(self, *inputs: GpuRef, shared: bool = False) -> Recording:
         """Record a program: ``async with device.record(x) as program:``.
 
         Inside, calls are as in a batch, but nothing is executed. ``await
@@ -339,17 +340,23 @@ class Device(MemoryMethods, Libraries[Awaited]):
         Args:
             *inputs: buffers that ``replay`` may be given others for, by position. What is given
                 twice is one buffer, and replaced by one.
+            shared: whether several tasks may replay the program. All replays write the same
+                results, so these tasks must take turns: hold a ``trio.Lock`` from ``replay``
+                until the results are read or copied. By default only the task that replays the
+                program first may, unless the program makes no results.
 
         Returns:
             The program, to be entered once and replayed as often as need be.
 
         Raises:
-            TypeError: an input is no GpuRef.
+            TypeError: an input is no GpuRef; ``shared`` is no bool.
         """
+        if not isinstance(shared, bool):
+            raise TypeError(f"shared must be True or False, not {said_of(shared)}")
         for at, ref in enumerate(inputs):
             if not isinstance(ref, GpuRef):
                 raise ref_error(ref, self._core.memory, f"input {at} of record")
-        return Recording(self, inputs)
+        return Recording(self, inputs, shared=shared)
 
     # --- watching ------------------------------------------------------------------------
 

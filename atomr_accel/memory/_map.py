@@ -299,6 +299,11 @@ class MemoryMap:
         return self._plain.capacity
 
     @property
+    def plain_free(self) -> int:
+        """Bytes of these slabs that are free, in however many pieces."""
+        return self._plain.capacity - self._plain.in_use
+
+    @property
     def over_limit(self) -> int:
         """Bytes that slabs and what is reserved have beyond the limit; 0 if they have not."""
         if self.limit is None:

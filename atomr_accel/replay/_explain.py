@@ -6,7 +6,6 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -138,7 +137,8 @@ class _Search:
         self._candidates = candidates
         self._down = down
         self._backend = backend or recorded.backend
-        self._faults = faults or partial(_runs_into_a_fault, paths=recorded.header.paths)
+        self._trials = _Trials(recorded.header.paths)
+        self._faults = faults or self._trials.fault
         self._brought: dict[int, Outside | Brought] = {}
         self._made: dict[int, Ref] = {}
         self._makers: dict[int, Recall] = {}
@@ -164,6 +164,7 @@ class _Search:
 
         async def fails(recalls: list[Recall]) -> bool:
             nonlocal reason
+            reason = ""
             try:
                 text = self._text(writer, recalls)
             except Unwritable as error:
@@ -257,12 +258,14 @@ class _Search:
 
     def _not_again(self) -> str:
         text = "the fault does not come again, not even with all calls"
-        if not self._zeros:
-            return text
-        return (
-            f"{text}; but zeros stood for {self._zeros} arrays, of which the journal holds hashes "
-            "alone: record with contents=True"
-        )
+        if self._trials.error:
+            text += f", which end with another error: {self._trials.error}"
+        if self._zeros:
+            text += (
+                f"; but zeros stood for {self._zeros} arrays, of which the journal holds hashes "
+                "alone: record with contents=True"
+            )
+        return text
 
 
 def arrays_of(value: Any) -> list[Array]:
@@ -276,20 +279,37 @@ def arrays_of(value: Any) -> list[Array]:
     return []
 
 
-async def _runs_into_a_fault(program: str, *, paths: tuple[str, ...]) -> bool:
-    """Whether a program ends with a fault, in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "program.py"
-        file.write_text(program, encoding="utf-8")
-        path = os.pathsep.join([each for each in (*sys.path, *paths) if each])
-        with trio.move_on_after(_SECONDS):
-            done = await trio.run_process(
-                [sys.executable, str(file)],
-                check=False,
-                capture_stdout=True,
-                capture_stderr=True,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-            told = done.stderr.decode(errors="replace")
-            return done.returncode != 0 and any(f".{name}: " in told for name in _FAULTS)
-    return False
+class _Trials:
+    """Runs programs, each in a process of its own.
+
+    Attributes:
+        error: how the last one has ended, if it raised anything but a fault.
+    """
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self._paths = paths
+        self.error = ""
+
+    async def fault(self, program: str) -> bool:
+        """Whether a program ends with a fault."""
+        self.error = ""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "program.py"
+            file.write_text(program, encoding="utf-8")
+            path = os.pathsep.join([each for each in (*sys.path, *self._paths) if each])
+            with trio.move_on_after(_SECONDS):
+                done = await trio.run_process(
+                    [sys.executable, str(file)],
+                    check=False,
+                    capture_stdout=True,
+                    capture_stderr=True,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+                told = done.stderr.decode(errors="replace")
+                if done.returncode != 0 and any(f".{name}: " in told for name in _FAULTS):
+                    return True
+                if done.returncode != 0:
+                    self.error = told.strip().rpartition("\n")[2] or f"exit {done.returncode}"
+                return False
+        self.error = f"it does not end within {_SECONDS:g} s"
+        return False

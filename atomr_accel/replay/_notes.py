@@ -12,7 +12,7 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost
-from ..device.batches._batch import Batch
+from ..device.batches._batch import Batch, Later
 from ..device.data._arrays import copying
 from ..device.data._transfer import download
 from ..libraries._request import Pending, Request, perform, submit
@@ -113,7 +113,7 @@ class Notes:
         # The methods that tasks are in, and the nurseries that they had open before.
         self._inside: Final[dict[trio.lowlevel.Task, tuple[_Note, list[trio.Nursery]]]] = {}
         self._programs: Final[dict[object, int]] = {}  # those whose block is open
-        self._fetched: Final[dict[object, list[tuple[_Note, np.ndarray[Any, Any]]]]] = {}
+        self._fetched: Final[dict[object, list[tuple[_Note, Later[np.ndarray[Any, Any]]]]]] = {}
         self._made: Final[weakref.WeakKeyDictionary[object, list[_Made]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -265,7 +265,7 @@ class Notes:
         except BaseException as error:
             self._failed(note, error)
             raise
-        if isinstance(result, np.ndarray):  # it has its content when the block is left
+        if isinstance(result, Later):  # it has its value when the block is left
             self._fetched.setdefault(program, []).append((note, result))
             self._collected(note, None, program, args, kwargs)
         else:
@@ -291,8 +291,8 @@ class Notes:
         note.target = Handle(number)
         self._place(note)
         if error is None:
-            for got, array in self._fetched.pop(program, ()):
-                self._output(got, "result", array.copy())
+            for got, later in self._fetched.pop(program, ()):
+                self._output(got, "result", later.value.copy())
             self._done(note, None)
         else:
             self._failed(note, error, body=body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, final
@@ -12,7 +13,7 @@ import numpy as np
 
 from .._errors import AccelError
 from ..actors._util import check_whole
-from ..memory import GpuRef
+from ..memory import GpuRef, Hold
 from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
 from ._describe import digest
 from ._doubts import Doubts
@@ -21,7 +22,7 @@ from ._reading import Recall, Recorded, reading
 from ._restore import Missing, Restorer, handles_of, refs_given, refs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..device import Device
     from ..memory import Block
@@ -209,6 +210,8 @@ class Program:
         raised: what calls of a batch have raised, which the end of the batch tells.
         made: the buffers that its calls have given.
         cause: why nobody knows what replays of a recording write; None: they do as it did.
+        kept: copies of buffers that were freed in the block of a batch, by number. Its calls that
+            were put off until the block was left still had them, and come later in the journal.
     """
 
     def __init__(self, recording: Any) -> None:
@@ -217,6 +220,7 @@ class Program:
         self.raised: Final[dict[str, tuple[Recall, Exception]]] = {}
         self.made: Final[list[int]] = []
         self.cause: str | None = None
+        self.kept: Final[dict[int, GpuRef]] = {}
 
 
 @final
@@ -297,9 +301,43 @@ class Player:
     async def _try(self, recall: Recall) -> None:
         """Make a call again, or say why that cannot be."""
         try:
-            await self._call(recall)
+            with self._kept(recall):
+                await self._call(recall)
         except Missing as missing:
             self._skip(recall, str(missing))
+
+    @contextmanager
+    def _kept(self, recall: Recall) -> Iterator[None]:
+        """Have what a batch keeps, for a call of it that was put off."""
+        program, buffers = self._programs.get(recall.call.program), self.restorer.buffers
+        if program is None or not program.kept or _looks_again(recall):
+            yield
+            return
+        others = {number: buffers.get(number) for number in program.kept}
+        buffers.update(program.kept)
+        try:
+            yield
+        finally:
+            for number, ref in others.items():
+                if ref is None:
+                    del buffers[number]
+                else:
+                    buffers[number] = ref
+
+    async def _keep(self, freed: Call) -> None:
+        """Copy what a call frees, for batches that go on using it."""
+        buffers, given = self.restorer.buffers, refs_given(freed).values()
+        numbers = {ref.id for ref in given if ref.id in buffers and not buffers[ref.id].is_stale}
+        batches = {at: each for at, each in self._programs.items() if each.recording is None}
+        for recall in self._recorded.calls if numbers and batches else ():
+            program = batches.get(recall.call.program)
+            if program is None or recall.call.number < freed.number or _looks_again(recall):
+                continue
+            for ref in refs_given(recall.call).values():
+                if ref.id in numbers and ref.id not in program.kept:
+                    block = buffers[ref.id]._block.base
+                    whole = GpuRef(block, (block.nbytes,), np.dtype(np.uint8), block.nbytes)
+                    program.kept[ref.id] = await self._device.copy(whole)
 
     # --- before a call ----------------------------------------------------------------------
 
@@ -372,6 +410,9 @@ class Player:
         error: Exception | None = None
         result: Any = None
         self._doubts.cause = cause = self._cause(recall)
+        if call.method == "free":
+            await self._keep(call)
+        holds = [*self._holds(recall, args)]
         try:
             made = method(*args, **kwargs)
             result = await made if hasattr(made, "__await__") else made
@@ -379,9 +420,17 @@ class Player:
             error = raised
         finally:
             self._doubts.cause = None
+            for hold in holds:
+                hold.release()
         self.report.calls += 1
         if self._ended_alike(recall, error) and error is None:
             await self._compare(recall, result, cause)
+
+    def _holds(self, recall: Recall, args: Iterable[Any]) -> Iterator[Hold]:
+        """Hold what could not be sealed because calls of a batch on it were put off."""
+        batch = any(each.recording is None for each in self._programs.values())
+        if batch and recall.call.method == "seal" and _is_refused(recall):
+            yield from (Hold(ref._block) for ref in args if isinstance(ref, GpuRef))
 
     def _went_down(self, call: Call) -> bool:
         """Whether a call is of a batch that a fault has taken down, maybe before it was made."""
@@ -480,7 +529,7 @@ class Player:
         recording = None
         if call.method == "record":
             inputs = [await self.restorer.value(each) for each in call.args]
-            recording = await self._device.record(*inputs).__aenter__()
+            recording = await self._device.record(*inputs, shared=True).__aenter__()
             self.restorer.handles[done.result.id] = recording
         self._programs[done.result.id] = Program(recording)
 
@@ -713,3 +762,12 @@ def taken_down(calls: Sequence[Recall]) -> set[int]:
 def _whole(array: Array, number: int) -> Ref:
     """A buffer that a recording has made, which is compared whole."""
     return Ref(number, array.dtype, array.shape)
+
+
+def _looks_again(recall: Recall) -> bool:
+    """Whether a call of a batch needs its buffers when it is carried out, or was refused before."""
+    return recall.call.method in ("get", "put", "run") or _is_refused(recall)
+
+
+def _is_refused(recall: Recall) -> bool:
+    return recall.done is not None and recall.done.outcome == "error"

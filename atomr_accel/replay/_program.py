@@ -26,7 +26,7 @@ from ._entries import (
     Ref,
     Slice,
 )
-from ._restore import refs_given, refs_of
+from ._restore import refs_given, refs_of, require_guard
 from ._text import number_of
 
 if TYPE_CHECKING:
@@ -315,6 +315,10 @@ class ProgramWriter:
         if "<" in function.name or not function.module or (main and not function.file):
             raise Unwritable(f"function {function.name} has no name to import it by")
         if main:
+            try:
+                require_guard(function.file)
+            except ImportError as error:
+                raise Unwritable(str(error)) from error
             self._definitions["of_file"] = _FROM_FILE
             name = function.name.replace(".", "_")
             self._definitions[name] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -306,6 +307,12 @@ _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
 }
 
 
+_DEFINITIONS: Final = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    *(ast.Import, ast.ImportFrom),
+)
+
+
 def _module_of(described: Function) -> Any:
     """The module of a function; that of another program is imported from its file."""
     if described.module != "__main__":
@@ -313,6 +320,7 @@ def _module_of(described: Function) -> Any:
     here = sys.modules["__main__"]
     if not described.file or getattr(here, "__file__", None) == described.file:
         return here
+    require_guard(described.file)
     name = f"_replayed_{Path(described.file).stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, described.file)
@@ -322,3 +330,27 @@ def _module_of(described: Function) -> Any:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def require_guard(file: str) -> None:
+    """Refuse to import a program's own file if that would run the program again.
+
+    It was run as a script. If no ``if`` of its top level looks at ``__name__``, importing it makes
+    the same calls.
+
+    Raises:
+        ImportError: it would, or the file cannot be read.
+    """
+    try:
+        tree = ast.parse(Path(file).read_bytes(), file)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ImportError(f"{file} cannot be read: {error}") from error
+    runs = [each for each in tree.body if not isinstance(each, _DEFINITIONS)]
+    tests = [node for each in runs if isinstance(each, ast.If) for node in ast.walk(each.test)]
+    if any(isinstance(node, ast.Name) and node.id == "__name__" for node in tests):
+        return
+    if any(isinstance(node, ast.Call) for each in runs for node in ast.walk(each)):
+        raise ImportError(
+            f"importing {file} would run the whole program again; put what runs it under "
+            f'`if __name__ == "__main__":`, or its functions into another module'
+        )

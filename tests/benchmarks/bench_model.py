@@ -223,7 +223,7 @@ async def model(device: Device, layers: int, batch: int, length: int) -> None:
             for x in spaces:
                 nursery.start_soon(awaited, ours.forward(device, ids, x))
 
-    async with device.record() as program:
+    async with device.record(shared=True) as program:
         kept = collected(ours.forward(program, ids, spaces[0]))
 
     ways: dict[str, Way] = {

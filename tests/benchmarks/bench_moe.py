@@ -121,7 +121,7 @@ async def layers(device: Device, tokens: int, experts: int, d: int, f: int) -> l
     rivals = torch_layers(device, tokens, experts, d, f)
     batched, theirs = await compare(device, layer, rivals)
     rows = [Row(f"{name}: batch", amount, "TFLOP/s", batched, theirs)]
-    async with device.record() as program:
+    async with device.record(shared=True) as program:
         mixture_of_experts(program, x, weights, gating)
     replayed = await paced(device, lambda _: program.replay())
     rows.append(Row(f"{name}: replay", amount, "TFLOP/s", replayed, theirs))

@@ -184,7 +184,7 @@ class Steps:
             "judged": self._judged,
             "chain": self._chain,
         }[kind]
-        async with device.record() as on:
+        async with device.record(shared=True) as on:
             results = make(on, feed[:new], feed[new:], feed=feed, noise=noise)
         return Step(on, feed, noise, results)
 

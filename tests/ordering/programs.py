@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
-    from atomr_accel.device.batches._batch import Batch
+    from atomr_accel.device.batches._batch import Batch, Later
     from atomr_accel.device.batches._record import Recording
     from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._kernel import Kernel
@@ -132,7 +132,7 @@ def mix(a: Any, b: Any, out: Any, n: Any, microseconds: Any, early: Any, fail: A
     out[...] = mixed(a, b, now if early else out)
 
 
-Step: TypeAlias = "Callable[[Batch, list[GpuRef], list[Array]], None]"
+Step: TypeAlias = "Callable[[Batch, list[GpuRef], list[Later[Array]]], None]"
 """An op of a batch, given the refs that the batch has made and the arrays that it has got."""
 
 REFUSED: Final[type[Exception]] = LibraryError if ON_CUDA else LookupError
@@ -534,7 +534,7 @@ class Run:
 
         async def call() -> list[Array]:
             made: list[GpuRef] = []
-            found: list[Array] = []
+            found: list[Later[Array]] = []
             try:
                 async with device.batch() as batch:
                     for step in steps:
@@ -542,7 +542,7 @@ class Run:
             except Exception:
                 assert all(ref.is_stale for ref in made)
                 raise
-            return found
+            return [later.value for later in found]
 
         def check(found: list[Array]) -> None:
             for contents, array in zip(results, found, strict=True):
@@ -564,7 +564,7 @@ class Run:
     ) -> Step:
         blocks, options = launched(fail=bool(flags[1]))
 
-        def step(batch: Batch, made: list[GpuRef], _found: list[Array]) -> None:
+        def step(batch: Batch, made: list[GpuRef], _found: list[Later[Array]]) -> None:
             first = a if which is None else made[which]
             arguments = (first, b, out, SIDE * SIDE, wait, *flags)
             batch.launch(self.kernel, blocks, SIDE * SIDE, *arguments, **options)
@@ -587,15 +587,17 @@ class Run:
         await self._warm()
 
 
-def _put(array: Array, batch: Batch, made: list[GpuRef], _found: list[Array]) -> None:
+def _put(array: Array, batch: Batch, made: list[GpuRef], _found: list[Later[Array]]) -> None:
     made.append(batch.put(array))
 
 
-def _get(ref: GpuRef, batch: Batch, _made: list[GpuRef], found: list[Array]) -> None:
+def _get(ref: GpuRef, batch: Batch, _made: list[GpuRef], found: list[Later[Array]]) -> None:
     found.append(batch.get(ref))
 
 
-def _multiply(a: GpuRef, b: GpuRef, batch: Batch, made: list[GpuRef], _found: list[Array]) -> None:
+def _multiply(
+    a: GpuRef, b: GpuRef, batch: Batch, made: list[GpuRef], _found: list[Later[Array]]
+) -> None:
     made.append(batch.blas.gemm(a, b))
 
 

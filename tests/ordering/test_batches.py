@@ -89,12 +89,40 @@ async def test_puts_and_gets_keep_their_order(device: Device) -> None:
         third, fourth = batch.get(y), batch.get(z)
         batch.launch(kernel, 1, 4, y, 1.0)
         hollow = batch.get(batch.empty((2, 2), np.int16))
-    assert (first[0], second[0], third[0]) == (1, 11, 7)
-    assert fourth.tolist() == [[7, 7], [7, 7]]
-    assert (hollow.shape, hollow.dtype) == ((2, 2), np.int16)
+    assert (first.value[0], second.value[0], third.value[0]) == (1, 11, 7)
+    assert fourth.value.tolist() == [[7, 7], [7, 7]]
+    assert (hollow.value.shape, hollow.value.dtype) == ((2, 2), np.int16)
     assert (await device.get(x)).tolist() == [11] * 4
     assert (await device.get(y)).tolist() == [8] * 4
     assert (await device.get(z)).dtype == np.float32
+
+
+@pytest.mark.parametrize("size", [4, 1 << 18])  # the larger one is fetched as the block is left
+@pytest.mark.parametrize("how", ["well", "block", "op"])
+@on_shared
+async def test_a_get_has_no_value_before_its_batch_has_ended_well(
+    device: Device, size: int, how: str
+) -> None:
+    x = await device.put(np.ones(size))
+    kernel = await device.nvrtc.compile(SOURCE, "mix", cpu=mix)
+    a, out = await device.zeros((SIDE, SIDE), "f4"), await device.zeros((SIDE, SIDE), "f4")
+    blocks, options = launched(fail=True)
+    with pytest.raises((KeyError, REFUSED)) if how != "well" else nullcontext():
+        async with device.batch() as batch:
+            later = batch.get(x)
+            for read in (lambda: later.value, lambda: np.mean(later), lambda: batch.put(later)):
+                with pytest.raises((RuntimeError, TypeError), match="block"):
+                    read()
+            assert "no value before" in repr(later)
+            if how == "block":
+                raise KeyError
+            if how == "op":
+                batch.launch(kernel, blocks, 64, a, a, out, SIDE**2, 0, 1, 1, **options)
+    if how == "well":
+        assert later.value.tolist() == [1] * size
+    else:
+        with pytest.raises(RuntimeError, match="before the batch's block is left, without error"):
+            _ = later.value
 
 
 @on_shared
@@ -103,7 +131,7 @@ async def test_puts_beside_buffers_that_have_no_memory_yet(device: Device) -> No
         refs = [batch.put(np.full(3, n, np.int32)) for n in range(5)]
         hosts = [batch.get(ref) for ref in refs]
     for n, (ref, host) in enumerate(zip(refs, hosts, strict=True)):
-        assert host.tolist() == [n] * 3
+        assert host.value.tolist() == [n] * 3
         assert (await device.get(ref)).tolist() == [n] * 3
 
 
@@ -120,7 +148,7 @@ async def test_lanes_that_are_not_open_yet(isolation: Isolation) -> None:
             batch.launch(kernel, 1, 4, x, 3.0)
             spectrum = batch.fft.rfft(signal)
             after = batch.get(x)
-        assert after.tolist() == [3] * 4
+        assert after.value.tolist() == [3] * 4
         assert (await device.get(square)).tolist() == [[0, 0], [0, 0]]
         assert (await device.get(spectrum)).tolist() == [4, 0, 0]
         assert {"blas", "kernels", "fft"} <= {lane.name for lane in device.statistics().lanes}
@@ -632,8 +660,8 @@ async def test_what_nobody_holds_any_more_is_free_within_a_batch(count: int) -> 
             for _ in range(count):  # half a MiB each
                 y = batch.blas.gemm(y, x)
             host = batch.get(y)
-        np.testing.assert_array_equal(host, np.eye(256))
-        np.testing.assert_array_equal(await device.get(y), host)
+        np.testing.assert_array_equal(host.value, np.eye(256))
+        np.testing.assert_array_equal(await device.get(y), host.value)
 
 
 def looked_at(_x: object) -> None:

@@ -707,3 +707,69 @@ async def test_a_recording_says_why_it_has_no_get(device: Device) -> None:
             program.get  # type: ignore[attr-defined]  # noqa: B018
         with pytest.raises(AttributeError, match="no attribute 'elephant'"):
             program.elephant  # type: ignore[attr-defined]  # noqa: B018
+
+
+@settings(max_examples=20)
+@given(
+    tasks=st.integers(1, 4),
+    order=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    nested=st.booleans(),
+    for_all=st.booleans(),
+)
+@on_shared
+async def test_a_recording_with_results_is_replayed_by_one_task_unless_it_is_shared(
+    device: Device, tasks: int, order: list[int], nested: bool, for_all: bool
+) -> None:
+    """What a task has asked for is what it reads, however late, or its replay is refused."""
+    x = await device.put(np.ones(3))
+    async with device.record(x, shared=for_all) as inner:
+        y = inner.evaluate(x * 10)
+    recorded = inner
+    if nested:
+        async with device.record(x) as recorded:
+            recorded.call(inner, x)
+    turns = [trio.open_memory_channel[float](len(order)) for _ in range(tasks)]
+    owner = order[0] % tasks
+    finished, done = trio.open_memory_channel[None](len(order))
+
+    async def serve(task: int) -> None:
+        async for value in turns[task][1]:
+            # The outer one, without results, is of no task; the inner one is.
+            if task == owner or for_all:
+                await recorded.replay(await device.put(np.full(3, value)))
+                last[task] = value
+            else:
+                with pytest.raises(RuntimeError, match=r"shared=True.*hold a trio.Lock"):
+                    await recorded.replay(await device.put(np.full(3, value)))
+            if task == owner and not for_all:
+                assert (await device.get(y))[0] == 10 * last[task]
+            await finished.send(None)
+
+    last: dict[int, float] = {}
+    async with trio.open_nursery() as nursery:
+        for task in range(tasks):
+            nursery.start_soon(serve, task)
+        for at, task in enumerate(order):
+            turns[task % tasks][0].send_nowait(float(at))
+            await done.receive()
+            if not for_all:  # nobody has overwritten what the owner has not read
+                assert (await device.get(y))[0] == 10 * last[owner]
+        for send, _ in turns:
+            send.close()
+
+
+@on_shared
+async def test_a_recording_without_results_is_replayed_by_all_tasks(device: Device) -> None:
+    refs = [await device.full(4, float(n)) for n in range(4)]
+    async with device.record(refs[0]) as recorded:
+        recorded.evaluate(refs[0] + 0.5, out=refs[0])
+    async with trio.open_nursery() as nursery:
+        for ref in refs:
+            nursery.start_soon(recorded.replay, ref)
+    assert [(await device.get(ref))[0] for ref in refs] == [n + 0.5 for n in range(4)]
+
+
+@on_shared
+async def test_a_recording_refuses_shared_that_is_no_bool(device: Device) -> None:
+    with pytest.raises(TypeError, match="shared must be True or False, not int"):
+        device.record(shared=1)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import sys
 import types
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, Unsupported
 from atomr_accel.replay import JournalError, explain, open_journal
-from atomr_accel.replay._entries import Array
+from atomr_accel.replay._entries import Array, Function
+from atomr_accel.replay._explain import _Trials
 from atomr_accel.replay._minimal import minimal
 from atomr_accel.replay._reading import Recorded
+from atomr_accel.replay._restore import _module_of, require_guard
 from atomr_accel.testing import poison
 
 from ..harness import ROOT, cpu_only, opened, program, sized
@@ -221,3 +224,65 @@ async def test_functions_of_a_program_s_own_file_are_taken_from_there(
     names: dict[str, Any] = {"__name__": "least"}
     exec(programs[-1], names)
     assert names["Model_dies"].__code__.co_code == main.Model.dies.__code__.co_code
+
+
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("import trio\n\nasync def main(): pass\n\ntrio.run(main)\n", True),
+        ("def main(): pass\n\ncode = main()\n", True),
+        ("for _ in range(2):\n    print()\n", True),
+        ("def main(): pass\n\nif __name__ == '__main__':\n    main()\n", False),
+        ("import sys\nif '__main__' != __name__:\n    print()\nelse:\n    sys.exit()\n", False),
+        ("LIMIT = 3\n\ndef twice(x): return 2 * abs(x)\n", False),
+    ],
+)
+def test_a_script_is_imported_only_if_that_does_not_run_it(
+    tmp_path: Path, text: str, runs: bool
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(text)
+    if runs:
+        with pytest.raises(ImportError, match="under `if __name__"):
+            require_guard(str(file))
+    else:
+        require_guard(str(file))
+
+
+@cpu_only
+@program
+async def test_a_script_without_a_guard_is_not_run_again_to_explain_its_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def dies(x):\n    import os\n    os._exit(1)\n\nRUNS.append(1)\n"
+    file = tmp_path / "script.py"
+    file.write_text(text)
+    main = types.ModuleType("__main__")
+    main.__file__ = str(file)
+    runs: list[int] = []
+    monkeypatch.setattr(builtins, "RUNS", runs, raising=False)
+    exec(compile(text, str(file), "exec"), vars(main))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    path = tmp_path / "journal"
+    async with opened(standby=None) as device, open_journal(device, path, contents=True):
+        x = await device.put(np.ones(1))
+        with pytest.raises(ContextPoisoned):
+            await device.run(main.dies, x)
+    with pytest.raises(Unsupported, match="under `if __name__"):
+        await explain(path)
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    described = Function("__main__", "dies", b"", str(file))
+    with pytest.raises(ImportError, match="under `if __name__"):
+        _module_of(described)
+    assert runs == [1]
+
+
+@program
+async def test_a_trial_tells_how_it_has_ended_unless_by_a_fault() -> None:
+    trials = _Trials(())
+    assert not await trials.fault("raise KeyError('no table')")
+    assert trials.error == "KeyError: 'no table'"
+    assert not await trials.fault("raise SystemExit(3)")
+    assert trials.error == "exit 3"
+    assert not await trials.fault("")
+    assert trials.error == ""

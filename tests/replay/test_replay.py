@@ -6,19 +6,21 @@ import ctypes
 import math
 import os
 import random
+import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from atomr_accel import CompileOptions, ContextPoisoned, GpuRefStale
+from atomr_accel import CompileOptions, ContextPoisoned, GpuRefSealed, GpuRefStale
 from atomr_accel.replay import (
     Compared,
     Deviation,
@@ -36,11 +38,14 @@ from atomr_accel.replay._player import taken_down
 from atomr_accel.replay._reading import Recall, reading
 from atomr_accel.testing import kill_host
 
-from ..harness import cpu_only, opened, program, same_bits, sized
+from ..harness import cpu_only, on_shared, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
 from .ops import OPS
 from .programs import SOURCE as PLAIN
 from .programs import Random, Wide, array_of, dies, dies_when_told, drawn, scaled, shifted
+
+if TYPE_CHECKING:
+    from atomr_accel import Device, GpuRef
 
 
 async def again(path: Path, **options: Any) -> Report:
@@ -50,6 +55,74 @@ async def again(path: Path, **options: Any) -> Report:
 
 
 # --- it is the same ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@settings(max_examples=sized(15, 200))
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["large", "small", "scal", "gemm", "get", "fill", "seal", "free"]),
+            st.integers(0, 1),
+        ),
+        max_size=10,
+    )
+)
+@on_shared
+async def test_what_is_freed_or_sealed_while_a_batch_has_put_calls_off_is_so_again(
+    device: Device, steps: list[tuple[str, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal"
+        async with open_journal(device, path, contents=True, results=True):
+            refs = [await device.put(np.full((2, 2), 2.0 + n)) for n in range(2)]
+            made: list[GpuRef] = []
+            refused: tuple[type[Exception], ...] = (GpuRefStale, GpuRefSealed, ValueError)
+            with suppress(*refused):
+                async with device.batch() as batch:
+                    for kind, which in steps:
+                        ref = refs[which]
+                        with suppress(*refused):
+                            if kind in ("large", "small"):
+                                batch.put(np.zeros(200_000 if kind == "large" else 3))
+                            elif kind == "scal":
+                                batch.blas.scal(3.0, ref.ravel())
+                            elif kind == "gemm":
+                                made.append(batch.blas.gemm(ref, refs[1 - which]))
+                            elif kind == "get":
+                                batch.get(ref)
+                            elif kind == "fill":
+                                await device.fill(ref, 7.0)
+                            else:
+                                await getattr(device, kind)(ref)
+            for each in (*refs, *made):
+                with suppress(GpuRefStale):
+                    await device.get(each)
+        report = await replay(path, device)
+        assert report.same, (report, *await read_journal(path))
+
+
+@program
+async def test_a_buffer_that_is_freed_under_calls_of_a_batch_is_kept_for_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True):
+            a = await device.put(np.full((2, 2), 3.0))
+            async with device.batch() as batch:
+                batch.put(np.zeros(200_000))  # what comes after it is put off
+                batch.blas.scal(2.0, a.ravel())
+                b = batch.blas.gemm(a, a.T)
+                with pytest.raises(ValueError, match="an open batch has calls with it put off"):
+                    await device.seal(a)
+                await device.free(a)
+                with pytest.raises(GpuRefStale):
+                    batch.blas.gemm(a, a)
+            assert (await device.get(b)).tolist() == [[72, 72], [72, 72]]
+        report = await replay(path, device)
+    assert report.same, report
+    assert not report.skipped
 
 
 @program

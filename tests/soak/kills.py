@@ -259,7 +259,7 @@ class Load:
                 ref = batch.blas.gemm(ref, self._sealed)
                 array = array @ self._weights
             found = batch.get(ref)
-        return bool((found == array).all())
+        return bool((found.value == array).all())
 
     async def _run(self, chance: random.Random) -> bool:
         number = self._next = self._next + 1

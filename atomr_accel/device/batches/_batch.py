@@ -11,6 +11,7 @@ import itertools
 import math
 import weakref
 from collections import deque
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -85,14 +86,14 @@ class _Moving(NamedTuple):
 
 @final
 class Later(Generic[T]):
-    """What a function that a batch calls will have returned."""
+    """What ``batch.get`` and ``batch.run`` return: a value that is there once the block is left."""
 
     def __init__(self) -> None:
         self._value: tuple[T] | None = None
 
     @property
     def value(self) -> T:
-        """What it returned.
+        """The array that was fetched, or what the function returned.
 
         Raises:
             RuntimeError: the batch has not been left, or it has failed.
@@ -101,11 +102,23 @@ class Later(Generic[T]):
             raise RuntimeError("there is no result before the batch's block is left, without error")
         return self._value[0]
 
+    def _set(self, value: T) -> None:
+        """Have a value, now that the batch has ended well."""
+        self._value = (value,)
+
+    def __repr__(self) -> str:
+        if self._value is None:
+            return "<Later: no value before the batch's block is left, without error>"
+        return f"<Later: {self._value[0]!r}>"
+
+    def __array__(self, *_args: object, **_named: object) -> NoReturn:
+        raise TypeError("this is a result of a batch: use `later.value` after the batch's block")
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a function was given what batch.run has returned, which stands for a result that is "
-            "there once the batch's block is left: pass `later.value` then, or have one function "
-            "do both"
+            "a function was given what batch.get or batch.run has returned, which stands for a "
+            "result that is there once the batch's block is left: pass `later.value` then, or have "
+            "one function do all of it"
         )
 
 
@@ -135,6 +148,8 @@ class Batch(Collector):
             weakref.WeakKeyDictionary()
         )
         self._promises = 0
+        self._wanted = 0  # bytes of all promises
+        self._lacking = 0  # how many of these had no room
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
         self._late = False  # whether anything is promised or put off
         self._fetched: list[tuple[Bytes, _Moving]] = []
@@ -205,7 +220,7 @@ class Batch(Collector):
         return ref
 
     @witnessed
-    def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
+    def get(self, ref: GpuRef) -> Later[np.ndarray[Any, Any]]:
         """Copy a buffer from the device, as it is at this point of the batch.
 
         Args:
@@ -213,7 +228,7 @@ class Batch(Collector):
                 contiguous buffer first.
 
         Returns:
-            An array that holds it once the block is left.
+            ``later``, whose ``later.value`` is the array once the block is left without error.
 
         Raises:
             GpuRefStale: of an older generation, or freed.
@@ -224,19 +239,22 @@ class Batch(Collector):
             ref = self.collect(copying, self, (ref, None), {})
         block = ref._block
         host = room_for(ref)
+        later: Later[np.ndarray[Any, Any]] = Later()
         piece = self._piece(host.nbytes)
         if piece is not None:
             message = Copy(piece.address, block.address, host.nbytes)
             moving = self._move("get", piece, message, (block,), ())
             self._fetched.append((bytes_of(host), moving))
-            return host
+            self._done.append(partial(later._set, host))
+            return later
 
         async def transfer() -> None:
             await self._provide((ref._block,))
             await self._owner._download(ref, host)
+            self._done.append(partial(later._set, host))
 
         self._put_off(transfer)
-        return host
+        return later
 
     @overload
     def run(  # of a function that is not annotated
@@ -297,7 +315,8 @@ class Batch(Collector):
         async def call() -> None:
             # Of what was promised since, the function can know nothing: its ops come later.
             await self._provide(self._promised_until(promised))
-            later._value = (await self._owner.run(function, *args, lane=lane, init=init),)
+            result = await self._owner.run(function, *args, lane=lane, init=init)
+            self._done.append(partial(later._set, result))
 
         self._put_off(call)
         return later
@@ -403,9 +422,20 @@ class Batch(Collector):
         block = memory.promise()
         self._promises += 1
         self._promised[block] = nbytes, self._promises
+        self._look_for_room(nbytes)
         self._late = True
         self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
+
+    def _look_for_room(self, nbytes: int) -> None:
+        """Note how much of what is promised has no room in memory that is there already."""
+        self._wanted += nbytes
+        if self._wanted - self.memory.plain_free <= self._lacking:
+            return
+        if not self._lacking:  # perhaps there is, where ops are answered by now
+            self._take_answers()
+        self.memory.reclaim_held()
+        self._lacking = max(self._lacking, self._wanted - self.memory.plain_free)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """A buffer, where there is room for it."""
@@ -420,10 +450,13 @@ class Batch(Collector):
 
         Nobody else takes answers while the block runs.
         """
+        self._take_answers()
+        return self.memory.allocate(nbytes)
+
+    def _take_answers(self) -> None:
         for port in self.ports.values():
             port.take_answers()
         self._check()  # they may tell of a fault
-        return self.memory.allocate(nbytes)
 
     def submit(
         self,
@@ -544,10 +577,10 @@ class Batch(Collector):
     async def _finish(self) -> None:
         errors: list[Exception] = []
         try:
-            if self._promised:  # for these, and the next batch that is like this one
-                await self._core.growth.grow_ahead(
-                    sum(nbytes for nbytes, _ in self._promised.values())
-                )
+            promised = sum(nbytes for nbytes, _ in self._promised.values())
+            lacking = min(self._lacking, promised)
+            if lacking:  # for these, and the next batch that is like this one
+                await self._core.growth.grow_ahead(lacking)
                 self._check_epoch()
             while self._later:
                 step = self._later.popleft()

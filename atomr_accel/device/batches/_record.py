@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final
 
 import numpy as np
+import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
@@ -120,6 +122,11 @@ class Recording(Collector):
     buffers in the place of those it was recorded with. A program owns the buffers it has
     made; they stay valid for as long as it does.
 
+    Each replay writes its results to the same buffers. So a program belongs to the task that
+    replays it first: other tasks, whose replays would overwrite what that task has not read yet,
+    get a ``RuntimeError``. Record one program for each task. ``device.record(..., shared=True)``
+    makes one that all tasks may replay, and leaves it to them to take turns.
+
     After a rebuild a program makes itself anew, with the same refs for its results, if
     the buffers it reads are sealed or replaced; otherwise ``replay`` raises
     ``GpuRefStale``.
@@ -127,10 +134,13 @@ class Recording(Collector):
     Random numbers that are drawn in a recording are the same in every replay.
     """
 
-    def __init__(self, device: Device, inputs: tuple[GpuRef, ...]) -> None:
+    def __init__(self, device: Device, inputs: tuple[GpuRef, ...], *, shared: bool = False) -> None:
         super().__init__(device)
         self._number = next(_numbers)
         self._inputs = inputs
+        self._shared = shared
+        self._task: weakref.ref[trio.lowlevel.Task] | None = None  # whose results there are
+        self._task_name = ""
         self._prepare: list[_Op] = []
         self._nodes: list[_Op | _Call | _Choice] = []
         self._choices: list[_Choice] = []  # whose blocks are open, innermost last
@@ -478,7 +488,9 @@ class Recording(Collector):
             TypeError: a buffer of another dtype.
             GpuRefStale: a buffer whose generation is over.
             GpuRefSealed: a sealed buffer in the place of one that is written.
-            RuntimeError: a buffer that another recording makes, which was not replayed.
+            RuntimeError: another task has replayed it, or a program that it calls, and it was not
+                recorded with ``shared=True``; a buffer that another recording makes, which was not
+                replayed.
             Unsupported: a flag decides on a part of it, which the driver cannot do.
         """
         self._check_entered()
@@ -497,6 +509,9 @@ class Recording(Collector):
             ):
                 break
         # From here on nothing is awaited until both ops are submitted.
+        task = trio.lowlevel.current_task()
+        for part in parts:
+            part._require_own(task)
         called = {block for part in self._called for block in part._made}
         reads: list[Block] = []
         writes: list[Block] = []
@@ -524,7 +539,7 @@ class Recording(Collector):
         replay = self._core.submit(port, "program.replay", Replay(self._number), reads, writes)
         if self._core.instruments.active:
             self._core.instruments("op_replays", replay, self._number)
-        lives = [part._begin_replay() for part in parts]
+        lives = [part._begin_replay(task) for part in parts]
         try:
             await replay.wait()
         except BaseException as error:
@@ -643,8 +658,21 @@ class Recording(Collector):
             (b for b in self._made if b.size == 0 or b.epoch not in there or b.sealed), None
         )
 
-    def _begin_replay(self) -> _Life:
+    def _require_own(self, task: trio.lowlevel.Task) -> None:
+        """Refuse to overwrite results of another task, which may not have read them."""
+        if self._task is None or self._task() is task:
+            return
+        raise RuntimeError(
+            f"this recording must be replayed by one task, here {self._task_name}, not also by "
+            f"another ({task.name}): all replays write the same results, so tasks would get each "
+            f"other's; record one for each task, or record with device.record(..., shared=True) "
+            f"and hold a trio.Lock from replay() until the results are read or copied"
+        )
+
+    def _begin_replay(self, task: trio.lowlevel.Task) -> _Life:
         """What the program writes has content, for whatever comes after the replay."""
+        if self._task is None and self._made and not self._shared:
+            self._task, self._task_name = weakref.ref(task), task.name
         life = self._life
         life.replays += 1
         if life.replays == 1:

@@ -105,7 +105,8 @@ class _Rank:
             rows = dispatch(batch, x, routing)
             told = (routing.load, routing.dropped, routing.unrouted)
             losses = (routing.balance_loss, routing.z_loss)
-            report = tuple(batch.get(ref) for ref in (*told, *losses))
+            fetched = [batch.get(ref) for ref in (*told, *losses)]
+        report = tuple(later.value for later in fetched)
         capacity = routing.capacity
         if capacity is None:  # sizes of products are the program's: that is what was waited for
             load = report[0].tolist()

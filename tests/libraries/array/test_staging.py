@@ -64,7 +64,7 @@ async def test_in_batches_recordings_and_requests(device: Device) -> None:
         whole = batch.get(x[::-1])
     host[:, 1] *= 3
     assert same_bits(await device.get(turned), host.T)
-    assert same_bits(whole, host[::-1])
+    assert same_bits(whole.value, host[::-1])
     assert np.isclose(await device.get(norm), np.linalg.norm(host[:, 1]))
     await device.blas.ref.ask(device.requests.blas.scal(2.0, x[2, ::2]))
     host[2, ::2] *= 2
