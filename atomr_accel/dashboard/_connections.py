@@ -107,7 +107,8 @@ class Server:
         try:
             with connection.scope:
                 state = ConnectionState({})
-                await TCPServer(self._app, self._config, self._context, state, stream)
+                # Its annotation has streams of TLS alone.
+                await TCPServer(self._app, self._config, self._context, state, stream)  # type: ignore[arg-type]
         except Exception:  # noqa: BLE001 (as above)
             if not connection.scope.cancel_called:
                 _log.exception("a connection of the dashboard has failed")

@@ -132,7 +132,7 @@ class PostgresStorage(ThreadedStorage):
             async with PlainNursery() as nursery:
                 nursery.start_soon(interrupt_if_cancelled)
                 try:
-                    return await super()._in_thread(function, *args)
+                    result = await super()._in_thread(function, *args)
                 finally:
                     waiting = False
                     nursery.cancel_scope.cancel()
@@ -140,6 +140,7 @@ class PostgresStorage(ThreadedStorage):
             if interrupted:
                 await trio.lowlevel.checkpoint_if_cancelled()
             raise
+        return result
 
     def _hang_up(self) -> None:
         """Have the thread that waits for the server find that it has gone."""

@@ -87,17 +87,17 @@ class RedisStorage:
                 self._client = client
                 try:
                     yield
-                except BaseException as error:
-                    body = error
+                except BaseException as raised:
+                    body = raised
                     raise
                 finally:
                     self._client = None
         except BaseException as raised:  # in a group, since the client has a nursery
-            error = plain(raised) if isinstance(raised, BaseExceptionGroup) else raised
-            if error is raised is body:
+            failure = plain(raised) if isinstance(raised, BaseExceptionGroup) else raised
+            if failure is raised is body:
                 raise
-            with nullcontext() if error is body else self._errors_told("opened"):
-                raise error from error.__cause__
+            with nullcontext() if failure is body else self._errors_told("opened"):
+                raise failure from failure.__cause__
 
     async def _claim(self, client: Any) -> None:
         """Make the stream, if nobody else has."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from hypercorn.trio.tcp_server import TCPServer
 
 from atomr_accel.actors import Actor, open_system
 from atomr_accel.dashboard import _connections, open_dashboard
@@ -292,14 +293,14 @@ async def test_a_server_that_fails_is_started_again(
 async def test_a_connection_that_fails_is_the_only_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    serve, failures = _connections.TCPServer.run, iter([ValueError("of the connection")])
+    serve, failures = TCPServer.run, iter([ValueError("of the connection")])
 
     async def run(self: Any) -> None:
         for failure in failures:
             raise failure
         await serve(self)
 
-    monkeypatch.setattr(_connections.TCPServer, "run", run)
+    monkeypatch.setattr(TCPServer, "run", run)
     async with open_system("s") as system, open_dashboard(system) as page:
         async with await trio.open_tcp_stream(*place(page)) as stream:
             await closed(stream)

@@ -21,6 +21,7 @@ from atomr_accel.replay._entries import (
     Call,
     Done,
     DType,
+    Entry,
     Fields,
     Formula,
     Function,
@@ -182,7 +183,7 @@ NAMES = st.sampled_from(["a", "\udce9", "\ud800b", "\x1b]0;title\x07"])
 
 @given(NAMES, NAMES, NAMES)
 def test_text_that_utf_8_lacks_is_escaped_wherever_it_is(one: str, two: str, three: str) -> None:
-    entries = [
+    entries: list[Entry] = [
         Call(1, one, "run", (Opaque(two),), {three: 1}),
         Done(1, "error", None, (one, two)),
         Header(1, one, two, three, False, False, "drop", (one, two)),

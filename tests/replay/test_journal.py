@@ -374,8 +374,9 @@ async def test_opening_what_never_opens_can_be_cancelled() -> None:
 
         @asynccontextmanager
         async def open(self, *, create: bool) -> AsyncIterator[None]:
-            await trio.sleep_forever()
-            yield
+            async with super().open(create=create):
+                await trio.Event().wait()
+                yield
 
     async with opened(isolation="thread") as device:
 
