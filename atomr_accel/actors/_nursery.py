@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from ._deciders import leaves
+from ._errors import ActorStopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,14 +72,26 @@ def _told_once(
 ) -> BaseExceptionGroup[BaseException]:
     """The group without what failed because of the very error that the body raised.
 
-    Such as a supervisor that gave up because of a failure that ``ask`` has told the body, too.
+    Such as a supervisor that gave up because of a failure that ``ask`` has told the body, too. If
+    the body itself only missed an actor that ended with such a failure, the others tell more.
     """
-    own = [part for part in group.exceptions if part is error or _is_copy(part, error)]
+    # Its cancellations have been taken out on the way, if it is a group.
+    own = [part for part in group.exceptions if part is error or _is_copy(part, _failed(error))]
+    rest = [part for part in group.exceptions if part not in own]
+    reasons = {id(cause) for part in rest for cause in _causes(part)}
+    if own and all(_only_missed(leaf, reasons) for leaf in leaves(own[0])):
+        return group.derive(rest).with_traceback(group.__traceback__)
     told = set(map(id, leaves(error)))
     others = [part for part in group.exceptions if told.isdisjoint(map(id, _causes(part)))]
     if not own or len(others) + 1 == len(group.exceptions):
         return group
     return group.derive([own[0], *others]).with_traceback(group.__traceback__)
+
+
+def _only_missed(failure: BaseException, reasons: set[int]) -> bool:
+    """Whether it is that of an actor which had ended, for one of these reasons."""
+    missed = isinstance(failure, ActorStopped)
+    return missed and not reasons.isdisjoint(map(id, _causes(failure)))
 
 
 def _causes(failure: BaseException) -> Iterator[BaseException]:
@@ -92,6 +105,13 @@ def _causes(failure: BaseException) -> Iterator[BaseException]:
             yield part
             if part.__cause__ is not None:
                 todo += leaves(part.__cause__)
+
+
+def _failed(error: BaseException) -> BaseException | None:
+    """An error without the cancellations in it."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    return error.split(trio.Cancelled)[1]
 
 
 def _is_copy(failure: BaseException, error: BaseException | None) -> bool:

@@ -71,7 +71,8 @@ async def open_dashboard(
 ) -> AsyncIterator[Dashboard]:
     """Serve a live page about a system and its devices until the block is left.
 
-    It shows, and changes nothing. Its server is a task of this ``trio.run``.
+    It shows, and changes nothing. Its server is a task of this ``trio.run``. It has 64 connections
+    at most. Then the oldest one that is not being told anything gives way to a new one.
 
     Args:
         system: what to show: what `open_system` gives, or ``device.system`` of `open_device`.
@@ -98,8 +99,8 @@ async def open_dashboard(
     _check_patterns(patterns or {})
     try:
         from hypercorn.config import Config
-        from hypercorn.trio import serve
 
+        from ._connections import Server
         from ._web import application
     except ModuleNotFoundError as error:
         raise LibraryMissing(
@@ -123,19 +124,8 @@ async def open_dashboard(
         async with PlainNursery() as nursery:
             nursery.start_soon(feed.run)
             left = trio.Event()
-
-            async def serve_on() -> None:
-                while not left.is_set():
-                    # Hypercorn owns the descriptor that it is given.
-                    config.bind = f"fd://{os.dup(listener.fileno())}"
-                    try:
-                        await serve(app, config, shutdown_trigger=left.wait, mode="asgi")
-                    except Exception:  # noqa: BLE001 (logged: the program goes on)
-                        _log.exception("%r has failed, and is served again", dashboard)
-                        await trio.sleep(1)
-
             async with PlainNursery() as serving:
-                serving.start_soon(serve_on)
+                serving.start_soon(Server(app, config).run, listener, left)
                 try:
                     yield dashboard
                 finally:

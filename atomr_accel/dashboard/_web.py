@@ -10,7 +10,7 @@ are no cookies: a browser would send them to every other port of this machine, t
 from __future__ import annotations
 
 import hmac
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..telemetry._host_header import MISDIRECTED, REFUSAL, is_here
+from ._connections import telling
 from ._patch import encode
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ _FILES: Final = {
     "/page.js": ("page.js", "text/javascript"),
 }
 """What anybody may have: it tells nothing of the program."""
+
+_LONGEST_QUERY: Final = 1024
+"""Bytes; the token is all that a query may have."""
 
 
 def application(
@@ -124,10 +128,15 @@ class _Guard:
             await send(message)
 
         refusal = self._refusal(scope)
-        await (refusal or self._app)(scope, receive, send_with_headers)
+        # What anybody may have gives way, as what is refused does.
+        told = nullcontext() if refusal or scope["path"] in _FILES else telling()
+        with told:
+            await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
+        if len(scope["query_string"]) > _LONGEST_QUERY:  # parsing it would hold the program up
+            return PlainTextResponse("the query is too long", 414)
         if not is_here(headers.getlist("host"), self._names):
             return PlainTextResponse(REFUSAL, MISDIRECTED)
         if scope["method"] != "GET":

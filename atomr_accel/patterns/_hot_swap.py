@@ -194,10 +194,15 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
                 few keys, a small share may reach none.
 
         Raises:
+            TypeError: the key is neither text nor bytes.
             ReplicaLost: the version ended meanwhile, and requests are not idempotent.
             Closed: the block was left.
             Exception: what the version raised.
         """
+        if key is not None and not isinstance(key, str | bytes):  # also while no roll-out needs it
+            raise TypeError(
+                f"key must be a str or bytes, not {type(key).__name__}; give str(key) for one"
+            )
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(item):
             version = self._route(key)
@@ -224,7 +229,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         if key is None:
             point = self._rng.random()
         else:
-            data = key.encode() if isinstance(key, str) else key
+            data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
             digest = hashlib.blake2b(data, digest_size=8, salt=roll_out.salt).digest()
             point = int.from_bytes(digest, "big") / 2**64
         return roll_out.candidate if point < roll_out.share else self._present

@@ -29,7 +29,11 @@ from ..actors._util import check_number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_SWEEP = 64
+_KEPT = 1024
+"""How many tenants of a group that are idle are known at most: the latest ones."""
+
+_STALE = 64
+"""How many entries of a heap may be stale, beside as many as are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +102,13 @@ class Node:
         queued: requests that wait, here and below.
         serving: requests that are served, here and below.
         work: what was begun here and below, in units of cost.
+        resting: the children that are idle, those that have been for the longest first.
     """
 
     __slots__ = (
         "active", "bucket", "children", "finish", "furthest", "going", "heap", "parent", "path",
-        "queue", "queued", "serving", "start", "throttled", "ticket", "time", "weight", "work",
+        "queue", "queued", "resting", "serving", "start", "throttled", "ticket", "time", "weight",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +119,7 @@ class Node:
         self.weight = weight
         self.bucket = bucket
         self.children: dict[str, Node] = {}
+        self.resting: OrderedDict[str, None] = OrderedDict()
         self.queue: OrderedDict[Waiting, None] = OrderedDict()
         self.heap: list[tuple[float, int, Node]] = []
         self.time = self.furthest = 0.0
@@ -128,6 +135,11 @@ class Node:
         while node is not None:
             yield node
             node = node.parent
+
+    @property
+    def name(self) -> str:
+        """By what its parent knows it."""
+        return self.path.rpartition("/")[2]
 
     @property
     def idle(self) -> bool:
@@ -176,6 +188,8 @@ class Shares:
         waiting = Waiting(leaf, cost)
         leaf.queue[waiting] = None
         for node in leaf.up():
+            if node.parent is not None:
+                node.parent.resting.pop(node.name, None)
             node.queued += 1
         self._activate(leaf)
         return waiting
@@ -192,21 +206,21 @@ class Shares:
     def _child(self, parent: Node, name: str, path: str) -> Node:
         child = parent.children.get(name)
         if child is None:
-            busy = parent.serving + parent.queued
-            if len(parent.children) > 2 * busy + _SWEEP:
-                self._sweep(parent)
+            self._forget(parent)
             weight = self._weights.get(path, 1.0)
             bucket = self._buckets.get(path) if path else None
             child = parent.children[name] = Node(path, parent, weight, bucket)
+            parent.resting[name] = None
         return child
 
-    def _sweep(self, parent: Node) -> None:
-        """Forget those who would start where anybody new does."""
-        parent.children = {
-            name: child
-            for name, child in parent.children.items()
-            if not child.idle or child.finish > parent.time
-        }
+    def _forget(self, parent: Node) -> None:
+        """Forget those who would start where anybody new does, and those who are too many."""
+        resting, children = parent.resting, parent.children
+        while resting:
+            name = next(iter(resting))
+            if len(resting) < _KEPT and children[name].finish > parent.time:
+                break
+            del resting[name], children[name]
 
     def withdraw(self, waiting: Waiting) -> None:
         """A request that waits is taken back."""
@@ -303,6 +317,12 @@ class Shares:
         node.start = start
         node.ticket = next(self._order)
         heapq.heappush(parent.heap, (start, node.ticket, node))
+        # What was withdrawn leaves its entry, and while no slot is free nobody takes any.
+        if len(parent.heap) > 2 * parent.going + _STALE:
+            parent.heap = [
+                each for each in parent.heap if each[2].active and each[2].ticket == each[1]
+            ]
+            heapq.heapify(parent.heap)
 
     def _activate(self, node: Node) -> None:
         """It has a request that may go, and with it all above that had none."""
@@ -328,6 +348,12 @@ class Shares:
         node.throttled = True
         node.ticket = next(self._order)
         heapq.heappush(self._throttled, (ready, node.ticket, node))
+        if len(self._throttled) > 2 * len(self._buckets) + _STALE:
+            held = [
+                each for each in self._throttled if each[2].throttled and each[2].ticket == each[1]
+            ]
+            heapq.heapify(held)
+            self._throttled = held
 
     def _release(self, node: Node) -> None:
         node.throttled = False
@@ -341,7 +367,10 @@ class Shares:
                 break
             node.time = max(node.time, node.furthest)
             node.children.clear()
+            node.resting.clear()
             node.heap.clear()
+            if node.parent is not None:
+                node.parent.resting[node.name] = None
 
 
 def check_path(path: str) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import reprlib
 import sys
 import weakref
 from collections import deque
@@ -50,6 +51,19 @@ _LONGEST: Final = 200
 _INT64: Final = range(-(2**63), 2**63)
 _SOURCES: Final[weakref.WeakKeyDictionary[Any, bytes]] = weakref.WeakKeyDictionary()
 _TYPES: Final = (bool, int, float, complex)
+
+DEEPEST: Final = 100
+"""How many levels of containers in each other are described."""
+
+_MOST_CONTAINERS: Final = 1 << 17
+"""How many containers of one call are described: some hold one another many times."""
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = _LONGEST
+
+
+class _TooMuch(Exception):
+    """A value contains itself, is too deep, or has too many parts."""
 
 
 def digest(data: Any) -> bytes:
@@ -140,24 +154,47 @@ class Describer:
         self._numbers: Final = numbers
         self._brought: Final = brought
         self._keep: Final = keep
+        self._inside: Final[set[int]] = set()  # containers that are being described
+        self._containers = 0
 
     def argument(self, value: Any) -> Value:
         """An argument; what is not known yet came from outside."""
-        return self._describe(value, self._brought)
+        return self._described(value, self._brought)
 
     def result(self, value: Any) -> Value:
         """A result; what is not known yet was made by the call."""
-        return self._describe(value, None)
+        return self._described(value, None)
+
+    def _described(self, value: Any, brought: Callable[[Any, int], None] | None) -> Value:
+        try:
+            return self._describe(value, brought)
+        except Exception:  # noqa: BLE001 - the call is to do what it does without a journal
+            self._inside.clear()
+            return Opaque(_text(value))
 
     def _describe(self, value: Any, brought: Callable[[Any, int], None] | None) -> Value:
         kind = type(value)
-        if value is None or kind in (bool, float, str):
+        if value is None or kind in (bool, float):
             plain: Value = value
             return plain
+        if kind is str:
+            return _str(value)
         if kind is int:
-            return value if value in _INT64 else Number("int", str(value).encode())
+            return value if value in _INT64 else Number("int", hex(value).encode())
         if kind is GpuRef:
             return self._ref(value, brought)
+        inside, identity = self._inside, id(value)
+        self._containers += 1
+        if identity in inside or len(inside) == DEEPEST or self._containers > _MOST_CONTAINERS:
+            raise _TooMuch
+        inside.add(identity)
+        made = self._describe_other(value, kind, brought)
+        inside.remove(identity)
+        return made
+
+    def _describe_other(
+        self, value: Any, kind: type, brought: Callable[[Any, int], None] | None
+    ) -> Value:
         describe = functools.partial(self._describe, brought=brought)
         if kind in (list, tuple):
             return Items(kind.__name__, tuple(map(describe, value)))
@@ -297,9 +334,27 @@ def source_hash(value: Any) -> bytes:
     return known
 
 
+def _str(value: str) -> Value:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # such as the name of a file that is no UTF-8
+            return Number("str", value.encode("utf-8", "surrogatepass"))
+    return value
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an error."""
+    try:
+        return str(error)[:1000]
+    except Exception:  # noqa: BLE001 - as `_text`
+        return ""
+
+
 def _text(value: Any) -> str:
     try:
-        text = repr(value)
+        # What has parts is shortened before it is text: it may have more of them than fit.
+        text = (_SHORT.repr if isinstance(value, list | tuple | dict) else repr)(value)
     except Exception:  # noqa: BLE001 - it is the program's, and no reason to fail a call
         text = f"<{type(value).__qualname__}>"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -307,17 +362,29 @@ def _text(value: Any) -> str:
 
 def refs_in(value: Any, where: str) -> Iterator[tuple[str, GpuRef]]:
     """The buffers in an argument or a result, with where in it they are."""
-    if type(value) is GpuRef:
-        yield where, value
-        return
-    own = type(value).__module__.startswith(__package__.partition(".")[0])
+    todo = [(where, value)]
+    seen: dict[int, Any] = {}  # some containers hold themselves, or one another many times
+    while todo:
+        where, value = todo.pop()
+        if type(value) is GpuRef:
+            yield where, value
+        elif id(value) not in seen:
+            parts = _parts(value, where)
+            if parts:
+                seen[id(value)] = value
+                todo += reversed(parts)
+
+
+def _parts(value: Any, where: str) -> list[tuple[str, Any]]:
+    own = str(type(value).__module__).startswith(__package__.partition(".")[0])
     fields = fields_of(value) if own else None  # as they are described, also of named tuples
     if fields is not None:
-        for name, item in fields.items():
-            yield from refs_in(item, f"{where}.{name}")
-    elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from refs_in(item, f"{where}[{at}]")
-    elif type(value) is dict:
-        for key, item in value.items():
-            yield from refs_in(item, f"{where}[{key!r}]")
+        return [(f"{where}.{name}", item) for name, item in fields.items()]
+    if isinstance(value, list | tuple):
+        return [(f"{where}[{at}]", item) for at, item in enumerate(value)]
+    if type(value) is not dict:
+        return []
+    return [
+        (f"{where}[{repr(key) if type(key) is str else _text(key)}]", item)
+        for key, item in value.items()
+    ]

@@ -104,12 +104,12 @@ class Pairs(_Value, frozen=True, tag="pairs"):
 
 @final
 class Number(_Value, frozen=True, tag="number"):
-    """What msgpack has no form for among text: bytes, complex, beyond 64 bits, or NumPy's.
+    """What msgpack has no form for: bytes, complex, beyond 64 bits, lone surrogates, NumPy's.
 
     Attributes:
-        dtype: NumPy's name, or the fields of a struct; ``"complex"``, ``"int"`` and ``"bytes"``
-            are Python's.
-        data: the bytes; of a complex or an int its text.
+        dtype: NumPy's name, or the fields of a struct; ``"complex"``, ``"int"``, ``"bytes"`` and
+            ``"str"`` are Python's.
+        data: the bytes; of a complex or an int its text, of a str UTF-8 with surrogates.
     """
 
     dtype: str
@@ -329,6 +329,22 @@ Entry: TypeAlias = Header | Outside | Content | Brought | Call | Done | Output |
 
 encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Entry)
+
+
+def encode(entry: Entry) -> bytes:
+    """An entry as bytes. Text that UTF-8 has no form for is escaped in it."""
+    try:
+        return encoder.encode(entry)
+    except UnicodeEncodeError:  # such as the name of a file that is no UTF-8
+        return encoder.encode(_escaped(msgspec.to_builtins(entry, builtin_types=(bytes,))))
+
+
+def _escaped(plain: Any) -> Any:
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "backslashreplace").decode()
+    if isinstance(plain, dict):
+        return {_escaped(key): _escaped(each) for key, each in plain.items()}
+    return [_escaped(each) for each in plain] if isinstance(plain, list | tuple) else plain
 
 
 def decode(data: bytes) -> Entry:

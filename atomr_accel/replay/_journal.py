@@ -149,18 +149,23 @@ async def _opened(device: Device, writer: Writer, header: Header) -> AsyncIterat
         raise JournalError(f"{device.name} has a journal already; it has one at a time")
     async with PlainNursery() as nursery:
         writer.add(Waiting(header))
-        await nursery.start(writer.run, name="journal")
-        async with PlainNursery() as fetching:
-            notes = Notes(core, writer, fetching, results=header.results)
-            core.witness = notes
-            try:
-                yield Journal(writer, notes)
-                await notes.settled()
-            finally:
-                core.witness = None
-                notes.open = False
-                fetching.cancel_scope.cancel()
-                writer.close(notes.position)
+        nursery.start_soon(writer.run, name="journal")
+        calls = 0
+        try:
+            await writer.opened.wait()
+            async with PlainNursery() as fetching:
+                notes = Notes(core, writer, fetching, results=header.results)
+                core.witness = notes
+                try:
+                    yield Journal(writer, notes)
+                    await notes.settled()
+                finally:
+                    core.witness = None
+                    notes.open = False
+                    fetching.cancel_scope.cancel()
+                    calls = notes.position
+        finally:
+            writer.close(calls)
     if writer.error is not None:
         raise JournalError(
             f"the journal has ended early, at {type(writer.error).__name__}: {writer.error}"

@@ -20,7 +20,7 @@ from ..libraries._staging import on_any_views
 from ..libraries.array._evaluate import Fused
 from ..libraries.rng._generator import Generator as Draws
 from ..memory import GpuRef
-from ._describe import Describer, Numbers, identity_of, is_device, refs_in
+from ._describe import Describer, Numbers, identity_of, is_device, message_of, refs_in
 from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Output, Outside
 from ._writer import SMALL, Waiting
 
@@ -559,7 +559,7 @@ class Notes:
             return
         if isinstance(error, Exception):
             self._place(note)
-            described = type(error).__name__, str(error)[:1000]
+            described = type(error).__name__, message_of(error)
             fault = isinstance(error, ContextPoisoned | DeviceLost)
             self._add(Done(note.number, "error", None, described, fault, body))
         elif note.number:  # otherwise nothing has happened

@@ -6,15 +6,25 @@ SQLite's are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+import os
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import trio
 
 from .._errors import LibraryMissing
+from ..actors._nursery import PlainNursery
+from ..device.data._transfer import in_thread
 from ._entries import SCHEMA
-from ._storage import JournalError, Record, Stored
+from ._storage import JournalError, Record, Stored, check_name
 from ._threaded import ThreadedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
 
 _LOCK: Final = 0x61746A6C
 """Of the advisory lock that who makes tables holds: IF NOT EXISTS alone may fail beside another."""
@@ -54,31 +64,47 @@ class PostgresStorage(ThreadedStorage):
     the connection's search path, and are called ``atomr_accel_journals``, ``atomr_accel_records``
     and ``atomr_accel_contents``. Deleting a journal's row in the first deletes the journal.
 
-    Calls wait for the server in a worker thread, where they cannot be cancelled: an append that
-    has begun is completed. Without package psycopg ``open`` raises ``LibraryMissing``.
+    Calls wait for the server in a worker thread. One that is cancelled ends the connection, since
+    the server may never answer. Without package psycopg ``open`` raises ``LibraryMissing``.
 
     Args:
         conninfo: a connection string or URL of libpq, such as ``"postgresql://host/database"``.
         name: the journal's name there.
+
+    Raises:
+        ValueError: a name that UTF-8 has no form for.
     """
 
     def __init__(self, conninfo: str, name: str) -> None:
         super().__init__()
         self._conninfo: Final = conninfo
-        self._name: Final = name
+        self._name: Final = check_name(name)
         self._connection: Any = None
         self._journal = 0
 
     def __repr__(self) -> str:
         return f"PostgresStorage(..., {self._name!r})"  # a connection string may have a password
 
-    def _create(self) -> None:
-        self._connect(self._made)
+    async def _reach(self) -> None:
+        lock, wanted = threading.Lock(), True
 
-    def _open(self) -> None:
-        self._connect(self._found)
+        def connect() -> None:
+            connection = self._connected()
+            with lock:
+                if wanted:
+                    self._connection = connection
+                    return
+            connection.close()
 
-    def _connect(self, journal: Callable[[], int]) -> None:
+        try:
+            # Nothing can end an attempt, so it may outlast the call. It takes no part in the turns.
+            await in_thread(connect, trio.CapacityLimiter(1), abandon=True)
+        except BaseException:
+            with lock:
+                wanted = False
+            raise
+
+    def _connected(self) -> Any:
         try:
             import psycopg
         except ImportError as error:
@@ -86,12 +112,61 @@ class PostgresStorage(ThreadedStorage):
                 "journals in PostgreSQL need package psycopg: pip install atomr-accel[postgres]",
                 library="psycopg",
             ) from error
+        with self._errors_told("opened"):
+            return psycopg.connect(self._conninfo, autocommit=True)
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        await trio.lowlevel.checkpoint_if_cancelled()  # nothing has begun, so nothing is ended
+        waiting, interrupted = True, False
+
+        async def interrupt_if_cancelled() -> None:
+            nonlocal interrupted
+            try:
+                await trio.sleep_forever()
+            finally:
+                if waiting:
+                    interrupted = True
+                    self._hang_up()
+
         try:
-            self._connection = psycopg.connect(self._conninfo, autocommit=True)
-            self._journal = journal()
-        except psycopg.Error as error:
-            why = f"the journal {self._name!r} cannot be opened in PostgreSQL: {error}"
+            async with PlainNursery() as nursery:
+                nursery.start_soon(interrupt_if_cancelled)
+                try:
+                    result = await super()._in_thread(function, *args)
+                finally:
+                    waiting = False
+                    nursery.cancel_scope.cancel()
+        except Exception:
+            if interrupted:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            raise
+        return result
+
+    def _hang_up(self) -> None:
+        """Have the thread that waits for the server find that it has gone."""
+        with suppress(Exception), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def _errors_told(self, what: str) -> Iterator[None]:
+        import psycopg
+
+        try:
+            yield
+        except (psycopg.Error, TypeError, ValueError) as error:  # also for tables of others
+            why = f"the journal {self._name!r} cannot be {what} in PostgreSQL: {error}"
             raise JournalError(why) from error
+
+    def _create(self) -> None:
+        with self._errors_told("opened"):
+            self._journal = self._made()
+
+    def _open(self) -> None:
+        with self._errors_told("opened"):
+            self._journal = self._found()
+
+    def _unmake(self) -> None:
+        self._opened().execute("DELETE FROM atomr_accel_journals WHERE id = %s", (self._journal,))
 
     def _made(self) -> int:
         connection = self._opened()
@@ -153,25 +228,24 @@ class PostgresStorage(ThreadedStorage):
                 )
 
     def _records(self) -> list[Record]:
-        rows = self._opened().execute(
-            "SELECT number, before, digest, data FROM atomr_accel_records"
-            " WHERE journal = %s ORDER BY number",
-            (self._journal,),
-            binary=True,
-        )
-        return [Record(*row) for row in rows]
+        with self._errors_told("read"):
+            rows = self._opened().execute(
+                "SELECT number, before, digest, data FROM atomr_accel_records"
+                " WHERE journal = %s ORDER BY number",
+                (self._journal,),
+                binary=True,
+            )
+            return [Record(*row) for row in rows]
 
     def _content(self, key: bytes) -> bytes | None:
-        row = (
-            self._opened()
-            .execute(
+        with self._errors_told("read"):
+            found = self._opened().execute(
                 "SELECT data FROM atomr_accel_contents WHERE journal = %s AND hash = %b",
                 (self._journal, key),
                 binary=True,
             )
-            .fetchone()
-        )
-        return None if row is None else bytes(row[0])
+            row = found.fetchone()
+        return row[0] if row is not None and isinstance(row[0], bytes) else None
 
     def _opened(self) -> Any:
         if self._connection is None:

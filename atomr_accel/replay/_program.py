@@ -252,7 +252,9 @@ class ProgramWriter:
             inside = ", ".join(f"{self._value(a)}: {self._value(b)}" for a, b in value.items)
             return f"{{{inside}}}"
         if isinstance(value, Number):
-            if value.dtype in ("int", "complex", "bytes"):
+            if value.dtype == "int":
+                return hex(number_of(value))  # the decimal digits of a huge one are refused
+            if value.dtype in ("complex", "bytes", "str"):
                 return repr(number_of(value))
             number = number_of(value)
             if number.dtype.kind in "biu" or (number.dtype.kind == "f" and np.isfinite(number)):

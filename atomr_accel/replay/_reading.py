@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
 
-import msgspec
 import numpy as np
 
 from .._dtypes import DTYPES
 from .._errors import Unsupported
+from ._checks import check
 from ._describe import digest
 from ._entries import (
     SCHEMA,
@@ -177,8 +177,10 @@ def _header(storage: Storage, records: list[Record]) -> Header:
 
 def _decoded(record: Record) -> Entry:
     try:
-        return decode(record.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        entry = decode(record.data)
+        check(entry)
+        return entry
+    except Exception as error:
         raise JournalDamaged(
             f"record {record.number} is not what was written", record=record.number
         ) from error

@@ -31,7 +31,7 @@ from ._entries import (
     Ref,
     Slice,
 )
-from ._text import dtype_of, number_of
+from ._text import dtype_of, number_of, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -115,7 +115,10 @@ class Restorer:
             return value
         made = _PLAIN.get(type(value))
         if made is not None:
-            return made(value)
+            try:
+                return made(value)
+            except (TypeError, ValueError) as error:
+                raise Missing(f"{value_text(value)} cannot be made again: {error}") from error
         if isinstance(value, Ref):
             return self.ref(value)
         if isinstance(value, Handle):

@@ -73,10 +73,13 @@ class SqliteStorage(ThreadedStorage):
             self._connection = _connected(self.path)
             self._connection.executescript(_TABLES)
         except sqlite3.Error as error:
-            self._close()
-            for left in ("", "-journal", "-wal", "-shm"):  # the name is free again
-                self.path.with_name(self.path.name + left).unlink(missing_ok=True)
+            self._unmake()
             raise JournalError(f"{self.path} cannot be written: {error}") from error
+
+    def _unmake(self) -> None:
+        self._close()
+        for left in ("", "-journal", "-wal", "-shm"):  # the name is free again
+            self.path.with_name(self.path.name + left).unlink(missing_ok=True)
 
     def _open(self) -> None:
         if not self.path.exists():

@@ -66,6 +66,21 @@ class Stored(NamedTuple):
     contents: tuple[bytes, ...]
 
 
+def check_name(name: str) -> str:
+    """The name of a journal in a database.
+
+    Raises:
+        TypeError, ValueError: it is no text, or none that UTF-8 has a form for.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, not {type(name).__name__}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"name must be text without lone surrogates, not {name!r}") from None
+    return name
+
+
 def digest_of(before: bytes, number: int, data: bytes) -> bytes:
     """The digest of a record, which depends on all records before it."""
     return hashlib.blake2b(
@@ -77,7 +92,8 @@ class Storage(Protocol):
     """Keeps one journal: records in their order, and arrays by their hashes.
 
     Its methods are called one at a time, and never block trio's thread. What they raise, such as
-    ``OSError`` where a disk is full, ends the journal; the program goes on.
+    ``OSError`` where a disk is full, ends the journal; the program goes on. Those that wait for
+    others, such as a server, end soon after they are cancelled.
     """
 
     def open(self, *, create: bool) -> AbstractAsyncContextManager[None]:
@@ -89,8 +105,10 @@ class Storage(Protocol):
         Raises:
             FileExistsError: there is one already, and it should be made.
             FileNotFoundError: there is none, and it should be read.
-            JournalError: what is there is no journal, or of another version; or one cannot be
-                made, and nothing is left of it.
+            JournalError: what is there is no journal, or of another version; it cannot be
+                reached; or one cannot be made.
+
+        If it raises or is cancelled, nothing is left of a journal that was to be made.
         """
 
     async def append(
@@ -128,6 +146,8 @@ def check_chain(records: Sequence[Record], *, dropping: bool) -> None:
     """
     before, number = START, 0
     for at, record in enumerate(records):
+        if not _is_record(record):
+            raise JournalDamaged(f"record {number} is not what was written", record=number)
         if dropping and at == 1:
             before, number = record.before, record.number
         if record.number != number:
@@ -137,3 +157,13 @@ def check_chain(records: Sequence[Record], *, dropping: bool) -> None:
         if record.before != before or record.digest != digest_of(before, number, record.data):
             raise JournalDamaged(f"record {number} is not what was written", record=number)
         before, number = record.digest, number + 1
+
+
+def _is_record(record: Record) -> bool:
+    """Whether it has the types of a record: who else writes there keeps to nothing."""
+    number, *others = record
+    return (
+        type(number) is int
+        and 0 <= number < 1 << 63
+        and all(isinstance(each, bytes) for each in others)
+    )

@@ -32,7 +32,18 @@ _LONGEST = 60
 
 
 def text_of(call: Call, done: Done | None = None) -> str:
-    """A call, and how it has ended: ``7 blas.gemm(#1, #2, alpha=2.0) -> #3``."""
+    """A call, and how it has ended: ``7 blas.gemm(#1, #2, alpha=2.0) -> #3``.
+
+    It is one line, and has nothing in it that a terminal would take for a command.
+    """
+    return "".join(each if each.isprintable() else _escaped(each) for each in _text_of(call, done))
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _text_of(call: Call, done: Done | None) -> str:
     target = call.target if isinstance(call.target, str) else f"#{call.target.id}"
     given = [value_text(each) for each in call.args]
     given += [f"{name}={value_text(each)}" for name, each in call.kwargs.items()]
@@ -50,6 +61,10 @@ def text_of(call: Call, done: Done | None = None) -> str:
 
 def value_text(value: Value) -> str:
     """An argument or a result."""
+    if isinstance(value, Number):
+        if value.dtype == "int" and len(value.data) > _LONGEST:
+            return f"{value.data[:_LONGEST].decode()}..."
+        value = number_of(value)
     if isinstance(value, str):
         return repr(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]!r}..."
     if isinstance(value, Ref):
@@ -70,8 +85,6 @@ def value_text(value: Value) -> str:
         return f"[{inside}]" if value.kind == "list" else f"({inside})"
     if isinstance(value, Pairs):
         return f"{{{', '.join(f'{value_text(a)}: {value_text(b)}' for a, b in value.items)}}}"
-    if isinstance(value, Number):
-        return repr(number_of(value))
     if isinstance(value, DType):
         return value.name
     if isinstance(value, Slice):
@@ -88,9 +101,11 @@ def value_text(value: Value) -> str:
 
 
 def number_of(value: Number) -> Any:
-    """The number, or the bytes."""
+    """The number, the bytes or the text."""
     if value.dtype == "int":
-        return int(value.data)
+        return int(value.data, 0)
+    if value.dtype == "str":
+        return value.data.decode("utf-8", "surrogatepass")
     if value.dtype == "complex":
         return complex(value.data.decode())
     if value.dtype == "bytes":

@@ -13,6 +13,9 @@ from .._errors import OutOfMemory
 from ..device.data._transfer import in_thread
 from ._storage import JournalError
 
+_UNMAKING: Final = 2.0
+"""Seconds in which a journal that nobody waits for any more is to be gone."""
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
@@ -30,20 +33,27 @@ class ThreadedStorage:
     @asynccontextmanager
     async def open(self, *, create: bool) -> AsyncIterator[None]:
         """Open the journal, for the length of a block; see ``Storage.open``."""
+        made = False
         try:
+            await self._reach()
             await self._in_thread(self._create if create else self._open)
+            made = create
+            await trio.lowlevel.checkpoint_if_cancelled()  # which threads do not notice
         except OutOfMemory as error:  # nothing was begun
             raise JournalError(f"the journal cannot be opened: {error}") from error
         except BaseException:
-            await self._end()
+            await self._end(unmake=made)
             raise
         try:
             yield
         finally:
             await self._end()
 
-    async def _end(self) -> None:
+    async def _end(self, *, unmake: bool = False) -> None:
         with trio.CancelScope(shield=True):
+            if unmake:
+                with trio.move_on_after(_UNMAKING):
+                    await self._in_thread(self._unmake)
             await self._in_thread(self._close)
 
     async def append(
@@ -63,6 +73,9 @@ class ThreadedStorage:
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         return await in_thread(partial(function, *args), self._limiter)
 
+    async def _reach(self) -> None:
+        """Connect, if that is needed; it may be cancelled."""
+
     @abstractmethod
     def _create(self) -> None: ...
 
@@ -79,6 +92,9 @@ class ThreadedStorage:
 
     @abstractmethod
     def _content(self, key: bytes) -> bytes | None: ...
+
+    @abstractmethod
+    def _unmake(self) -> None: ...
 
     @abstractmethod
     def _close(self) -> None: ...

@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 from ._describe import digest
-from ._entries import Array, End, Entry, encoder
+from ._entries import Array, End, Entry, encode
 from ._storage import START, JournalError, JournalFull, Record, Stored, digest_of
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Writer:
         when_full: what is done beyond.
 
     Attributes:
+        opened: set once the journal is open.
         error: why nothing is written any more; None if all is well.
     """
 
@@ -102,6 +103,7 @@ class Writer:
         self._kept_bytes = 0
         self._written = self._written_bytes = 0  # without what is being written just now
         self._kept_contents: Final[dict[bytes, tuple[int, int]]] = {}  # size, last record
+        self.opened: Final = trio.Event()
         self.error: Exception | None = None
 
     def add(self, waiting: Waiting) -> None:
@@ -161,15 +163,19 @@ class Writer:
         self._hurry.set()
         await waiting.written.wait()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write until ``close`` was called, cancelled or not.
+    async def run(self) -> None:
+        """Open the journal, and write until ``close`` was called, cancelled or not.
+
+        Only ``close`` ends it. So its owner starts it by ``start_soon``, waits for ``opened``
+        and calls ``close`` in any case: ``Nursery.start`` would leave nobody to do that if it
+        were cancelled.
 
         Raises:
             FileExistsError: there is a journal already, or what else the storage raises to begin.
         """
-        async with self._storage.open(create=True):
-            with self._scope:
-                task_status.started()
+        with self._scope:  # around the storage, too, which may have tasks of its own
+            async with self._storage.open(create=True):
+                self.opened.set()
                 while not self._closing or self._waiting:
                     if not self._waiting:
                         self._some = trio.Event()
@@ -179,15 +185,20 @@ class Writer:
                     self._hurry = trio.Event()
                     if self._waiting:
                         await self._write()
-            if self._scope.cancelled_caught:
-                self._fail(TimeoutError(f"the end was not written within {_GRACE} seconds"))
+        if self._scope.cancelled_caught:
+            self._fail(TimeoutError(f"the end was not written within {_GRACE} seconds"))
 
     def close(self, calls: int) -> None:
         """Have what is left written, and that this is the end; in some seconds at most.
 
+        A journal that is not open yet is not opened.
+
         Args:
             calls: how many there were.
         """
+        if not self.opened.is_set():
+            self._scope.cancel()
+            return
         self.add(Waiting(End(calls)))
         self._closing = True
         self._hurry.set()
@@ -233,7 +244,7 @@ class Writer:
                         contents[array.hash] = bytes(raw)
                         self._kept_bytes += len(raw)
                     self._kept_contents[array.hash] = len(raw), self._number
-            data_ = encoder.encode(waiting.entry)
+            data_ = encode(waiting.entry)
             sealed = digest_of(self._before, self._number, data_)
             records.append(Stored(Record(self._number, self._before, sealed, data_), tuple(keys)))
             if self._number:

@@ -9,12 +9,13 @@ one of these, unless its host dies. ``Times`` may come before.
 from __future__ import annotations
 
 import operator
+from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 HEADER: Final = 4
 
@@ -401,13 +402,15 @@ class Frames:
         cut: how many frames have come in pieces; tells one that is not complete from another.
     """
 
-    __slots__ = ("_most", "_rest", "_wanted", "cut")
+    __slots__ = ("_most", "_ready", "_rest", "_violation", "_wanted", "cut")
 
     def __init__(self, most: int = FRAME_BYTES) -> None:
         self._most = most
         # A frame that is not complete is collected in one place: each byte is copied once.
         self._rest = bytearray()
         self._wanted = HEADER
+        self._ready: deque[memoryview] = deque()
+        self._violation: str | None = None
         self.cut: int = 0
 
     @property
@@ -415,8 +418,11 @@ class Frames:
         """How much has come of a frame that is not complete."""
         return len(self._rest)
 
-    def feed(self, data: bytes | bytearray) -> Iterator[memoryview]:
+    def feed(self, data: bytes | bytearray) -> Iterable[memoryview]:
         """The frames that ``data`` completes.
+
+        Who gets one may feed more before asking for the next: they come in their order all the
+        same, each once.
 
         Raises:
             ProtocolViolation: one is announced that is larger than any may be.
@@ -424,24 +430,39 @@ class Frames:
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
-                return
+                return self._whole()
             data, self._rest = self._rest, bytearray()
-        elif len(data) == HEADER + int.from_bytes(data[:HEADER], "little") <= HEADER + self._most:
-            yield memoryview(data)[HEADER:]  # one that is complete, as most are
-            return
+        elif (
+            not self._ready
+            and len(data) == HEADER + int.from_bytes(data[:HEADER], "little")
+            and len(data) <= HEADER + self._most
+        ):
+            return (memoryview(data)[HEADER:],)  # one that is complete, as most are
+        self._cut(data)
+        return self._whole()
+
+    def _whole(self) -> Iterator[memoryview]:
+        while self._ready:
+            yield self._ready.popleft()
+        if self._violation is not None:
+            raise ProtocolViolation(self._violation)
+
+    def _cut(self, data: bytes | bytearray) -> None:
+        """Cut off what is whole, and keep the rest, before anybody gets any of it."""
         view = memoryview(data)
         at, end = 0, len(data)
         while at + HEADER <= end:
             nbytes = int.from_bytes(view[at : at + HEADER], "little")
             if nbytes > self._most:
-                raise ProtocolViolation(
+                self._violation = (
                     f"a frame of {nbytes} bytes was announced, of at most {self._most}"
                 )
+                return
             stop = at + HEADER + nbytes
             if stop > end:
                 self._wanted = stop - at
                 break
-            yield view[at + HEADER : stop]
+            self._ready.append(view[at + HEADER : stop])
             at = stop
         else:
             self._wanted = HEADER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, final
 
 import trio
@@ -23,6 +24,10 @@ class Letter:
     Args:
         ref: the buffer.
         members: the world's when it was sent.
+
+    Attributes:
+        withdrawn: whether who has sent it has taken it back.
+        number: its place among those of the same ranks.
     """
 
     def __init__(self, ref: GpuRef, members: tuple[int, ...] = ()) -> None:
@@ -30,6 +35,8 @@ class Letter:
         self.members: Final = members
         self.done: Final = trio.Event()
         self.error: Exception | None = None
+        self.withdrawn: bool = False
+        self.number: int = 0
 
     def finish(self, error: Exception | None = None) -> None:
         """It has arrived, or never will."""
@@ -43,17 +50,25 @@ class Letters:
 
     def __init__(self) -> None:
         self._letters: dict[tuple[int, int], deque[Letter]] = {}
+        self._numbers: Final = count(1)
 
     def __len__(self) -> int:
         return sum(map(len, self._letters.values()))
 
-    def put(self, source: int, to: int, letter: Letter, *, first: bool = False) -> None:
-        """Leave a letter; ``first`` if it was taken and could not be brought."""
+    def put(self, source: int, to: int, letter: Letter) -> None:
+        """Leave a letter, or put one back that was taken and could not be brought."""
+        if letter.withdrawn:
+            return
+        letter.number = letter.number or next(self._numbers)
         letters = self._letters.setdefault((source, to), deque())
-        (letters.appendleft if first else letters.append)(letter)
+        at = len(letters)
+        while at and letters[at - 1].number > letter.number:
+            at -= 1
+        letters.insert(at, letter)
 
     def withdraw(self, source: int, to: int, letter: Letter) -> None:
-        """Take a letter back, if it is still there."""
+        """Take a letter back, also one that somebody has taken and may put back."""
+        letter.withdrawn = True
         letters = self._letters.get((source, to), deque())
         if letter in letters:
             letters.remove(letter)
@@ -163,7 +178,7 @@ class Mail:
             if gone or refusal is not None:
                 letter.finish(None if gone else refusal)
             else:
-                self._letters.put(source, to, letter, first=True)
+                self._letters.put(source, to, letter)
                 self._arrived.unpark_all()
             raise
         except Exception as error:

@@ -14,6 +14,7 @@ import trio.testing
 
 from atomr_accel.actors import (
     Actor,
+    ActorStopped,
     ChildSpec,
     Directive,
     Group,
@@ -242,6 +243,47 @@ def test_a_failure_that_the_body_was_told_leaves_once(
         with pytest.raises(Boom) as info:
             run(strict, main)
         assert info.value is error
+
+
+@pytest.mark.parametrize("pauses", [0, 1, 2])
+@pytest.mark.parametrize("asks", [1, 2], ids=["one ask", "a group of asks"])
+def test_what_misses_an_actor_adds_nothing_to_the_failure_that_ended_it(
+    pauses: int, asks: int
+) -> None:
+    class Fail(Message[None]):
+        pass
+
+    class Failing(Actor):
+        @handler
+        async def fail(self, message: Fail) -> None:
+            raise Boom
+
+    async def main() -> None:
+        supervision = Supervision(intensity=Intensity(restarts=0))
+        async with open_system("demo", supervision=supervision) as system:
+            failing = await system.spawn(Failing)
+            with pytest.raises(Boom):
+                await failing.ask(Fail())
+            for _ in range(pauses):
+                await trio.lowlevel.checkpoint()
+            async with trio.open_nursery() as nursery:
+                for _ in range(asks - 1):
+                    nursery.start_soon(failing.ask, Fail())
+                await failing.ask(Fail())
+
+    with pytest.raises(SupervisionFailed):
+        trio.run(main)
+
+
+def test_missing_an_actor_that_was_stopped_is_a_failure_of_the_body() -> None:
+    async def main() -> None:
+        async with open_system("demo") as system:
+            stopped = await system.spawn(Actor)
+            await stopped.stop()
+            await stopped.ask(Message())
+
+    with pytest.raises(ActorStopped):
+        trio.run(main)
 
 
 def test_the_bodys_group_of_it_stays_one_and_what_else_failed_is_told() -> None:

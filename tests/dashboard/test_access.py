@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 import re
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import hypercorn.trio
 import pytest
 import trio
+from hypercorn.trio.tcp_server import TCPServer
 
-from atomr_accel.actors import open_system
-from atomr_accel.dashboard import open_dashboard
+from atomr_accel.actors import Actor, open_system
+from atomr_accel.dashboard import _connections, open_dashboard
 from atomr_accel.telemetry._host_header import is_here
 
 from ..harness import program
@@ -274,7 +274,7 @@ async def test_whatever_is_sent_the_program_and_the_page_go_on() -> None:
 async def test_a_server_that_fails_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = hypercorn.trio.serve
+    served = trio.serve_listeners
     failures = iter([ValueError("of the server")])
 
     async def serve(*args: Any, **options: Any) -> None:
@@ -282,8 +282,100 @@ async def test_a_server_that_fails_is_started_again(
             raise failure
         await served(*args, **options)
 
-    monkeypatch.setattr("hypercorn.trio.serve", serve)
+    monkeypatch.setattr("trio.serve_listeners", serve)
     async with open_system("s") as system, open_dashboard(system) as page:
         assert (await ask(page, "/state", token=page.token)).status == 200
     assert "of the server" in caplog.text
     assert page.token not in caplog.text
+
+
+@program
+async def test_a_connection_that_fails_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve, failures = TCPServer.run, iter([ValueError("of the connection")])
+
+    async def run(self: Any) -> None:
+        for failure in failures:
+            raise failure
+        await serve(self)
+
+    monkeypatch.setattr(TCPServer, "run", run)
+    async with open_system("s") as system, open_dashboard(system) as page:
+        async with await trio.open_tcp_stream(*place(page)) as stream:
+            await closed(stream)
+        assert (await ask(page, "/state", token=page.token)).status == 200
+    assert "of the connection" in caplog.text
+
+
+# --- many connections ----------------------------------------------------------------------
+
+
+async def closed(stream: trio.SocketStream) -> None:
+    """Wait until the server has closed a connection."""
+    with suppress(trio.BrokenResourceError):
+        async for _ in stream:
+            pass
+
+
+BEGUN = {
+    "nothing": b"",
+    "half a request": b"GET / HTTP/1.1\r\nHost: loc",
+    "a request without the token": b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "many answers that nobody reads": b"GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500,
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", BEGUN.values(), ids=BEGUN)
+@pytest.mark.slow
+@program
+async def test_connections_without_the_token_give_way(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 4)
+    async with (
+        open_system("s") as system,
+        open_dashboard(system) as page,
+        looking(page) as looker,
+        AsyncExitStack() as stack,
+    ):
+        assert await looker.next() == "state"
+        streams = []
+        for _ in range(20):
+            stream = await trio.open_tcp_stream(*place(page))
+            streams.append(await stack.enter_async_context(stream))
+            await stream.send_all(sent)
+        for stream in streams[:-4]:
+            await closed(stream)
+        assert (await ask(page, "/state", token=page.token)).status == 200
+        await system.spawn(Actor, name="seen")
+        await looker.until(lambda state: "seen" in str(state))
+
+
+@program
+async def test_who_is_told_something_does_not_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 2)
+    async with (
+        open_system("s") as system,
+        open_dashboard(system) as page,
+        looking(page) as one,
+        looking(page) as other,
+    ):
+        assert {await one.next(), await other.next()} == {"state"}
+        async with await trio.open_tcp_stream(*place(page)) as third:
+            await closed(third)
+        await system.spawn(Actor, name="seen")
+        for looker in (one, other):
+            await looker.until(lambda state: "seen" in str(state))
+
+
+@pytest.mark.parametrize("path", ["/", "/state", "/events"])
+@program
+async def test_a_query_that_is_too_long_is_not_read(path: str) -> None:
+    async with open_system("s") as system, open_dashboard(system) as page:
+        for query, status in (("a=1&" * 10_000, 414), ("a" * 2000, 414), ("a=1&" * 10, 200)):
+            if status == 200 and path == "/events":
+                continue  # it has no end
+            answer = await ask(page, f"{path}?{query}", token=page.token)
+            assert answer.status == status

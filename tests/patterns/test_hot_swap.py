@@ -581,3 +581,21 @@ def test_no_request_is_lost_or_mixed(seed: int, idempotent: bool, errors: float,
         assert statistics.submitted >= told.total() - told["closed"]
 
     run(test)
+
+
+@pytest.mark.parametrize("loading", [False, True])
+async def test_a_key_is_text_or_bytes_also_while_nothing_is_loaded(
+    autojump_clock: trio.testing.MockClock, loading: bool
+) -> None:
+    old, new = Model("old"), Model("new")
+    async with open_hot_swap(old.factory) as swap, trio.open_nursery() as nursery:
+        if loading:
+            nursery.start_soon(lambda: swap.load(new.factory, canary=[0.5]))
+            await trio.sleep(1)
+        for wrong in (5, 1.5, ["user"]):
+            with pytest.raises(TypeError, match="key must be a str or bytes, not"):
+                await swap.ask(1, key=wrong)  # type: ignore[arg-type]
+        for key in ("user", b"user", "\udce9"):
+            await swap.ask(1, key=key)
+        nursery.cancel_scope.cancel()
+    assert len(old.calls) + len(new.calls) == 3

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.patterns import Budget
-from atomr_accel.patterns._shares import Shares
+from atomr_accel.patterns._shares import _KEPT, Shares
 
 if TYPE_CHECKING:
     from atomr_accel.patterns._shares import Waiting
@@ -360,3 +360,56 @@ def test_tenants_that_are_idle_do_not_pile_up() -> None:
         shares.add(f"tenant-{number}", 1)
         begin(shares, 2)
     assert len(shares.root.children) < 100
+
+
+def test_idle_tenants_are_forgotten_while_a_request_is_held() -> None:
+    """Virtual time stands still then, so that nobody's finish tag is ever passed."""
+    shares = Shares({}, {})
+    shares.add("held", 1)
+    shares.next(0.0)
+    for number in range(5000):
+        for path in (f"tenant-{number}", f"group/tenant-{number}"):
+            shares.add(path, 1)
+            begin(shares, 1)
+    assert len(shares.nodes()) <= 2 * _KEPT + 3
+    assert "tenant-4999" in shares.root.children
+    assert "held" in shares.root.children
+
+
+def test_requests_that_are_withdrawn_leave_nothing() -> None:
+    shares = Shares({}, {"held": Budget(rate=1e-6, burst=1)})
+    shares.add("held", 1)
+    shares.next(0.0)
+    for number in range(5000):
+        shares.withdraw(shares.add(f"tenant-{number}", 1))
+        waiting = shares.add("held", 1)
+        assert shares.next(0.0) is None
+        shares.withdraw(waiting)
+    assert len(shares.root.heap) < 100
+    assert len(shares._throttled) < 100
+
+
+PATHS = ["a", "b", "a/x", "a/y", "b/x/z", "c"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "begin", "end", "withdraw"]), st.integers(0, 9))))
+def test_what_is_idle_is_known_as_such(steps: list[tuple[str, int]]) -> None:
+    shares = Shares({}, {"b": Budget(rate=1, burst=2)})
+    waiting: list[Waiting] = []
+    serving: list[Waiting] = []
+    for now, (step, number) in enumerate(steps):
+        if step == "add":
+            waiting.append(shares.add(PATHS[number % len(PATHS)], 1 + number))
+        elif step == "begin" and (begun := shares.next(float(now))) is not None:
+            waiting.remove(begun)
+            serving.append(begun)
+        elif step == "end" and serving:
+            shares.end(serving.pop(number % len(serving)))
+        elif step == "withdraw" and waiting:
+            shares.withdraw(waiting.pop(number % len(waiting)))
+        for node in [shares.root, *shares.nodes()]:
+            idle = {name for name, child in node.children.items() if child.idle}
+            assert set(node.resting) == idle
+            assert all(child.name == name for name, child in node.children.items())
+    assert shares.root.queued == len(waiting)
+    assert shares.root.serving == len(serving)

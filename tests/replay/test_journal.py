@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import random
 import resource
@@ -37,11 +38,11 @@ from atomr_accel.replay import (
     replay,
     state_at,
 )
-from atomr_accel.replay._entries import Call, Dropped, End, Opaque, decode, encoder
+from atomr_accel.replay._entries import Call, Dropped, End, Opaque, decode, encode
 from atomr_accel.replay._storage import START, check_chain, digest_of
 from atomr_accel.replay._writer import Waiting, Writer
 
-from ..harness import ROOT, cpu_only, opened, program, settled
+from ..harness import ROOT, cancelled_at, cpu_only, opened, program, settled
 from ..seeds import draw
 from .programs import SOURCE, gelu, scaled
 
@@ -343,6 +344,53 @@ async def test_a_journal_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> 
 
 
 @program
+async def test_opening_ends_wherever_it_is_cancelled(tmp_path: Path) -> None:
+    """Then there is no journal, or a whole one of no calls."""
+    found = []
+    async with opened(isolation="thread") as device:
+        for step in itertools.count(1):
+            path = tmp_path / str(step)
+
+            async def journal(path: Path = path) -> None:
+                async with open_journal(device, path):
+                    pass
+
+            if not await cancelled_at(step, journal):
+                break
+            assert device._core.witness is None
+            if found_there := path.exists():
+                assert await read_journal(path) == []
+            found.append(found_there)
+    assert found[0] is False
+    assert len(found) > 1
+    left = {name.partition("-")[0] for name in names_in(tmp_path)}
+    assert left == {str(at) for at, there in enumerate([*found, True], 1) if there}
+
+
+@program
+async def test_opening_what_never_opens_can_be_cancelled() -> None:
+    class Shut(Slow):
+        """A storage that waits for a server that says nothing."""
+
+        @asynccontextmanager
+        async def open(self, *, create: bool) -> AsyncIterator[None]:
+            async with super().open(create=create):
+                await trio.Event().wait()
+                yield
+
+    async with opened(isolation="thread") as device:
+
+        async def journal() -> None:
+            async with open_journal(device, Shut()):
+                raise NotImplementedError
+
+        assert await cancelled_at(1, journal)
+        async with open_journal(device, storage := Slow()):
+            storage.may.set()
+    assert await read_journal(storage) == []
+
+
+@program
 async def test_a_journal_that_ended_before_its_first_record_says_so(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "journal")
     async with storage.open(create=True):
@@ -432,7 +480,7 @@ async def test_damage_is_told(tmp_path: Path) -> None:
                 await replay(path, device)
         return caught.value
 
-    other = encoder.encode(Call(7, "device", "trim"))
+    other = encode(Call(7, "device", "trim"))
     changed = await damaged("UPDATE records SET data = ? WHERE number = 4", other)
     assert (changed.record, str(changed)) == (4, "record 4 is not what was written")
     assert (await damaged("DELETE FROM records WHERE number = 3")).record == 3
@@ -561,7 +609,7 @@ def test_dropping_may_take_the_oldest_and_nothing_else() -> None:
 
 def test_what_cannot_be_recorded_is_opaque() -> None:
     entry = Call(1, "device", "run", (Opaque("<thing>"),))
-    assert decode(encoder.encode(entry)) == entry
+    assert decode(encode(entry)) == entry
     with pytest.raises(msgspec.MsgspecError):
         decode(b"\x81")
 
@@ -605,7 +653,7 @@ async def test_what_is_being_written_counts_once() -> None:
         storage, contents=False, most_entries=100, most_bytes=1 << 30, when_full="refuse"
     )
     async with trio.open_nursery() as nursery:
-        await nursery.start(writer.run)
+        nursery.start_soon(writer.run)
         for number in range(60):
             writer.add(Waiting(End(number)))
         await storage.begun.wait()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from atomr_accel import LibraryMissing
 from atomr_accel.replay import (
@@ -152,3 +156,63 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LibraryMissing, match=r"atomr-accel\[postgres\]"):
         async with PostgresStorage("host=/nowhere", "run").open(create=False):
             pass
+
+
+@program
+async def test_a_server_that_hangs_holds_nobody(server: str) -> None:
+    import psycopg
+
+    storage = PostgresStorage(server, "hung")
+    async with storage.open(create=True):
+        await storage.append([Stored(Record(0, b"before", b"digest", b"data"), ())], {}, 1)
+        pid = storage._connection.info.backend_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with trio.open_nursery() as nursery:
+                record = Record(1, b"before", b"digest", b"data")
+                nursery.start_soon(storage.append, [Stored(record, ())], {}, 1)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        with pytest.raises(psycopg.Error):
+            await storage.append([], {}, 1)
+    async with storage.open(create=False):
+        assert [each.number for each in await storage.records()] in ([0], [0, 1])
+
+
+@program
+async def test_connecting_to_what_never_answers_can_be_cancelled() -> None:
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        storage = PostgresStorage(f"host=127.0.0.1 port={listening.getsockname()[1]}", "run")
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def enter() -> None:
+                    async with storage.open(create=True):
+                        raise NotImplementedError
+
+                nursery.start_soon(enter)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+        assert storage._connection is None
+
+
+@program
+async def test_tables_of_others_are_an_error_of_journals(server: str) -> None:
+    for line in (
+        "CREATE SCHEMA others",
+        "CREATE TABLE others.atomr_accel_journals (id text, name text, version integer)",
+        "INSERT INTO others.atomr_accel_journals VALUES ('1', 'columns', 1), ('one', 'id', 1)",
+        "INSERT INTO others.atomr_accel_journals VALUES (NULL, 'null', 1), ('2', 'version', NULL)",
+        "CREATE TABLE others.atomr_accel_records (journal bigint, number text)",
+    ):
+        executed(server, line)
+    theirs = f"{server} options='-csearch_path=others'"
+    for name in ("columns", "id", "null", "version", "nul \0"):
+        with pytest.raises(JournalError):
+            await read_journal(PostgresStorage(theirs, name))
+        with pytest.raises(JournalError):
+            async with PostgresStorage(theirs, name).open(create=True):
+                raise NotImplementedError

@@ -44,6 +44,38 @@ def test_frames_arrive_whole_however_they_are_split(payloads: list[Any], cuts: l
     assert arrived == payloads
 
 
+@given(
+    payloads=st.lists(plain, max_size=8),
+    cuts=st.lists(st.integers(1, 50), min_size=1),
+    depth=st.integers(1, 4),
+)
+def test_frames_keep_their_order_when_more_is_fed_between_two_of_them(
+    payloads: list[Any], cuts: list[int], depth: int
+) -> None:
+    """As where an answer makes a program ask, which receives what has come meanwhile."""
+    buffer = bytearray()
+    for payload in payloads:
+        append_frame(buffer, payload)
+    frames, pieces, at = Frames(), [], 0
+    for number in range(len(buffer)):
+        if at < len(buffer):
+            length = cuts[number % len(cuts)]
+            pieces.append(bytes(buffer[at : at + length]))
+            at += length
+    arrived: list[Any] = []
+
+    def receive(deeper: int) -> None:
+        if pieces:
+            for frame in frames.feed(pieces.pop(0)):
+                arrived.append(msgspec.msgpack.decode(frame))
+                if deeper:
+                    receive(deeper - 1)
+
+    while pieces:
+        receive(depth)
+    assert arrived == payloads
+
+
 def test_numpy_scalars_and_indices_travel_as_plain_numbers() -> None:
     class Late:
         def __index__(self) -> int:
