@@ -20,7 +20,7 @@ from ..wire._layout_nodes import LAYOUT
 from ..wire._nodes import NODES
 from . import _lowering_attention
 from ._prototypes import DATA_TYPES, library_handle, status_codes
-from ._rewrite import ELEMENTWISE
+from ._rewrite import ELEMENTWISE, live, stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,8 +157,15 @@ def require_right(graph: Graph) -> None:
     """Refuse what the vendor takes, and computes wrongly.
 
     Raises:
-        Unsupported: there is such a node.
+        Unsupported: there is such a node, or nodes that do not go together.
     """
+    # Seen with 9.19: it reads beyond the broadcast result, and writes a dead step's anywhere.
+    if node := stretched(graph):
+        raise Unsupported(
+            f"cuDNN does not do this right: {node.op} that broadcasts a result of the same graph"
+        )
+    if len(live(graph).nodes) < len(graph.nodes):
+        raise Unsupported("cuDNN does not do this right: steps whose results nothing uses")
     for node in graph.nodes:
         if reason := _wrong(graph, node):
             raise Unsupported(f"cuDNN does not do this right: {reason}")

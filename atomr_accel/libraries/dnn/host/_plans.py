@@ -18,7 +18,7 @@ from ...._errors import AccelError, LibraryError, Unsupported
 from ..wire._graph import Graph, decode
 from ._lowering import load_frontend, lower, refusals, require_right
 from ._prototypes import version
-from ._rewrite import ELEMENTWISE, cut, flattened
+from ._rewrite import ELEMENTWISE, cut, flattened, live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -257,7 +257,7 @@ class PlanStore:
             Unsupported: there is a node that it does not take by itself.
         """
         parts = []
-        rest = graph
+        rest = live(graph)
         while rest.nodes:
             reason: AccelError | None = None
             for count in range(len(rest.nodes), 0, -1):

@@ -1,6 +1,7 @@
-"""Graphs rewritten into what cuDNN takes: cut into parts, and with fewer dimensions.
+"""Graphs rewritten into what cuDNN takes: without dead steps, cut into parts, and with fewer
+dimensions.
 
-Both leave the tensors their numbers and their memory, so the result is run with the same
+All of these leave the tensors their numbers and their memory, so the result is run with the same
 addresses. Pure functions of graphs; the CPU can interpret what they return, too.
 """
 
@@ -24,6 +25,31 @@ ELEMENTWISE: Final = (POINTWISE - {"gen_index"}) | {"reduction"}
 _MOST_GROUPS: Final = 4
 _MOST_COLUMNS: Final = 1024
 _LEAST_COLUMNS: Final = 64
+
+
+def live(graph: Graph) -> Graph:
+    """A graph without the nodes that contribute to no buffer."""
+    wanted = {id_ for id_, tensor in enumerate(graph.tensors) if tensor.kind == "buffer"}
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(id_ in wanted for _, id_ in node.outputs):
+            wanted.update(id_ for _, id_ in node.inputs)
+            nodes.append(node)
+    return msgspec.structs.replace(graph, nodes=tuple(reversed(nodes)))
+
+
+def stretched(graph: Graph) -> Node | None:
+    """The first pointwise node that broadcasts what another node of the graph computes."""
+    computed: set[int] = set()
+    for node in graph.nodes:
+        ((_, target), *_) = node.outputs
+        shape = graph.tensors[target].shape
+        if node.op in POINTWISE and any(
+            id_ in computed and graph.tensors[id_].shape != shape for _, id_ in node.inputs
+        ):
+            return node
+        computed.update(id_ for _, id_ in node.outputs)
+    return None
 
 
 def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
