@@ -555,6 +555,21 @@ def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool)
     return spec._replace(left=left, right=right, top_left=top_left, lengths=lengths)
 
 
+def masked_by_scores(call: AttentionCall) -> None:
+    """Have operations on scores do a mask that cuDNN has no option for.
+
+    It has no windows where there are more queries than keys. Slopes of 0 change no score, but
+    what has slopes is masked by such operations.
+    """
+    spec = call.spec
+    if spec.left is None or spec.queries <= spec.keys or spec.fp8 or spec.paper:
+        return
+    if not (spec.softcap or spec.slopes):
+        call.derived["alibi_slopes"] = alike(spec.heads, 0)
+        call.spec = spec._replace(slopes=(1, spec.heads, 1, 1))
+    call.spec = call.spec._replace(lengths=False)
+
+
 def scored(
     call: AttentionCall, options: Options, memory: MemoryMap, *, batch: int, backward: bool
 ) -> AttentionCall:

@@ -38,18 +38,28 @@ def live(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, nodes=tuple(reversed(nodes)))
 
 
-def stretched(graph: Graph) -> Node | None:
-    """The first pointwise node that broadcasts what another node of the graph computes."""
-    computed: set[int] = set()
+def uneven(graph: Graph) -> str:
+    """Why nodes cannot be fused: shapes that differ where they should not; empty if they can.
+
+    A node reads results of the same graph in its own shape only, and those of a reduction not
+    at all. In an elementwise graph all nodes have one shape, but for what reductions leave.
+    """
+    computed: dict[int, str] = {}
+    shapes = set()
     for node in graph.nodes:
-        ((_, target), *_) = node.outputs
-        shape = graph.tensors[target].shape
-        if node.op in POINTWISE and any(
-            id_ in computed and graph.tensors[id_].shape != shape for _, id_ in node.inputs
-        ):
-            return node
-        computed.update(id_ for _, id_ in node.outputs)
-    return None
+        source = node.inputs[0][1] if node.op == "reduction" else node.outputs[0][1]
+        shape = graph.tensors[source].shape
+        if node.op in ELEMENTWISE:
+            shapes.add(shape)
+            for id_ in {id_ for _, id_ in node.inputs} & computed.keys():
+                if computed[id_] == "reduction":
+                    return f"{node.op} of a reduction's result in the same graph"
+                if graph.tensors[id_].shape != shape:
+                    return f"{node.op} that broadcasts a result of the same graph"
+        computed.update((id_, node.op) for _, id_ in node.outputs)
+    if len(shapes) > 1 and all(node.op in ELEMENTWISE for node in graph.nodes):
+        return "results of several shapes"
+    return ""
 
 
 def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:

@@ -317,10 +317,11 @@ async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
     device: Device, frontend: FakeFrontend
 ) -> None:
     frontend.refused = lambda _ops: True
-    x, w = await images(device)
+    q = await device.put(np.ones((1, 2, 1, 8), np.float16))
     with pytest.raises(Unsupported, match="the fake was told so"):
-        await device.dnn.conv(x, w)
+        await device.dnn.flash_attention(q, q, q)
     frontend.refused = lambda _ops: False
+    x, w = await images(device)
     await device.dnn.conv(x, w)  # nothing is left of it
 
 
