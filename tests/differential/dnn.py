@@ -8,13 +8,22 @@ import numpy as np
 
 from atomr_accel import GpuRef, Unsupported
 
-from ..libraries.conformance import HALF, Case, Near, Operation, Sample, compare, dtype_of
-from ..libraries.conformance import poison, wide
+from ..libraries.conformance import (
+    HALF,
+    Case,
+    Near,
+    Operation,
+    Sample,
+    compare,
+    dtype_of,
+    poison,
+    wide,
+)
 from ..libraries.dnn.rows import attention, losses, ops, products, resample, rnn, routines
 from . import graphs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from atomr_accel import Device
 
@@ -25,7 +34,11 @@ STRUCTURES: Final = 400
 a plan, which takes a while to make."""
 
 ROWS: Final = [
-    *(row for module in (ops, products, resample, rnn, routines, losses) for row in module.OPERATIONS),
+    *(
+        row
+        for module in (ops, products, resample, rnn, routines, losses)
+        for row in module.OPERATIONS
+    ),
     *(row for row in attention.OPERATIONS if "fp8" in row.name or "kvcache" in row.name),
 ]
 
@@ -164,9 +177,7 @@ async def checked(
     arrays = operation.inputs(sample, **case)
     references = _tuple(operation.expect(*map(wide, arrays), **case))
     expected = [each if isinstance(each, Near) else Near(each) for each in references]
-    sizes = [
-        int(np.size(each.value)) * dtype_of(each.dtype or dtype).itemsize for each in expected
-    ]
+    sizes = [int(np.size(each.value)) * dtype_of(each.dtype or dtype).itemsize for each in expected]
     try:
         refs = [await device.put(array) for array in arrays]
         for _ in range(1 if operation.writes else 2):

@@ -36,9 +36,7 @@ UNARY: Final[dict[str, Callable[[Array], Array]]] = {
     "exp": np.exp,
     "floor": np.floor,
     "gelu": lambda x: x * special.ndtr(x),
-    "gelu_approx_tanh": lambda x: (
-        x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
-    ),
+    "gelu_approx_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
     "identity": np.copy,
     "log": np.log,
     "neg": np.negative,

@@ -20,7 +20,7 @@ from ..wire._layout_nodes import LAYOUT
 from ..wire._nodes import NODES
 from . import _lowering_attention
 from ._prototypes import DATA_TYPES, library_handle, status_codes
-from ._rewrite import ELEMENTWISE, live, uneven
+from ._rewrite import ELEMENTWISE, live, unfusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,7 +172,7 @@ def require_right(graph: Graph) -> None:
         Unsupported: there is such a node, or nodes that do not go together.
     """
     # Seen with 9.19: it reads and writes beyond such results, and those that nothing uses.
-    if reason := uneven(graph):
+    if reason := unfusable(graph):
         raise Unsupported(f"cuDNN does not do this right: {reason}")
     if len(live(graph).nodes) < len(graph.nodes):
         raise Unsupported("cuDNN does not do this right: steps whose results nothing uses")

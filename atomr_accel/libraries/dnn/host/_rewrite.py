@@ -38,11 +38,12 @@ def live(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, nodes=tuple(reversed(nodes)))
 
 
-def uneven(graph: Graph) -> str:
-    """Why nodes cannot be fused: shapes that differ where they should not; empty if they can.
+def unfusable(graph: Graph) -> str:
+    """Why nodes cannot be fused, which cuDNN does all the same; empty if they can.
 
     A node reads results of the same graph in its own shape only, and those of a reduction not
-    at all. In an elementwise graph all nodes have one shape, but for what reductions leave.
+    at all. An elementwise graph has one result, and its nodes have one shape, but for what a
+    reduction leaves.
     """
     computed: dict[int, str] = {}
     shapes = set()
@@ -57,8 +58,11 @@ def uneven(graph: Graph) -> str:
                 if graph.tensors[id_].shape != shape:
                     return f"{node.op} that broadcasts a result of the same graph"
         computed.update((id_, node.op) for _, id_ in node.outputs)
-    if len(shapes) > 1 and all(node.op in ELEMENTWISE for node in graph.nodes):
-        return "results of several shapes"
+    if len(graph.nodes) > 1 and all(node.op in ELEMENTWISE for node in graph.nodes):
+        if len(shapes) > 1 or len(graph.written()) > 1:
+            return "several results of an elementwise graph"
+        if any(graph.tensors[id_].dtype == "bool" for id_ in computed):
+            return "masks in an elementwise graph"
     return ""
 
 
