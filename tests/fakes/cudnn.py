@@ -86,6 +86,7 @@ class FakeFrontend:
         graphs: what was serialised.
         runs: the candidates that were run, by position.
         candidates: how many a graph has.
+        engines: the engines of the first of them.
         arrays: how many runs had their pointers in an array.
         launches: how often captured runs were launched.
         uncapturable: the status of what is captured.
@@ -107,6 +108,7 @@ class FakeFrontend:
         self.runs: list[int] = []
         self.deselected: list[int] = []
         self.candidates = 3
+        self.engines: tuple[str, ...] = ()
         self.built = 0
         self.launches = 0
         self.arrays = 0
@@ -169,6 +171,10 @@ class FakeGraph:
 
     def check_support(self) -> None:
         pass
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        names = self._frontend.engines
+        return f"{names[index] if index < len(names) else f'eng{100 + index}'}_k2=6"
 
     def get_execution_plan_count(self) -> int:
         return self._frontend.candidates

@@ -15,6 +15,7 @@ from ..wire._messages import TuneGraph
 from ..wire._sequence_messages import (
     Append,
     Attend,
+    Blank,
     Clean,
     Derived,
     Grow,
@@ -170,6 +171,12 @@ _CLEANED: Final = {
 """What a graph multiplies by zeros where it lies behind the end of a sequence: forward, where
 that of q makes results that nobody reads, and backward."""
 
+_BLANKED: Final = {"o": 0, "stats": 0xFF800000, "dQ": 0}
+"""Results of queries that see no key, as bits: a sum of nothing, and its logarithm."""
+
+_HIDDEN: Final = 0x7149F2CA
+"""1e30, a statistic that makes all of a query's probabilities 0. cuDNN makes NaN of -infinity."""
+
 
 @final
 class SetupStage:
@@ -185,7 +192,9 @@ class SetupStage:
     """
 
     __slots__ = (
+        "_after",
         "_append",
+        "_before",
         "_clean",
         "_derived",
         "_kind",
@@ -205,7 +214,12 @@ class SetupStage:
         # A table may be for the copies alone.
         self.ids: Final = [attention.ids.get(name, -1) for name in (*call.derived, *cleaned)]
         first = len(names) + len(call.derived)
-        places[""] = first + len(cleaned)
+        # Statistics that hide queries from the gradient are no longer those of the caller.
+        hidden = call.blind and call.spec.backward
+        copied = hidden and "stats" not in cleaned
+        if copied:
+            self.ids.append(attention.ids["stats"])
+        places[""] = first + len(cleaned) + copied
         offsets, end = [], 0
         derived: list[Derived] = []
         order: list[int] = []
@@ -236,6 +250,21 @@ class SetupStage:
             self._clean.append((first + at, places[what], ends, table, sizes))
             offsets.append(end)
             end += -(-batch * groups * rows * nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._before: list[tuple[Any, ...]] = []
+        if hidden:
+            target = places[""] - 1 if copied else first + cleaned.index("stats")
+            nbytes = call.inputs["stats"].nbytes if copied else 0
+            blank = _blanked(call, attention, places, "stats", nbytes, _HIDDEN)
+            source = places["stats"] if copied else places[""]
+            self._before.append((target, source, *blank))
+            if copied:
+                offsets.append(end)
+                end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._after: list[tuple[Any, ...]] = []
+        for name, value in _BLANKED.items() if call.blind else ():
+            if name in call.outputs:
+                blank = _blanked(call, attention, places, name, 0, value)
+                self._after.append((places[name], places[""], *blank))
         self._derived = encode_derived(derived)
         self._places = picker(order)
         self.offsets: Final = tuple(offsets)
@@ -266,7 +295,35 @@ class SetupStage:
                 [Clean(*[addresses[at] for at in where], *sizes) for *where, sizes in self._clean]
             )
         kind = Trial if type(run) is TuneGraph else self._kind
-        return kind(uploads, append, self._derived, self._places(addresses), run, clean)
+        places = self._places(addresses)
+        if not self._after:
+            return kind(uploads, append, self._derived, places, run, clean)
+        before, after = (
+            tuple([Blank(*[addresses[at] for at in each[:6]], *each[6:]) for each in blanks])
+            for blanks in (self._before, self._after)
+        )
+        return kind(uploads, append, self._derived, places, run, clean, before, after)
+
+
+def _blanked(
+    call: AttentionCall,
+    attention: Attention,
+    places: dict[str, int],
+    name: str,
+    nbytes: int,
+    value: int,
+) -> tuple[Any, ...]:
+    """All of ``Blank`` but its target and source, with places in the place of addresses."""
+    spec, tensor = call.spec, attention.graph.tensors[attention.ids[name]]
+    nowhere = places[""]
+    lengths = [places.get(each, nowhere) for each in ("seq_len_q", "seq_len_kv")]
+    offsets = places.get(f"offsets_{'q' if name == 'dQ' else name}", nowhere)
+    sinks = places["sink"] if spec.sink and name == "stats" and not spec.backward else nowhere
+    batch, heads, rows, width = tensor.shape
+    band = [-1 if side is None else side for side in (spec.left, spec.right)]
+    sizes = (batch, heads, rows, spec.keys, *tensor.strides[:3], width)
+    itemsize = DTYPES[tensor.dtype].itemsize
+    return (*lengths, offsets, sinks, *sizes, itemsize, *band, spec.top_left, nbytes, value)
 
 
 @final
@@ -296,6 +353,27 @@ class AttentionCall:
     padded: bool = False
     pages: Pages = _NO_PAGES
 
+    @property
+    def blind(self) -> bool:
+        """Whether there may be queries that see no key: those are left to us by cuDNN."""
+        spec = self.spec
+        keys = self.derived.get("seq_len_kv")
+        if not spec.lengths or (keys is not None and not keys.multiplier):
+            shift = 0 if spec.top_left else spec.keys - spec.queries
+            before = spec.right is not None and shift + spec.right < 0
+            return before or (
+                spec.left is not None and spec.queries - 1 + shift - spec.left >= spec.keys
+            )
+        if spec.top_left and not (spec.left is None and spec.right is None):
+            return True
+        least = 0
+        if keys is not None and keys.data:
+            least = min(memoryview(keys.data).cast("i"))
+        elif keys is not None and not spec.ragged_q:
+            least = min(keys.addend, keys.ceiling)
+        masked = spec.left is not None or spec.right is not None
+        return least < (spec.queries if masked else 1)
+
     def cached(self, plans: PlanCache, names: Sequence[str]) -> GraphCall:
         """The call without its buffers, which come in the order of ``names``."""
         spec = self.spec
@@ -306,7 +384,7 @@ class AttentionCall:
             **{ids[name]: value for name, value in self.scalars.items()},
         }
         setup = None
-        if self.derived or self.appending is not None or self.padded:
+        if self.derived or self.appending is not None or self.padded or self.blind:
             setup = SetupStage(self, attention, [*names, *self.outputs])
         updates: tuple[tuple[int, str], ...] = ()
         if self.appending is not None:
@@ -475,6 +553,21 @@ def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool)
     # The vendor aligns more queries than keys only where they have lengths.
     lengths = spec.lengths or (bounded and not top_left and spec.queries > spec.keys)
     return spec._replace(left=left, right=right, top_left=top_left, lengths=lengths)
+
+
+def masked_by_scores(call: AttentionCall) -> None:
+    """Have operations on scores do a mask that cuDNN has no option for.
+
+    It has no windows where there are more queries than keys. Slopes of 0 change no score, but
+    what has slopes is masked by such operations.
+    """
+    spec = call.spec
+    if spec.left is None or spec.queries <= spec.keys or spec.fp8 or spec.paper:
+        return
+    if not (spec.softcap or spec.slopes):
+        call.derived["alibi_slopes"] = alike(spec.heads, 0)
+        call.spec = spec._replace(slopes=(1, spec.heads, 1, 1))
+    call.spec = call.spec._replace(lengths=False)
 
 
 def scored(

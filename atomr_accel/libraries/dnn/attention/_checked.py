@@ -20,6 +20,7 @@ from ._call import (
     columns_of,
     grown,
     mask_of,
+    masked_by_scores,
     require,
     require_like,
     require_sequences,
@@ -88,6 +89,8 @@ class AttentionCalls(AttentionPart[D]):
         same = queries == keys and seqlens_q is seqlens_k
         spec = call.spec._replace(lengths=seqlens_q is not None)
         call.spec = mask_of(spec, options, same=same, bounded=True)
+        if seqlens_q is None:
+            masked_by_scores(call)
         for name, given, count in (
             ("seqlens_q", seqlens_q, queries),
             ("seqlens_k", seqlens_k, keys),

@@ -69,7 +69,7 @@ class FlashAttention(AttentionCalls[D]):
         Returns:
             Shape (batch, queries, heads, value_size); with ``return_lse`` also the
             logarithms of the sums of exponentials of scores, float32 (batch, heads, queries).
-            A query that sees no key gives zeros on the CPU and is undefined on CUDA.
+            A query that sees no key gives zeros, and minus infinity as its logarithm.
 
         Raises:
             ValueError: shapes or options that do not fit.

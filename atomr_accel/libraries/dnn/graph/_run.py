@@ -522,8 +522,9 @@ class DnnPart(Facade[D]):
             workspace = block.address
             if setup is not None:
                 addresses += [workspace + offset for offset in setup.offsets]
-                addresses.append(0)  # where zeros are made, there is nothing to make them from
                 workspace = workspace + setup.nbytes if workspace_bytes else 0
+        if setup is not None:
+            addresses.append(0)  # of what is not there
         message: Any = RunGraph(
             call.graph.encoded,
             tuned,

@@ -12,6 +12,7 @@ from ..wire._routine_messages import Dropout
 from ..wire._sequence_messages import (
     Append,
     Attend,
+    Blank,
     Clean,
     Clear,
     Derived,
@@ -69,9 +70,12 @@ class CpuSequences:
             self.append(message.append)
         for clean in message.clean:
             self._clean(clean)
-        if message.run is None:
-            return None
-        return self._others[type(message.run)](message.run)
+        for blank in message.before:
+            self._blank(blank)
+        answer = None if message.run is None else self._others[type(message.run)](message.run)
+        for blank in message.after:
+            self._blank(blank)
+        return answer
 
     def _derive(self, derived: Derived, target: int, source: int) -> None:
         count = derived.count
@@ -151,6 +155,34 @@ class CpuSequences:
             source = self._context.array(message.source, shape, DTYPES["uint8"])
         target = self._context.array(message.target, shape, DTYPES["uint8"])
         target[...] = np.where(counts, source, 0)
+
+    def _blank(self, message: Blank) -> None:
+        array, batch = self._context.array, message.batch
+        if message.nbytes:
+            source = self._context.bytes_at(message.source, message.nbytes)
+            self._context.bytes_at(message.target, message.nbytes)[...] = source
+        queries, keys = np.full((batch, 1), message.rows), np.full((batch, 1), message.keys)
+        if message.lengths_q:
+            queries = array(message.lengths_q, (batch, 1), _INT32)
+            keys = array(message.lengths_k, (batch, 1), _INT32)
+        row = np.arange(message.rows)
+        moved = row if message.top_left else row + keys - queries
+        first = np.zeros_like(moved) if message.left < 0 else np.maximum(moved - message.left, 0)
+        end = keys if message.right < 0 else np.minimum(moved + message.right + 1, keys)
+        sequence, row = np.nonzero((first >= end) & (row < queries))
+        if not len(row):
+            return
+        begin = np.arange(batch) * message.by_batch
+        if message.offsets:
+            begin = array(message.offsets, (batch,), _INT64)
+        head = np.arange(message.heads)[:, None, None]
+        places = (begin[sequence] + row * message.by_row)[:, None] + np.arange(message.width)
+        places = head * message.by_head + places
+        dtype = DTYPES[f"uint{8 * message.itemsize}"]
+        value: Any = message.value
+        if message.sinks:
+            value = array(message.sinks, head.shape, DTYPES["float32"]).view(dtype)
+        array(message.target, (int(places.max()) + 1,), dtype)[places] = value
 
     def _clear(self, message: Clear) -> None:
         self._context.check()

@@ -16,6 +16,7 @@ from ..wire._routine_messages import Dropout
 from ..wire._sequence_messages import (
     Append,
     Attend,
+    Blank,
     Clean,
     Clear,
     Derived,
@@ -47,6 +48,9 @@ _MOST_PACKED: Final = 1024
 
 _PIECES: Final = {16: "uint4", 8: "unsigned long long", 4: "unsigned", 2: "unsigned short"}
 """What a thread copies at a time, by its bytes."""
+
+_WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}
+"""What overwrites elements, by their bytes."""
 
 
 def pack_derived(lists: tuple[Derived, ...]) -> tuple[int, Arguments]:
@@ -108,9 +112,12 @@ class CudaSequences:
             self._derive(message.derived, message.places)
         for clean in message.clean:
             self._clean(clean)
-        if message.run is None:
-            return None
-        return self._others[type(message.run)](message.run)
+        for blank in message.before:
+            self._blank(blank)
+        answer = None if message.run is None else self._others[type(message.run)](message.run)
+        for blank in message.after:
+            self._blank(blank)
+        return answer
 
     def _derive(self, encoded: bytes, places: tuple[int, ...]) -> None:
         packed = self._packed.get(encoded)
@@ -166,6 +173,19 @@ class CudaSequences:
         numbers = (count, block, message.groups, width, message.page)
         last = (message.columns, message.pages)
         self._launch(name, count, struct.pack("<11Q", *places, *numbers, *last))
+
+    def _blank(self, message: Blank) -> None:
+        pointer = self._pointer
+        if message.nbytes:
+            self._copy(pointer(message.target), pointer(message.source), message.nbytes)
+        places = (message.target, message.lengths_q, message.lengths_k, message.offsets)
+        pointers = [pointer(each) if each else 0 for each in (*places, message.sinks)]
+        count = message.batch * message.heads * message.rows
+        sizes = (message.heads, message.rows, message.keys)
+        steps = (message.by_batch, message.by_head, message.by_row, message.width)
+        mask = (message.left, message.right, message.top_left, message.value)
+        arguments = struct.pack("<6Q11q", *pointers, count, *sizes, *steps, *mask)
+        self._launch(f"blank<{_WORDS[message.itemsize]}>", count, arguments)
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         check(

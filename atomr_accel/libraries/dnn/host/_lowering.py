@@ -21,7 +21,7 @@ from ..wire._layout_nodes import LAYOUT
 from ..wire._nodes import NODES
 from . import _lowering_attention
 from ._prototypes import DATA_TYPES, library_handle, status_codes
-from ._rewrite import ELEMENTWISE
+from ._rewrite import ELEMENTWISE, live, unfusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +56,18 @@ _UNLIMITED: Final = frozenset(
 
 _ROUGH: Final = frozenset({"tanh", "tanh_backward"})
 """Activations of float32 that are off by a hundred units in the last place and more."""
+
+_PADDED: Final = {
+    "conv_wgrad": frozenset({"eng1", "eng18", "eng20"}),
+    "conv_dgrad": frozenset({"eng50"}),
+}
+"""Engines that are wrong where there is more padding on one side of an image than on the other."""
+
+_FILTERS: Final = frozenset({"eng70"})
+"""Engines that sum up what nobody has written, where channels come first."""
+
+_FUSED: Final = frozenset({"eng7"})
+"""Engines that leave out elements of a result, where other nodes follow a convolution."""
 
 _OWN: Final = LAYOUT.keys() | BLOCKS.keys()
 """What is not asked for. Of moves engines take (9.19) slices in front of others, whose pointers
@@ -158,8 +170,13 @@ def require_right(graph: Graph) -> None:
     """Refuse what the vendor takes, and computes wrongly.
 
     Raises:
-        Unsupported: there is such a node.
+        Unsupported: there is such a node, or nodes that do not go together.
     """
+    # Seen with 9.19: it reads and writes beyond such results, and those that nothing uses.
+    if reason := unfusable(graph):
+        raise Unsupported(f"cuDNN does not do this right: {reason}")
+    if len(live(graph).nodes) < len(graph.nodes):
+        raise Unsupported("cuDNN does not do this right: steps whose results nothing uses")
     for node in graph.nodes:
         if reason := _wrong(graph, node):
             raise Unsupported(f"cuDNN does not do this right: {reason}")
@@ -183,6 +200,12 @@ def _wrong(graph: Graph, node: Node) -> str:
     close = node.op in ELEMENTWISE
     if not all(tensor.whole or (tensor.dense and not close) for tensor in tensors):
         return f"{node.op} of tensors with gaps: it reads them as if they had none"
+    if node.op == "binary_select" and any(
+        graph.tensors[id_].kind != "scalar"
+        and graph.tensors[id_].shape != graph.tensors[node.outputs[0][1]].shape
+        for _, id_ in node.inputs
+    ):
+        return "a choice between values that are broadcast: it takes other rows' values"
     if node.op in _UNLIMITED and len(graph.nodes) == 1:
         # Together with others it saves a pass over memory, alone it is no faster than we are.
         return f"{node.op} of infinities and NaN"
@@ -205,6 +228,20 @@ def _wrong(graph: Graph, node: Node) -> str:
         # It ends the process that plans it; and forward there is nothing to have a gradient of.
         return "the gradient of a cap where sequences have lengths"
     return ""
+
+
+def engines_at_fault(graph: Graph) -> frozenset[str]:
+    """Engines that compute a graph wrongly, though they offer to (seen with 9.19)."""
+    found: frozenset[str] = frozenset()
+    for node in graph.nodes:
+        attributes = dict(node.attributes)
+        if node.op in _PADDED and attributes["pre_padding"] != attributes["post_padding"]:
+            found |= _PADDED[node.op]
+        if node.op == "conv_wgrad":
+            found |= _FILTERS
+        if node.op == "conv_fprop" and len(graph.nodes) > 1:
+            found |= _FUSED
+    return found
 
 
 def _input(

@@ -16,9 +16,9 @@ import msgspec
 from ...._dtypes import DTYPES
 from ...._errors import AccelError, LibraryError, Unsupported
 from ..wire._graph import Graph, decode
-from ._lowering import load_frontend, lower, refusals, require_right
+from ._lowering import engines_at_fault, load_frontend, lower, refusals, require_right
 from ._prototypes import version
-from ._rewrite import ELEMENTWISE, cut, flattened
+from ._rewrite import ELEMENTWISE, cut, flattened, live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +32,8 @@ _MOST_PLANS: Final = 4096
 """The program says what to drop, by its ``plan_limit``; this bounds what it does not know of:
 plans of batches."""
 _MOST_CANDIDATES: Final = 16
+_KNOWLEDGE: Final = 2
+"""Counts what was learned of engines at fault: plans on disk may be older."""
 _SWITCH: Final = "use_deterministic_algorithm"
 _ALIGNMENT: Final = 256
 _T = TypeVar("_T")
@@ -146,7 +148,8 @@ class PlanStore:
         self._elsewhere = elsewhere
         self._files = files
         self._deterministic = deterministic
-        self._names = (name, str(version()), str(self._frontend.__version__), deterministic)
+        versions = (str(version()), str(self._frontend.__version__), _KNOWLEDGE)
+        self._names = (name, *versions, deterministic)
         self._plans: OrderedDict[tuple[bytes, bool], Plan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -212,9 +215,9 @@ class PlanStore:
                 return plan, "disk"
 
             def fastest(part: Graph, made: Any) -> Step:
-                if made is not None:
-                    self._choose(graph, part, made, time)
-                return self._built(part, made)
+                if made is None:
+                    return self._built(part, made)
+                return self._built(part, made, self._choose(graph, part, made, time))
 
             plan = assemble(graph, self.parts(graph, handle, fastest))
             self._write(key, plan)
@@ -257,7 +260,7 @@ class PlanStore:
             Unsupported: there is a node that it does not take by itself.
         """
         parts = []
-        rest = graph
+        rest = live(graph)
         while rest.nodes:
             reason: AccelError | None = None
             for count in range(len(rest.nodes), 0, -1):
@@ -310,32 +313,33 @@ class PlanStore:
                 return assemble(graph, [self._restored(each, handle) for each in stored])
         return assemble(graph, self.parts(graph, handle, self._built))
 
-    def _built(self, graph: Graph, made: Any) -> Step:
+    def _built(self, graph: Graph, made: Any, position: int | None = None) -> Step:
+        """A step by the candidate at a position; by default by the first one that is right."""
         workspace = 0
         if made is not None:
-            with refusals("cudnnBackendFinalize"):
-                made.build_plans()
+            if position is None:
+                _build_first(graph, made)
+            else:
+                with refusals("cudnnBackendFinalize"):
+                    made.build_plan_at_index(position)
             workspace = made.get_workspace_size()
         scalars = tuple((id_, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars())
         return Step(graph, made, workspace, graph.buffers(), scalars)
 
     def _choose(
         self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, int], float]
-    ) -> None:
-        """Make the fastest candidate the one that is run."""
+    ) -> int:
+        """The position of the fastest candidate."""
         times: dict[int, float] = {}
-        for position in range(made.get_execution_plan_count()):
+        for position in _right(part, made):
             if len(times) >= _MOST_CANDIDATES:
                 break
             with contextlib.suppress(AccelError):  # a candidate that fails is none
-                with refusals("cudnnBackendFinalize"):
-                    made.build_plan_at_index(position)
-                step = self._built(part, made)
+                step = self._built(part, made, position)
                 times[position] = time(assemble(graph, [step]), position)
         if not times:
             raise Unsupported("cuDNN has no plan for this graph that runs on this device")
-        with refusals("cudnnBackendFinalize"):
-            made.build_plan_at_index(min(times, key=times.__getitem__))
+        return min(times, key=times.__getitem__)
 
     # --- keeping --------------------------------------------------------------------------
 
@@ -373,6 +377,35 @@ class PlanStore:
         made = self._frontend.pygraph(handle=handle)
         made.deserialize(handle, list(stored.made))  # the binding takes no bytes
         return step._replace(made=made, workspace=made.get_workspace_size())
+
+
+def _right(graph: Graph, made: Any) -> list[int]:
+    """Positions of the candidates whose engines compute a graph rightly."""
+    wrong = engines_at_fault(graph)
+    positions = range(made.get_execution_plan_count())
+    if not wrong:
+        return [*positions]
+    with refusals("get_plan_name_at_index"):
+        # An engine's name comes before those of its settings: "eng20_k2=6_k3=0".
+        names = [made.get_plan_name_at_index(position).partition("_")[0] for position in positions]
+    return [position for position in positions if names[position] not in wrong]
+
+
+def _build_first(graph: Graph, made: Any) -> None:
+    """Build the best guess, of an engine that is not at fault.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    if not engines_at_fault(graph):
+        with refusals("cudnnBackendFinalize"):
+            made.build_plans()
+        return
+    for position in _right(graph, made):
+        with contextlib.suppress(AccelError), refusals("cudnnBackendFinalize"):
+            made.build_plan_at_index(position)
+            return
+    raise Unsupported("cuDNN does not do this right: all of its engines for this graph are wrong")
 
 
 def _stored(steps: Sequence[Step]) -> tuple[StoredStep, ...]:

@@ -1,6 +1,7 @@
-"""Graphs rewritten into what cuDNN takes: cut into parts, and with fewer dimensions.
+"""Graphs rewritten into what cuDNN takes: without dead steps, cut into parts, and with fewer
+dimensions.
 
-Both leave the tensors their numbers and their memory, so the result is run with the same
+All of these leave the tensors their numbers and their memory, so the result is run with the same
 addresses. Pure functions of graphs; the CPU can interpret what they return, too.
 """
 
@@ -24,6 +25,45 @@ ELEMENTWISE: Final = (POINTWISE - {"gen_index"}) | {"reduction"}
 _MOST_GROUPS: Final = 4
 _MOST_COLUMNS: Final = 1024
 _LEAST_COLUMNS: Final = 64
+
+
+def live(graph: Graph) -> Graph:
+    """A graph without the nodes that contribute to no buffer."""
+    wanted = {id_ for id_, tensor in enumerate(graph.tensors) if tensor.kind == "buffer"}
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(id_ in wanted for _, id_ in node.outputs):
+            wanted.update(id_ for _, id_ in node.inputs)
+            nodes.append(node)
+    return msgspec.structs.replace(graph, nodes=tuple(reversed(nodes)))
+
+
+def unfusable(graph: Graph) -> str:
+    """Why nodes cannot be fused, which cuDNN does all the same; empty if they can.
+
+    A node reads results of the same graph in its own shape only, and those of a reduction not
+    at all. An elementwise graph has one result, and its nodes have one shape, but for what a
+    reduction leaves.
+    """
+    computed: dict[int, str] = {}
+    shapes = set()
+    for node in graph.nodes:
+        source = node.inputs[0][1] if node.op == "reduction" else node.outputs[0][1]
+        shape = graph.tensors[source].shape
+        if node.op in ELEMENTWISE:
+            shapes.add(shape)
+            for id_ in {id_ for _, id_ in node.inputs} & computed.keys():
+                if computed[id_] == "reduction":
+                    return f"{node.op} of a reduction's result in the same graph"
+                if graph.tensors[id_].shape != shape:
+                    return f"{node.op} that broadcasts a result of the same graph"
+        computed.update((id_, node.op) for _, id_ in node.outputs)
+    if len(graph.nodes) > 1 and all(node.op in ELEMENTWISE for node in graph.nodes):
+        if len(shapes) > 1 or len(graph.written()) > 1:
+            return "several results of an elementwise graph"
+        if any(graph.tensors[id_].dtype == "bool" for id_ in computed):
+            return "masks in an elementwise graph"
+    return ""
 
 
 def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:

@@ -123,6 +123,49 @@ class Clean(msgspec.Struct, frozen=True, array_like=True):
     pages: int = 0
 
 
+class Blank(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of the queries that see no key, overwritten.
+
+    Attributes:
+        target: address of the rows of (batch, heads, rows) queries.
+        source: address of ``nbytes`` to copy to ``target`` first; 0 for none.
+        lengths_q, lengths_k: addresses of int32: the queries and the keys of each sequence; 0
+            if each has ``rows`` queries and ``keys`` keys.
+        offsets: address of int64: the element with which each sequence begins; 0 for
+            multiples of ``by_batch``.
+        sinks: address of float32: the new value for each head; 0 for ``value``.
+        batch, heads, rows, keys: sizes.
+        by_batch, by_head, by_row: elements from one to the next.
+        width: elements of a row.
+        itemsize: bytes of an element.
+        left, right: how many keys before and after its own a query sees; -1 for all.
+        top_left: whether the first query is at the first key, and not the last at the last.
+        nbytes: see ``source``.
+        value: the bits of the new elements.
+    """
+
+    target: int
+    source: int
+    lengths_q: int
+    lengths_k: int
+    offsets: int
+    sinks: int
+    batch: int
+    heads: int
+    rows: int
+    keys: int
+    by_batch: int
+    by_head: int
+    by_row: int
+    width: int
+    itemsize: int
+    left: int
+    right: int
+    top_left: bool
+    nbytes: int = 0
+    value: int = 0
+
+
 class Attend(Message, frozen=True):
     """Run a graph of attention, after making what it reads; answered as the run is.
 
@@ -134,6 +177,7 @@ class Attend(Message, frozen=True):
             from, 0 for positions.
         run: the graph; None for none.
         clean: what to copy before the graph runs, after all else.
+        before, after: rows to overwrite before and after the graph runs.
     """
 
     uploads: tuple[Upload, ...]
@@ -142,6 +186,8 @@ class Attend(Message, frozen=True):
     places: tuple[int, ...]
     run: RunGraph | TuneGraph | None
     clean: tuple[Clean, ...] = ()
+    before: tuple[Blank, ...] = ()
+    after: tuple[Blank, ...] = ()
 
 
 class Grow(Attend, frozen=True):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ....harness import ON_CUDA, on_shared
-from ...conformance import MARKS, Array, Near, compare, dtype_of, on_cuda
-from ..rows.attention import LSE_SLACK, Mask, attention, ends, gradients, pieces
+from ...conformance import MARKS, Array, Near, Operation, check, compare, dtype_of, on_cuda
+from ..rows.attention import LSE_SLACK, OPERATIONS, Mask, attention, ends, gradients, pieces
 from .inputs import HALF, normal
 
 pytestmark = MARKS
@@ -377,3 +377,40 @@ async def test_any_mask(device: Any, lead: tuple[int, int], hidden: float, seed:
     axes = tuple(axis for axis, size in enumerate(lead) if size == 1)
     near = Near(total.sum(axes, keepdims=True), most.sum(axes, keepdims=True))
     compare(got[3], near, HALF, 16.0)
+
+
+@pytest.mark.skipif(on_cuda(), reason="cuDNN is such a library")
+@pytest.mark.parametrize(
+    "row", [row for row in OPERATIONS if "fp8" not in row.name], ids=lambda row: row.name
+)
+async def test_a_library_that_leaves_queries_without_keys_alone(
+    device: Any, monkeypatch: pytest.MonkeyPatch, row: Operation
+) -> None:
+    """Their results are anything, their statistics large, and those make NaN of gradients."""
+    from atomr_accel.libraries.dnn.host import _cpu, _cpu_attention
+
+    def seen(inputs: Any, attributes: Any) -> Array:
+        scores = _cpu_attention._scores(inputs, attributes, attributes["attn_scale"])
+        rows: Array = np.broadcast_to(scores.seen, scores.value.shape).any(-1, keepdims=True)
+        return rows
+
+    def forward(inputs: Any, attributes: Any, outputs: Any) -> Any:
+        found = _cpu_attention._sdpa(inputs, attributes, outputs)
+        rows = seen(inputs, attributes)
+        blank = (np.where(rows, found[name], junk) for name, junk in (("o", np.nan), ("stats", -1)))
+        return dict(zip(("o", "stats"), blank, strict=True))
+
+    def backward(inputs: Any, attributes: Any, outputs: Any) -> Any:
+        found = _cpu_attention._sdpa_backward(inputs, attributes, outputs)
+        rows = np.broadcast_to(seen(inputs, attributes), inputs["stats"].shape)
+        if "seq_len_q" in inputs:
+            rows = rows | (np.arange(rows.shape[2])[:, None] >= inputs["seq_len_q"])
+        if not (rows | (inputs["stats"] > 1e29)).all():
+            return {name: np.full_like(each, np.nan) for name, each in found.items()}
+        found["dQ"] = np.where(seen(inputs, attributes), found["dQ"], np.nan)
+        return found
+
+    monkeypatch.setitem(_cpu.FUNCTIONS, "sdpa", forward)
+    monkeypatch.setitem(_cpu.FUNCTIONS, "sdpa_backward", backward)
+    for case in row.cases:
+        await check(device, row, "float16", case, row.library)

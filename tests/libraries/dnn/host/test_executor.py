@@ -11,8 +11,11 @@ import pytest
 
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
+from atomr_accel.libraries.dnn.host import _lowering
 from atomr_accel.libraries.host._disk_cache import DiskCache
 
+from .... import seeds
+from ....differential import graphs
 from ....fakes import cudnn as fake_cudnn
 from ....fakes.cudnn import FakeCudaDnn, FakeFrontend, FakeLibrary, FakeOwn
 from ...conformance import conform, on_cuda
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atomr_accel import Device
+    from atomr_accel.libraries.dnn.wire._graph import Graph
 
     from ....fakes.driver import FakeDriver
 
@@ -251,8 +255,62 @@ async def test_booleans_in_memory_are_not_given_to_cudnn(
     np.testing.assert_array_equal(selected, np.where(np.arange(40) < lengths, array, -1))
     np.testing.assert_array_equal(chosen, np.where(array > 0.5, array, 0))
     np.testing.assert_array_equal(larger, array > 0.5)
-    # What stays inside a kernel of its own is fine.
-    assert ["cmp_gt", "binary_select"] in offered
+    assert not any("cmp_gt" in ops or "binary_select" in ops for ops in offered)
+
+
+async def test_random_graphs_come_to_cudnn_in_parts_that_it_gets_right(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads and writes beyond what is broadcast, reduced, or used by nothing."""
+    from atomr_accel.libraries.dnn.host import _plans
+
+    parts: list[Graph] = []
+
+    def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
+        made = _lowering.lower(frontend, graph, **options)
+        parts.append(graph)
+        return made
+
+    monkeypatch.setattr(_plans, "lower", lower)
+    rng = np.random.default_rng(seeds.draw())
+    for _ in range(5):
+        drawn = graphs.draw(rng)
+        arrays = graphs.values(rng, drawn)
+        plan = await graphs.plan_of(device, drawn)
+        graphs.compare(drawn, arrays, await graphs.run(device, drawn, arrays, plan))
+    assert parts
+    for part in parts:
+        assert len(part.written()) == 1
+        made = [id_ for node in part.nodes for _, id_ in node.outputs]
+        used = {id_ for node in part.nodes for _, id_ in node.inputs}
+        assert {*made} <= used | {*part.written()}
+        inner = [part.tensors[id_].shape for id_ in made if id_ in used]
+        assert len({*inner}) <= 1
+
+
+async def test_engines_at_fault_are_not_taken(device: Device, frontend: FakeFrontend) -> None:
+    frontend.engines = ("eng20", "eng1", "eng0")
+    x = await device.put(np.ones((1, 2, 4, 4), np.float16))
+    padding: Any
+    for padding, first in (((0, 1), (0, 0)), 2), (1, 0):
+        rows, columns = (5, 4) if first else (6, 6)
+        grad = await device.put(np.ones((1, 3, rows - 1, columns - 1), np.float16))
+        await device.dnn.conv_grad_weight(x, grad, (3, 2, 2, 2), padding=padding)
+        assert frontend.runs.pop() == first
+    frontend.engines = ("eng70", "eng70", "eng70")
+    grad = await device.put(np.ones((1, 3, 3, 3), np.float16))
+    await device.dnn.conv_grad_weight(x, grad, (3, 2, 2, 2))  # by our own kernels
+    assert not frontend.runs
+
+
+async def test_tuning_leaves_out_engines_at_fault(device: Device, frontend: FakeFrontend) -> None:
+    frontend.engines = ("eng0", "eng2", "eng70")
+    x = await device.put(np.ones((1, 2, 4, 4), np.float16))
+    grad = await device.put(np.ones((1, 3, 3, 3), np.float16))
+    device.dnn.autotune = True
+    await device.dnn.conv_grad_weight(x, grad, (3, 2, 2, 2))
+    assert set(frontend.runs) == {0, 1}
+    assert frontend.runs[-1] == 1
 
 
 async def test_gaps_between_elements_are_not_given_to_cudnn(
@@ -314,8 +372,11 @@ async def test_activations_without_limits_are_given_to_cudnn_with_others_only(
 
 
 async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
-    device: Device, frontend: FakeFrontend
+    device: Device, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from atomr_accel.libraries.dnn.host import _cuda
+
+    monkeypatch.setattr(_cuda, "computes", lambda _graph: False)
     frontend.refused = lambda _ops: True
     x, w = await images(device)
     with pytest.raises(Unsupported, match="the fake was told so"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from atomr_accel.libraries.dnn.wire._sequence_messages import (
     NOTHING,
     Append,
     Attend,
+    Blank,
     Clean,
     Derived,
     encode_derived,
@@ -46,6 +48,12 @@ def instances() -> dict[str, str]:
         members[f"clean<{piece}>"] = (
             f"{piece}* target; const {piece}* source; const int* lengths; const int* table; "
             "u64 count; u64 block; u64 groups; u64 width; u64 page; u64 columns; u64 pages"
+        )
+    for word in ("unsigned", "unsigned short", "unsigned char"):
+        members[f"blank<{word}>"] = (
+            f"{word}* target; const int* lengths_q; const int* lengths_k; const i64* offsets; "
+            f"const {word}* sinks; u64 count; i64 heads; i64 rows; i64 most; i64 by_batch; "
+            "i64 by_head; i64 by_row; i64 width; i64 left; i64 right; i64 top_left; i64 value"
         )
     for dtype in FLOATS:
         t, s = C_TYPES[dtype], "double" if dtype == "float64" else "float"
@@ -298,3 +306,40 @@ def test_nvrtc_compiles_every_kernel() -> None:
 def test_arguments_are_laid_out_as_c_does() -> None:
     assert struct.calcsize("<QQqqqqii") == 56
     assert len(bytes(Arguments(b"\0" * 16)._data)) == 16
+
+
+@needs_compiler
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+@pytest.mark.parametrize("lengths", [False, True])
+def test_queries_without_keys(
+    both: Both, monkeypatch: pytest.MonkeyPatch, itemsize: int, lengths: bool
+) -> None:
+    monkeypatch.setattr(CudaSequences, "_copy", lambda _, *places: ctypes.memmove(*places))
+    rng = np.random.default_rng(itemsize)
+    batch, heads, rows, width = 3, 2, 7, 3
+    rows_of = np.array([7, 4, 0], np.int32) if lengths else np.full(batch, rows, np.int32)
+    keys_of = np.array([3, 0, 5], np.int32) if lengths else np.full(batch, 4, np.int32)
+    ends = np.concatenate([[0], np.cumsum(rows_of)]).astype(np.int64) * heads * width
+    dtype = np.dtype(f"u{itemsize}")
+    places = [both.put(each) for each in (rows_of, keys_of, ends)] if lengths else [0, 0, 0]
+    sinks = both.put(np.arange(7, 9, dtype=np.uint32)) if itemsize == 4 else 0
+    for left, right, top_left in ((-1, 0, False), (1, 0, True), (0, 2, True), (-1, -1, False)):
+        before = rng.integers(1, 100, (batch, rows, heads, width)).astype(dtype)
+        target, source = both.put(np.zeros_like(before)), both.put(before)
+        steps = (rows * heads * width, width, heads * width)
+        sizes = (batch, heads, rows, 4, *steps, width, itemsize)
+        mask = (left, right, top_left)
+        blank = Blank(target, source, *places, sinks, *sizes, *mask, before.nbytes, 250)
+        message = Attend((), None, NOTHING, (), RUN, (), (blank,), ())
+        (got,) = both.compare(message, target)
+        expected = before.reshape(-1, heads, width).copy()
+        for b in range(batch):
+            begin = int(ends[b]) // (heads * width) if lengths else b * rows
+            for row in range(rows_of[b]):
+                at = row if top_left else row + keys_of[b] - rows_of[b]
+                low = 0 if left < 0 else at - left
+                high = keys_of[b] - 1 if right < 0 else at + right
+                if not any(low <= key <= high for key in range(keys_of[b])):
+                    fill: Any = np.arange(7, 9)[:, None] if sinks else 250
+                    expected[begin + row] = fill
+        np.testing.assert_array_equal(got.reshape(expected.shape), expected)

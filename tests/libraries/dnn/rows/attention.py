@@ -224,16 +224,7 @@ def expect_dense(q: Array, k: Array, v: Array, *given: Any, **case: Any) -> tupl
     mask, more = mask_of(case), one_bias(extras(case, given))
     parts = [attention(*each, mask, **more) for each in zip(q, k, v, strict=True)]
     o, lse, size = (np.stack(part) for part in zip(*parts, strict=True))
-    blind = ~np.isfinite(lse)
-    return (
-        Near(o, size, ignore=np.broadcast_to(blind[..., None], o.shape)),
-        Near(
-            np.where(blind, 0, lse).swapaxes(1, 2),
-            dtype="float32",
-            ignore=blind.swapaxes(1, 2),
-            slack=LSE_SLACK,
-        ),
-    )
+    return Near(o, size), Near(lse.swapaxes(1, 2), dtype="float32", slack=LSE_SLACK)
 
 
 def backward_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
@@ -301,6 +292,14 @@ LONGER: list[Case] = [
 ]
 """More queries than keys: the first ones see nothing."""
 
+BLIND: list[Case] = [
+    {"queries": 15, "keys": 4, "window": (7, 0), "align": "top_left", "softcap": 5.0},
+    {"queries": 9, "keys": 3, "window": (3, 0), "align": "top_left", "heads": 1},
+    {"queries": 18, "keys": 17, "causal": True, "window": (0, 2), "align": "top_left"},
+    {"queries": 80, "keys": 5, "window": (2, 1), "align": "top_left", "kv_heads": 2},
+]
+"""The last queries see nothing: the window is behind the last key."""
+
 SCORED: list[Case] = [
     {"softcap": 2.0},
     {"softcap": 2.0, "causal": True, "kv_heads": 2},
@@ -327,6 +326,7 @@ DENSE = [
     for suffix, cases in (
         ("", PLAIN),
         (".masked", MASKED),
+        (".blind", BLIND),
         (".longer", LONGER),
         (".scored", SCORED),
     )
@@ -341,7 +341,7 @@ BACKWARD = [
         expect_backward,
         factor=16.0,
     )
-    for suffix, cases in (("", PLAIN), (".masked", MASKED), (".scored", SCORED))
+    for suffix, cases in (("", PLAIN), (".masked", MASKED), (".blind", BLIND), (".scored", SCORED))
 ]
 
 

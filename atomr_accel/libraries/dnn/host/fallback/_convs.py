@@ -1,4 +1,4 @@
-"""Convolutions by our own kernels, where cuDNN's frontend has none."""
+"""Convolutions by our own kernels, where cuDNN has none, or none that is right."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _ROLES: Final = {
 }
 """The kernel of a node, its pointers, and which of its tensors are image, filter, result."""
 
+_DTYPES: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+
 
 def computes(graph: Graph) -> bool:
     """Whether the kernels compute a graph of one node."""
@@ -29,7 +31,7 @@ def computes(graph: Graph) -> bool:
     if node.op not in _ROLES:
         return False
     dtypes = {graph.tensors[id_].dtype for _, id_ in (*node.inputs, *node.outputs)}
-    return dtypes == {"float64"}
+    return len(dtypes) == 1 and dtypes <= _DTYPES
 
 
 def forms(graph: Graph) -> list[Form]:

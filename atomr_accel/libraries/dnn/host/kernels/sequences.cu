@@ -1,4 +1,5 @@
-// Lengths and offsets of sequences ("derive"), caches in pages ("append", "clean"), "dropout".
+// Lengths and offsets of sequences ("derive"), caches in pages ("append", "clean"), "dropout",
+// and queries without keys ("blank").
 //
 // Each is launched with one thread for each item that "count" counts, or with fewer, which take
 // several in turn. LISTS, how many lists "derive" makes at most, comes from Python.
@@ -67,6 +68,29 @@ __global__ void clean(T* target, const T* source, const int* lengths, const int*
       from = ((u64)found * page + row % page) * width + place % width;
     }
     target[at] = counts ? source[from] : T{};
+  }
+}
+
+// The rows of queries that see no key become "value", or what each head has in "sinks". There is
+// a thread for each query, because there are few such rows. T is as wide as an element.
+template <class T>
+__global__ void blank(T* target, const int* lengths_q, const int* lengths_k, const i64* offsets,
+                      const T* sinks, u64 count, i64 heads, i64 rows, i64 most, i64 by_batch,
+                      i64 by_head, i64 by_row, i64 width, i64 left, i64 right, i64 top_left,
+                      i64 value) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const i64 row = at % rows, head = at / rows % heads, sequence = at / rows / heads;
+    const i64 queries = lengths_q ? lengths_q[sequence] : rows;
+    const i64 keys = lengths_k ? lengths_k[sequence] : most;
+    if (row >= queries) continue;
+    const i64 moved = top_left ? row : row + keys - queries;
+    const i64 first = left < 0 || moved < left ? 0 : moved - left;
+    const i64 end = right < 0 || moved + right + 1 > keys ? keys : moved + right + 1;
+    if (first < end) continue;
+    const i64 begin = offsets ? offsets[sequence] : sequence * by_batch;
+    T* const there = target + begin + head * by_head + row * by_row;
+    for (i64 i = 0; i < width; ++i) there[i] = sinks ? sinks[head] : (T)value;
   }
 }
 
