@@ -497,10 +497,8 @@ class _Tracer:
             or len(submission.before) + len(submission.after) >= _MOST_OPS
         ):
             raise Untraceable
-        parts = [(each, each.prepare(self)) for each in submission.before]
-        own = len(parts)
-        parts.append((request, submission))
-        parts += [(each, each.prepare(self)) for each in submission.after]
+        parts = submission.steps(request, self)
+        own = len(submission.before)
         refs, count = self._refs, len(self._refs)
         obtained = len(self._obtained)
         if count > _MOST_ARGUMENTS or obtained > _MOST_OBTAINED:

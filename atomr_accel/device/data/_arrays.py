@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
@@ -126,8 +125,7 @@ class Arrays(Evaluating[D]):
                 return Submission(message, (), (one._block,), one)
 
             submission = copy_strided(one.broadcast_to(ref.shape), ref).prepare(driver)
-            before = (Request(lane, "fill", prepare_one),)
-            return msgspec.structs.replace(submission, before=before)
+            return submission.around([Request(lane, "fill", prepare_one)])
 
         return Request(ARRAY_LANE, "fill", prepare)
 
