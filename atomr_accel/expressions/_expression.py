@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from .._dtypes import as_dtype
+from .._dtypes import as_dtype, is_inexact
 from .._errors import Unsupported, said_of
 from ._axes import Axis, kept_of, reduced_axes, reduction
 from ._methods import FUNCTIONS, PLAIN, Methods
@@ -642,7 +642,7 @@ def power(x: Value, exponent: Value) -> Expression:
         kind = x.dtype.kind
         if kind == "b" and exponent == 2 and isinstance(exponent, int):
             return ufunc("square", x)  # int8, where a power is int64
-        as_given = kind in "fcV" and resolve("power", _kinds((x, exponent)))[2] is x.dtype
+        as_given = is_inexact(x.dtype) and resolve("power", _kinds((x, exponent)))[2] is x.dtype
         if as_given and exponent in (2, 0.5):
             return ufunc("square" if exponent == 2 else "sqrt", x)
     return _operator("power", x, exponent)

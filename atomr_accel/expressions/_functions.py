@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from .._dtypes import as_dtype
+from .._dtypes import HALVES, as_dtype, is_float, is_inexact
 from ._axes import axes_of
 from ._expression import (
     Expression,
@@ -30,7 +30,7 @@ from ._expression import (
 )
 from ._methods import FUNCTIONS
 from ._numbers import Number
-from ._promotion import FLOAT32, HALVES, MANY, clipped, kind_of
+from ._promotion import FLOAT32, MANY, clipped, kind_of
 from ._ufuncs import masked
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _nanmin(a: Any, axis: Axis = None, out: None = None, *, keepdims: bool = Fal
 
 
 def _without_nan(x: Operand, value: float) -> Operand:
-    if x.dtype.kind not in "fcV":
+    if not is_inexact(x.dtype):
         return x
     return where(ufunc("isnan", x), constant(value, x.dtype), x)
 
@@ -422,7 +422,7 @@ def _nan_to_num(
     neginf: float | None = None,
 ) -> Operand:
     given = _operand(x)
-    if given.dtype.kind not in "fV":
+    if not is_float(given.dtype):
         if given.dtype.kind == "c":
             raise TypeError("nan_to_num of complex numbers: take .real and .imag")
         return given

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from ..._dtypes import NAMES, as_dtype
+from ..._dtypes import NAMES, as_dtype, is_added, is_float, number_kind
 from ..._errors import said_of
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, where
@@ -202,7 +202,9 @@ def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
             raise ValueError("`bins` must be 1d, when an array")
         return bins  # type: ignore[return-value]
     edges = np.asarray(bins)
-    if edges.ndim != 1 or edges.dtype.kind not in "iuf":
+    if is_float(edges.dtype) and is_added(edges.dtype):
+        edges = edges.astype(np.float32)
+    if edges.ndim != 1 or number_kind(edges.dtype) not in ("i", "u", "f"):
         raise ValueError(f"`bins` must be 1d, when an array, not {said_of(bins)}")
     if (edges[:-1] > edges[1:]).any():
         raise ValueError("`bins` must increase monotonically, when an array")

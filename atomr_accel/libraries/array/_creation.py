@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from ..._dtypes import as_dtype
+from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, broadcast, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
-from ...expressions._promotion import FLOAT32, HALVES
+from ...expressions._promotion import FLOAT32
 from ...memory import as_shape
 from .._op import D, op
 from .._request import Request, Submission

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..._dtypes import is_float, is_inexact
 from ...expressions import Operand, constant
 from ...expressions._expression import ufunc
 from ...expressions._expression import where as choose
@@ -411,12 +412,12 @@ class Reductions(ArrayPart[D]):
 
 
 def _not_nan(a: Any) -> Any:
-    if not isinstance(a, Operand) or a.dtype.kind not in "fcV":
+    if not isinstance(a, Operand) or not is_inexact(a.dtype):
         return True
     return ~ufunc("isnan", a)
 
 
 def _instead_of_nan(a: Any, value: float) -> Any:
-    if not isinstance(a, Operand) or a.dtype.kind not in "fV":
+    if not isinstance(a, Operand) or not is_float(a.dtype):
         return a
     return choose(ufunc("isnan", a), constant(value, a.dtype), a)
