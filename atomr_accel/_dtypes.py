@@ -79,6 +79,9 @@ def is_added(dtype: np.dtype[Any]) -> bool:
     return dtype.type in _ADDED_KINDS
 
 
+SCALARS: Final = frozenset((bool, int, float, complex, *np.sctypeDict.values(), *_ADDED_KINDS))
+"""Classes that name a dtype. Nobody can change them; attributes of a program's own may change."""
+
 HALVES: Final = frozenset(dtype for dtype in NAMES if is_float(dtype) and dtype.itemsize < 4)
 """Floats narrower than 32 bits, whose sums are made in float32."""
 

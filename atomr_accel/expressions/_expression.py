@@ -12,7 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from .._dtypes import as_dtype, is_inexact
 from .._errors import Unsupported, said_of
-from ._axes import Axis, kept_of, reduced_axes, reduction
+from ._axes import Axis, kept_of, reduced_axes, reduction, whole, whole_number
 from ._methods import FUNCTIONS, PLAIN, Methods
 from ._numbers import Number, number_of, with_words
 from ._promotion import (
@@ -528,18 +528,14 @@ def reduce(
     keepdims: bool = False,
 ) -> Operand:
     """A ufunc's reduction. Sums and products of narrow floats are made in float32."""
-    given: Any = axis
-    made = reduction(
-        *(name, x.shape, x.dtype, tuple(given) if isinstance(given, list) else axis),
-        *(dtype, bool(keepdims)),
-    )
+    made = reduction(name, x.shape, x.dtype, whole(axis), dtype, bool(keepdims))
     params, shape, compute, result = made
     return cast(Expression("reduce", name, (cast(x, compute),), params, shape, compute), result)
 
 
 def arg_reduce(name: str, x: Operand, axis: int | None, *, keepdims: bool) -> Expression:
     """``argmax`` or ``argmin``: the index of the first; of all elements if ``axis`` is None."""
-    axes = reduced_axes(None if axis is None else operator.index(axis), len(x.shape))
+    axes = reduced_axes(None if axis is None else whole_number(axis), len(x.shape))
     if any(not x.shape[at] for at in axes) or (axis is None and 0 in x.shape):
         raise ValueError(f"attempt to get {name} of an empty sequence")
     if x.dtype.kind == "c":

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import numpy as np
 
+from .._dtypes import SCALARS
 from ..expressions import Expression, apart, joined
 from ..lanes import Template
 from ..memory import Block, GpuRef, Part, block_at, part_of
@@ -53,7 +54,7 @@ _LONGEST_TEXT: Final = 64
 _numbers: Final = itertools.count()
 """Of traces, for hosts to know their messages by."""
 
-_PLAIN: Final = frozenset({int, bool, type(None), type})
+_PLAIN: Final = frozenset({int, bool, type(None)})
 _SEALED: Final = object()
 _SHARED: Final = object()
 _VIEWS: Final = object()
@@ -281,6 +282,9 @@ def signature(
                 return None
         elif kind is str:
             if len(value) > _LONGEST_TEXT:
+                return None
+        elif kind is type:
+            if value not in SCALARS:  # a function that is fused may read its attributes
                 return None
         elif kind not in _PLAIN and not isinstance(value, np.dtype):
             if not hasattr(kind, "_apart"):
