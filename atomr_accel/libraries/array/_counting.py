@@ -79,12 +79,19 @@ class Counting(ArrayPart[D]):
                 if low < 0:
                     raise ValueError("'list' argument must have no negative elements")
                 size = max(least, high + 1)
-            return self._counted(steps, steps.ref(given), weights, size)
+            return self._counted(steps, steps.ref(given), weights, size, _FLOAT64)
 
         return self._several("bincount", build)
 
-    def _counted(self, steps: Steps, x: GpuRef, weights: Operand | None, size: int) -> GpuRef:
-        dtype = INT64 if weights is None else _FLOAT64
+    def _counted(
+        self,
+        steps: Steps,
+        x: GpuRef,
+        weights: Operand | None,
+        size: int,
+        summed: np.dtype[Any],
+    ) -> GpuRef:
+        dtype = INT64 if weights is None else summed
         made = steps.evaluate(broadcast_constant((size,), dtype))
         if x.dtype.kind == "b":
             x = steps.cast(x, INT64)
@@ -171,12 +178,12 @@ class Counting(ArrayPart[D]):
                 inside = where(x == last, constant(count - 1, INT64), numbers - 1)
                 numbers = steps.evaluate(inside)
             flat = None if weights is None else steps.flat(steps.ref(weights, "weights"))
-            made = self._counted(steps, numbers, flat, count)
+            whole = weights is not None and weights.dtype.kind in "biu"
+            summed = reduced("add", weights.dtype) if weights is not None and whole else _FLOAT64
+            made = self._counted(steps, numbers, flat, count, summed)
             if density:
                 made = _densities(steps, made, ends)
-            elif weights is not None and weights.dtype.kind in "biu":
-                made = steps.cast(made, reduced("add", weights.dtype))
-            elif weights is not None and weights.dtype is not made.dtype:
+            elif not whole and weights is not None and weights.dtype is not made.dtype:
                 made = steps.cast(made, weights.dtype)
             return made, ends
 

@@ -11,6 +11,7 @@ from ..._dtypes import is_float, is_inexact
 from ...expressions import Operand, constant
 from ...expressions._expression import ufunc
 from ...expressions._expression import where as choose
+from ...expressions._functions import require_inexact
 from .._op import D, op
 from .._request import Request
 from ._steps import ArrayPart
@@ -344,6 +345,7 @@ class Reductions(ArrayPart[D]):
         keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Means of what is not NaN; as ``numpy.nanmean``, and as ``mean``."""
+        require_inexact(self._operand(a), dtype)
         return self._reduced(
             np.mean, a, out, axis=axis, dtype=dtype, keepdims=keepdims, where=_not_nan(a)
         )
@@ -363,6 +365,7 @@ class Reductions(ArrayPart[D]):
         Where no more than ``ddof`` elements are not NaN they are infinite, or NaN if all are equal,
         as those of ``var``; NumPy's are NaN.
         """
+        require_inexact(self._operand(a), dtype)
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
         return self._reduced(np.var, a, out, axis=axis, **options)
 
@@ -377,6 +380,7 @@ class Reductions(ArrayPart[D]):
         keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Standard deviations of what is not NaN; as ``numpy.nanstd``, and as ``nanvar``."""
+        require_inexact(self._operand(a), dtype)
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
         return self._reduced(np.std, a, out, axis=axis, **options)
 

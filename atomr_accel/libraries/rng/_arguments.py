@@ -13,7 +13,7 @@ from ..._dtypes import DTYPES, NAMES, REAL_KINDS, as_dtype, number_kind
 from ..._errors import Unsupported
 from ...expressions import Operand
 from ...memory import as_shape, ref_error
-from .._arguments import require_shape, require_writable
+from .._arguments import require_ref, require_shape, require_writable
 from ..wire._options import LARGEST, real, whole
 from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
@@ -226,6 +226,8 @@ def dtype_of(
     Raises:
         TypeError: it must not.
     """
+    if out is not None:
+        require_ref(out, "out")
     usual = DTYPES[default] if out is None else out.dtype
     chosen = usual if dtype is None else as_dtype(dtype)
     name = NAMES[chosen]
