@@ -35,6 +35,57 @@ _KNOWN: Final = {dtype: dtype for dtype in DTYPES.values()}
 bfloat16: Final = DTYPES["bfloat16"]
 
 
+REAL_KINDS: Final = frozenset("biuf")
+NUMBER_KINDS: Final = frozenset("biufc")
+"""Kinds of numbers, as ``number_kind`` gives them."""
+
+
+def _added_kind(name: str) -> str:
+    if "complex" in name:
+        return "c"
+    return "u" if name.startswith("uint") else "i" if name.startswith("int") else "f"
+
+
+_ADDED_KINDS: Final = {
+    value: _added_kind(name)
+    for name, value in vars(ml_dtypes).items()
+    if isinstance(value, type) and issubclass(value, np.generic)
+}
+
+
+def number_kind(dtype: np.dtype[Any]) -> str:
+    """The kind of elements: NumPy's letter, also for the dtypes that ``ml_dtypes`` adds.
+
+    ``dtype.kind`` does not tell: it is ``"f"`` for float8_e5m2, and ``"V"`` for the others.
+
+    Returns:
+        ``"b"``, ``"i"``, ``"u"``, ``"f"`` or ``"c"``; another letter for what is no number.
+    """
+    return _ADDED_KINDS.get(dtype.type, dtype.kind)
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are real floats."""
+    return number_kind(dtype) == "f"
+
+
+def is_inexact(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are floats, real or complex."""
+    return number_kind(dtype) in "fc"
+
+
+def is_added(dtype: np.dtype[Any]) -> bool:
+    """Whether the dtype is one that ``ml_dtypes`` adds."""
+    return dtype.type in _ADDED_KINDS
+
+
+SCALARS: Final = frozenset((bool, int, float, complex, *np.sctypeDict.values(), *_ADDED_KINDS))
+"""Classes that name a dtype. Nobody can change them; attributes of a program's own may change."""
+
+HALVES: Final = frozenset(dtype for dtype in NAMES if is_float(dtype) and dtype.itemsize < 4)
+"""Floats narrower than 32 bits, whose sums are made in float32."""
+
+
 def as_dtype(dtype: object) -> np.dtype[Any]:
     """``dtype`` as one of the table's dtypes.
 

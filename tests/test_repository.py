@@ -158,6 +158,23 @@ SERVED = {"atomr_accel.dashboard._web", "atomr_accel.dashboard._connections"}
 """What imports what a dashboard alone needs."""
 
 
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_float_kinds_are_compared_in_one_module(path: Path) -> None:
+    """``dtype.kind`` is "f" or "V" for narrow floats, so ``_dtypes.number_kind`` decides."""
+    text = path.read_text(encoding="utf-8")
+    if path.name == "_dtypes.py" or "kind" not in text:
+        return
+    letters = {
+        part.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Compare) and re.search(r"\bkind$", ast.unparse(node.left))
+        for comparator in node.comparators
+        for part in ast.walk(comparator)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }
+    assert not {each for each in letters if {*each} <= {*"biufcmMOSUV"} and {*each} & {*"fV"}}
+
+
 @pytest.mark.slow
 def test_what_is_imported_at_once_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

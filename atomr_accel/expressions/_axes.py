@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from .._dtypes import as_dtype
-from ._promotion import FLOAT32, HALVES, MANY, reduced
+from .._dtypes import HALVES, as_dtype
+from ._promotion import FLOAT32, MANY, reduced
 
 Axis = int | tuple[int, ...] | None
 
 _BOOL: Final = as_dtype(np.bool_)
+
+
+def whole(axis: Any) -> Axis:
+    """An axis, or several, as whole numbers, so that those that are equal are the same.
+
+    Raises:
+        TypeError: one is no whole number, in NumPy's words, or a bool.
+    """
+    if axis is None or type(axis) is int:
+        return axis  # type: ignore[no-any-return]
+    if isinstance(axis, tuple | list):
+        return tuple([whole_number(each) for each in axis])
+    return whole_number(axis)
+
+
+def whole_number(axis: Any) -> int:
+    """One axis."""
+    if isinstance(axis, bool | np.bool_):
+        raise TypeError(f"an axis must be a whole number, not {axis!r}")
+    return operator.index(axis)
 
 
 def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
@@ -23,6 +44,7 @@ def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
         numpy.exceptions.AxisError: there is none of that number.
         ValueError: one is named twice.
     """
+    axis = whole(axis)
     if axis is None:
         return tuple(range(ndim))
     if type(axis) is int and 0 <= axis < ndim:

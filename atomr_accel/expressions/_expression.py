@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from .._dtypes import as_dtype
+from .._dtypes import as_dtype, is_inexact
 from .._errors import Unsupported, said_of
-from ._axes import Axis, kept_of, reduced_axes, reduction
+from ._axes import Axis, kept_of, reduced_axes, reduction, whole, whole_number
 from ._methods import FUNCTIONS, PLAIN, Methods
 from ._numbers import Number, number_of, with_words
 from ._promotion import (
@@ -528,18 +528,14 @@ def reduce(
     keepdims: bool = False,
 ) -> Operand:
     """A ufunc's reduction. Sums and products of narrow floats are made in float32."""
-    given: Any = axis
-    made = reduction(
-        *(name, x.shape, x.dtype, tuple(given) if isinstance(given, list) else axis),
-        *(dtype, bool(keepdims)),
-    )
+    made = reduction(name, x.shape, x.dtype, whole(axis), dtype, bool(keepdims))
     params, shape, compute, result = made
     return cast(Expression("reduce", name, (cast(x, compute),), params, shape, compute), result)
 
 
 def arg_reduce(name: str, x: Operand, axis: int | None, *, keepdims: bool) -> Expression:
     """``argmax`` or ``argmin``: the index of the first; of all elements if ``axis`` is None."""
-    axes = reduced_axes(None if axis is None else operator.index(axis), len(x.shape))
+    axes = reduced_axes(None if axis is None else whole_number(axis), len(x.shape))
     if any(not x.shape[at] for at in axes) or (axis is None and 0 in x.shape):
         raise ValueError(f"attempt to get {name} of an empty sequence")
     if x.dtype.kind == "c":
@@ -642,7 +638,7 @@ def power(x: Value, exponent: Value) -> Expression:
         kind = x.dtype.kind
         if kind == "b" and exponent == 2 and isinstance(exponent, int):
             return ufunc("square", x)  # int8, where a power is int64
-        as_given = kind in "fcV" and resolve("power", _kinds((x, exponent)))[2] is x.dtype
+        as_given = is_inexact(x.dtype) and resolve("power", _kinds((x, exponent)))[2] is x.dtype
         if as_given and exponent in (2, 0.5):
             return ufunc("square" if exponent == 2 else "sqrt", x)
     return _operator("power", x, exponent)

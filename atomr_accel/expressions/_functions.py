@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from .._dtypes import as_dtype
+from .._dtypes import HALVES, as_dtype, is_float, is_inexact
 from ._axes import axes_of
 from ._expression import (
     Expression,
@@ -30,7 +30,7 @@ from ._expression import (
 )
 from ._methods import FUNCTIONS
 from ._numbers import Number
-from ._promotion import FLOAT32, HALVES, MANY, clipped, kind_of
+from ._promotion import FLOAT32, MANY, clipped, kind_of
 from ._ufuncs import masked
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _nanmin(a: Any, axis: Axis = None, out: None = None, *, keepdims: bool = Fal
 
 
 def _without_nan(x: Operand, value: float) -> Operand:
-    if x.dtype.kind not in "fcV":
+    if not is_inexact(x.dtype):
         return x
     return where(ufunc("isnan", x), constant(value, x.dtype), x)
 
@@ -144,7 +144,18 @@ def _nanprod(
 def _nanmean(
     a: Any, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
 ) -> Operand:
+    require_inexact(_operand(a), dtype)
     return _mean(a, axis, dtype, keepdims=keepdims, where=~ufunc("isnan", _operand(a)))
+
+
+def require_inexact(x: Operand, dtype: DTypeLike | None) -> None:
+    """What has NaN is not computed in integers.
+
+    Raises:
+        TypeError: it would be.
+    """
+    if dtype is not None and is_inexact(x.dtype) and not is_inexact(as_dtype(dtype)):
+        raise TypeError("If a is inexact, then dtype must be inexact")
 
 
 @_stands_for(np.count_nonzero)
@@ -233,25 +244,32 @@ def _var(
 ) -> Operand:
     x = _operand(a)
     wanted = _dtype(dtype)
+    made = _squared_spread(x, axis, wanted, ddof if correction is None else correction, where)
+    result = x.dtype if wanted is None and x.dtype in HALVES else made.dtype
+    return _squeezed(cast(made, result), axis, keepdims=keepdims)
+
+
+def _squared_spread(
+    x: Operand, axis: Axis, wanted: np.dtype[Any] | None, less: float, where: Any
+) -> Operand:
+    """The variance, before it is rounded; axes that are reduced stay."""
     kind = _computed_in(x, wanted)
-    x_wide = cast(x, kind)
     (mask,) = values_of((where,))
     count = _divisor(x, axis, where, _real_of(kind))
-    mean = _divided(masked("add", x_wide, axis, kind, keepdims=True, mask=mask), count)
-    apart = x_wide - mean
-    if kind.kind == "c":
+    mean = _divided(masked("add", cast(x, kind), axis, kind, keepdims=True, mask=mask), count)
+    # Only sums are made in a dtype that was asked for: NumPy takes elements as they are.
+    apart = (cast(x, kind) if wanted is None or kind.kind == "c" else x) - mean
+    if apart.dtype.kind == "c":
         squares: Operand = apart.real * apart.real + apart.imag * apart.imag
     else:
         squares = apart * apart
-    total = masked("add", squares, axis, squares.dtype, keepdims=True, mask=mask)
-    less = ddof if correction is None else correction
+    summed = squares.dtype if wanted is None or kind.kind == "c" else kind
+    total = masked("add", squares, axis, summed, keepdims=True, mask=mask)
     if isinstance(count, Operand):
         free: Value = ufunc("maximum", count - less, 0)
     else:
         free = max(float(count.real) - less, 0)
-    made = _divided(total, free)
-    result = x.dtype if wanted is None and x.dtype in HALVES else made.dtype
-    return _squeezed(cast(made, result), axis, keepdims=keepdims)
+    return _divided(total, free)
 
 
 @_stands_for(np.std)
@@ -267,10 +285,10 @@ def _std(
     correction: float | None = None,
 ) -> Operand:
     x = _operand(a)
-    kind = _computed_in(x, _dtype(dtype))
-    made = _var(x, axis, kind, None, ddof, keepdims=keepdims, where=where, correction=correction)
-    result = x.dtype if dtype is None and x.dtype in HALVES else made.dtype
-    return cast(ufunc("sqrt", made), result)
+    wanted = _dtype(dtype)
+    made = _squared_spread(x, axis, wanted, ddof if correction is None else correction, where)
+    result = x.dtype if wanted is None and x.dtype in HALVES else made.dtype
+    return _squeezed(cast(ufunc("sqrt", made), result), axis, keepdims=keepdims)
 
 
 @_stands_for(np.linalg.norm)
@@ -284,13 +302,18 @@ def _norm(
     if given.dtype.kind in "biu":
         given = cast(given, _FLOAT64)
     axes = axes_of(axis, len(given.shape))
-    if ord is not None and len(axes) != 1 and ord != "fro":
+    if ord is not None and len(axes) not in (1, 2):
+        raise ValueError("Improper number of dimensions to norm.")
+    whole = ord is None or (len(axes) == 2 and ord in ("f", "fro"))
+    if len(axes) == 2 and not whole:
         raise TypeError(
-            "norms of matrices other than ord='fro' are not computed by expressions; see "
-            "device.dnn and device.blas"
+            f"norms of matrices with ord={ord!r} are not computed by expressions; use "
+            "device.linalg.norm"
         )
+    if isinstance(ord, str) and not whole:
+        raise ValueError(f"Invalid norm order '{ord}' for vectors")
     size = abs(given)
-    if ord in (None, 2, "fro"):
+    if whole or ord == 2:
         square = given.real**2 + given.imag**2 if given.dtype.kind == "c" else size * size
         return ufunc("sqrt", square.sum(axes, keepdims=keepdims))
     if ord == math.inf:
@@ -301,8 +324,6 @@ def _norm(
         return size.sum(axes, keepdims=keepdims)
     if ord == 0:
         return cast(ufunc("not_equal", given, 0), size.dtype).sum(axes, keepdims=keepdims)
-    if isinstance(ord, str):
-        raise ValueError(f"Invalid norm order '{ord}' for vectors")  # noqa: TRY004 - NumPy's
     return (size**ord).sum(axes, keepdims=keepdims) ** (1 / ord)
 
 
@@ -422,7 +443,7 @@ def _nan_to_num(
     neginf: float | None = None,
 ) -> Operand:
     given = _operand(x)
-    if given.dtype.kind not in "fV":
+    if not is_float(given.dtype):
         if given.dtype.kind == "c":
             raise TypeError("nan_to_num of complex numbers: take .real and .imag")
         return given
@@ -449,7 +470,7 @@ def _imag(val: Any) -> Operand:
 @_stands_for(np.angle)
 def _angle(z: Any, deg: bool = False) -> Operand:
     x = _operand(z)
-    angle = ufunc("arctan2", x.imag, x.real)
+    angle = ufunc("arctan2", x.imag if x.dtype.kind == "c" else 0, x.real)
     return ufunc("rad2deg", angle) if deg else angle
 
 

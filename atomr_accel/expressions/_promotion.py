@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from .._dtypes import NAMES, as_dtype
+from .._dtypes import as_dtype
 from ..wire._ufuncs import find_ufunc
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ Form = tuple[tuple[int, ...], np.dtype[Any]] | Kind
 
 MANY: Final = 4096
 """How many combinations are known."""
-HALVES: Final = frozenset(dtype for dtype in NAMES if dtype.kind == "V" or dtype.name == "float16")
-"""Floats narrower than 32 bits, whose sums are made in float32."""
 FLOAT32: Final = as_dtype(np.float32)
 
 

@@ -11,6 +11,7 @@ from ..memory import (
     GpuRef,
     MemoryMap,
     NotContiguous,
+    no_ref_error,
     origin,
     ref_error,
     repeats,
@@ -30,6 +31,16 @@ BLOCK_ALIGNMENT: Final = 256
 """What whole blocks are aligned to; views begin anywhere in them."""
 
 _LARGEST_INT: Final = 2**31 - 1
+
+
+def require_ref(ref: object, name: str) -> None:
+    """Before anything is asked of it: it is a ref.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if type(ref) is not GpuRef:
+        raise no_ref_error(ref, name)
 
 
 def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool = False) -> Block:

@@ -67,6 +67,7 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
             collected, once all of the batch was, and never for what is only recorded.
         before: what is submitted right before, so that nothing comes in between.
         after: what is submitted right after it. Neither has any of its own, or a result.
+            ``around`` adds to both.
     """
 
     message: Any
@@ -79,6 +80,26 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     done: Callable[[], None] | None = None
     before: tuple[Request[Any], ...] = ()
     after: tuple[Request[Any], ...] = ()
+
+    def around(
+        self, before: Iterable[Request[Any]] = (), after: Iterable[Request[Any]] = ()
+    ) -> Submission[T]:
+        """The same with further steps, outside those that it has."""
+        return msgspec.structs.replace(
+            self, before=(*before, *self.before), after=(*self.after, *after)
+        )
+
+    def steps(self, request: Request[T], driver: Driver) -> list[Step]:
+        """All that is submitted for a request, in order: what comes before, itself, and after."""
+        return [
+            *((each, each.prepare(driver)) for each in self.before),
+            (request, self),
+            *((each, each.prepare(driver)) for each in self.after),
+        ]
+
+
+Step = tuple["Request[Any]", Submission[Any]]
+"""A request, and what is submitted for it."""
 
 
 class Keeper(Protocol):
@@ -320,12 +341,14 @@ class _Together:
         try:
             answer = await self._op.wait()
         except trio.Cancelled:
-            if not any(op.sent for op in self._after):
-                for op in self._after:
+            after = [op for op in self._after if op is not _NOTHING]
+            if not any(op.sent for op in after):
+                for op in after:
                     op.withdraw()
             raise
         for op in (*self._before, *self._after):
-            await op.wait()
+            if op is not _NOTHING:
+                await op.wait()
         return answer
 
 
@@ -345,10 +368,10 @@ def submit(
     if port is None:
         raise Pending(request.lane)
     op: Submitted
-    if submission.message is None:
-        op = _NOTHING
-    elif submission.before or submission.after:
+    if submission.before or submission.after:
         op = _submit_all(device, request, submission, driver)
+    elif submission.message is None:
+        op = _NOTHING
     else:
         if submission.sent is not None:
             submission.sent()
@@ -367,18 +390,19 @@ def _submit_all(
     driver: FirstTry | NextTry,
 ) -> Submitted:
     """Submit what comes right before and after, too, once all of it is known to be ready."""
-    ready: list[tuple[Any, str, Submission[Any]]] = []
-    for each in (*submission.before, request, *submission.after):
-        port = device.ports.get(each.lane.name)
-        if port is None:
+    steps = submission.steps(request, driver)
+    for each, _ in steps:
+        if each.lane.name not in device.ports:
             raise Pending(each.lane)
-        ready.append((port, each.name, submission if each is request else each.prepare(driver)))
     if submission.sent is not None:
         submission.sent()
-    ops = [
-        device.submit(port, name, each.message, each.reads, each.writes)
-        for port, name, each in ready
-        if each.message is not None
+    ops: list[Any] = [
+        _NOTHING
+        if made.message is None
+        else device.submit(
+            device.ports[each.lane.name], each.name, made.message, made.reads, made.writes
+        )
+        for each, made in steps
     ]
     at = len(submission.before)
     return _Together(ops[at], ops[:at], ops[at + 1 :])

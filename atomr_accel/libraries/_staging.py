@@ -49,7 +49,8 @@ def on_copies(
     def prepare(driver: Driver) -> Submission[T]:
         staging = _Staging(driver)
         given, named = staging.put(args), staging.put(kwargs)
-        return staging.around(make(facade, *given, **named).prepare(staging))
+        request = make(facade, *given, **named)
+        return staging.around(request, request.prepare(staging))
 
     # Some calls look at their buffers at once: for that, any of these shapes will do.
     given, named = replaced(args, "", _seen_contiguous), replaced(kwargs, "", _seen_contiguous)
@@ -132,11 +133,14 @@ class _Staging(Preparing):
             self.scratch[id(ref)] = name, ref, self.output(ref.shape, ref.dtype)
         return self.scratch[id(ref)][2]
 
-    def around(self, submission: Submission[Any]) -> Submission[Any]:
-        """A submission with the copies that come before and after it."""
-        reads, writes = tuple(submission.reads), tuple(submission.writes)
-        touched = {block.base for block in (*reads, *writes)}
-        written = {block.base for block in writes}
+    def around(self, request: Request[Any], submission: Submission[Any]) -> Submission[Any]:
+        """A submission with the copies that come before and after all of its steps."""
+        submission = msgspec.structs.replace(
+            submission, reads=tuple(submission.reads), writes=tuple(submission.writes)
+        )
+        steps = [made for _, made in submission.steps(request, self) if made.message is not None]
+        written = {block.base for made in steps for block in made.writes}
+        touched = written | {block.base for made in steps for block in made.reads}
         used = [each for each in self.scratch.values() if each[2]._block in touched]
         back = [each for each in used if each[2]._block in written]
         others = [(name, ref) for name, ref in self._plain if ref._block.base in written]
@@ -150,14 +154,14 @@ class _Staging(Preparing):
                     )
             others.append((name, ref))
         finish = submission.finish
-        return msgspec.structs.replace(
+        given_back = msgspec.structs.replace(
             submission,
-            reads=reads,
-            writes=writes,
             result=self._given_back(submission.result),
             finish=None if finish is None else lambda answer: self._given_back(finish(answer)),
-            before=tuple(copying(ref, made) for _, ref, made in used),
-            after=tuple(copying(made, ref) for _, ref, made in back),
+        )
+        return given_back.around(
+            [copying(ref, made) for _, ref, made in used],
+            [copying(made, ref) for _, ref, made in back],
         )
 
     def _given_back(self, result: Any) -> Any:
@@ -195,10 +199,9 @@ class _Staging(Preparing):
 
     def perform(self, request: Request[T]) -> T | None:
         """Have another request carried out first; with copies around it, if it is on some."""
-        prepare = request.prepare
 
         def prepare_around(driver: Driver) -> Submission[T]:
-            return self.around(prepare(driver))
+            return self.around(request, request.prepare(driver))
 
         around = Request(request.lane, request.name, prepare_around, request.key)
         return self._driver.perform(around)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import numpy as np
 
+from .._dtypes import SCALARS
 from ..expressions import Expression, apart, joined
 from ..lanes import Template
 from ..memory import Block, GpuRef, Part, block_at, part_of
@@ -53,7 +54,7 @@ _LONGEST_TEXT: Final = 64
 _numbers: Final = itertools.count()
 """Of traces, for hosts to know their messages by."""
 
-_PLAIN: Final = frozenset({int, bool, type(None), type})
+_PLAIN: Final = frozenset({int, bool, type(None)})
 _SEALED: Final = object()
 _SHARED: Final = object()
 _VIEWS: Final = object()
@@ -282,6 +283,9 @@ def signature(
         elif kind is str:
             if len(value) > _LONGEST_TEXT:
                 return None
+        elif kind is type:
+            if value not in SCALARS:  # a function that is fused may read its attributes
+                return None
         elif kind not in _PLAIN and not isinstance(value, np.dtype):
             if not hasattr(kind, "_apart"):
                 return None
@@ -497,10 +501,8 @@ class _Tracer:
             or len(submission.before) + len(submission.after) >= _MOST_OPS
         ):
             raise Untraceable
-        parts = [(each, each.prepare(self)) for each in submission.before]
-        own = len(parts)
-        parts.append((request, submission))
-        parts += [(each, each.prepare(self)) for each in submission.after]
+        parts = submission.steps(request, self)
+        own = len(submission.before)
         refs, count = self._refs, len(self._refs)
         obtained = len(self._obtained)
         if count > _MOST_ARGUMENTS or obtained > _MOST_OBTAINED:

@@ -648,23 +648,26 @@ def _ref(
     return GpuRef(block, shape, dtype, nbytes, strides)
 
 
+def no_ref_error(given: object, name: str) -> TypeError:
+    """The error for an argument that is no ref."""
+    message = f"{name} must be a GpuRef, not {said_of(given)}"
+    if isinstance(given, Operand):
+        how = (
+            f"{name} = await device.evaluate({name})"
+            if name.isidentifier()
+            else ("await device.evaluate(expression)")
+        )
+        message += f"; evaluate it first: {how}"
+    elif _is_data(given):
+        how = f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
+        message += f"; put it on the device first{how}"
+    return TypeError(message)
+
+
 def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
     """The error for an argument that is not a usable ref of ``memory``'s device."""
     if not isinstance(ref, GpuRef):
-        message = f"{name} must be a GpuRef, not {said_of(ref)}"
-        if isinstance(ref, Operand):
-            how = (
-                f"{name} = await device.evaluate({name})"
-                if name.isidentifier()
-                else ("await device.evaluate(expression)")
-            )
-            message += f"; evaluate it first: {how}"
-        elif _is_data(ref):
-            how = (
-                f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
-            )
-            message += f"; put it on the device first{how}"
-        return TypeError(message)
+        return no_ref_error(ref, name)
     block = ref._block
     if block.memory is not memory:
         there, here = block.memory, memory.device

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
+from .._dtypes import REAL_KINDS, number_kind
 from ._entries import (
     Array,
     Brought,
@@ -257,7 +258,7 @@ class ProgramWriter:
             if value.dtype in ("complex", "bytes", "str"):
                 return repr(number_of(value))
             number = number_of(value)
-            if number.dtype.kind in "biu" or (number.dtype.kind == "f" and np.isfinite(number)):
+            if number_kind(number.dtype) in REAL_KINDS and np.isfinite(number):
                 return f"{self._dtype(value.dtype)}({number.item()!r})"
             return f"np.frombuffer({value.data!r}, {self._dtype(value.dtype)})[0]"
         if isinstance(value, DType):
@@ -297,7 +298,7 @@ class ProgramWriter:
             and np.isfinite(content.reshape(-1)[0])
         ):
             return f"np.full({array.shape!r}, {content.reshape(-1)[0].item()!r}, {dtype})"
-        short = content.size <= _MOST_LISTED and content.dtype.kind in "biuf"
+        short = content.size <= _MOST_LISTED and number_kind(content.dtype) in REAL_KINDS
         if short and np.isfinite(content.astype(np.float64)).all():
             return f"np.array({content.tolist()!r}, {dtype})"
         if content.nbytes > _MOST_TEXT:

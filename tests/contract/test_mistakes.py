@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from atomr_accel import open_device
 
@@ -78,6 +79,32 @@ async def test_what_can_be_put_is_to_be_put_under_the_name_of_the_parameter() ->
         assert str(info.value).endswith("; put it on the device first, by device.put")
         assert "b = await" not in str(info.value)
         assert "] = await" not in str(info.value)
+
+
+@pytest.mark.parametrize("wrong", [5, 1.5, "a", np.int8, [], object()], ids=repr)
+@program
+async def test_a_buffer_of_another_type_raises_a_type_error(wrong: Any) -> None:
+    async with opened(isolation="thread") as device:
+        x = await device.put(np.ones((2, 4), np.float32))
+        rng, dnn = device.rng, device.dnn
+        attend = device.flash_attention.flash_attn_with_kvcache
+        calls: list[Callable[[], Any]] = [
+            lambda: rng.random(3, out=wrong),
+            lambda: rng.beta(1, 1, out=wrong),
+            lambda: rng.integers(3, out=wrong),
+            lambda: dnn.softmax(x[:, ::2], out=wrong),
+            lambda: device.sparse.put(wrong),
+            lambda: device.sparse.put_sliced_ell(wrong),
+            lambda: attend(x, wrong, x),
+            lambda: attend(wrong, x, x),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError):
+                await call()
+        matrix = await device.sparse.put(scipy.sparse.eye_array(2, format="coo"))
+        for put in (device.sparse.put, device.sparse.put_sliced_ell):
+            with pytest.raises(TypeError, match="sparse arrays of SciPy's"):
+                await put(matrix)
 
 
 @program

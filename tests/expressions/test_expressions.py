@@ -615,3 +615,20 @@ async def test_what_is_replaced_is_replaced_in_expressions(device: Device) -> No
     np.testing.assert_array_equal(await device.get(double), other * 2)
     with pytest.raises(GpuRefStale, match="was freed"):
         await program.replay()
+
+
+NO_AXES = (0.0, False, np.False_, np.float64(0), "0", (0.0,), (False,))
+
+
+@pytest.mark.parametrize("axis", NO_AXES, ids=repr)
+@on_shared
+async def test_an_axis_is_a_whole_number_whatever_was_asked_before(
+    device: Device, axis: Any
+) -> None:
+    for shape in ((), (3,), (2, 3)):
+        x = await device.zeros(shape)
+        np.sum(x, axis=0)  # whose axis is equal
+        for function in (np.sum, np.max, np.argmin, np.mean, np.var, np.nansum, np.any):
+            with pytest.raises(TypeError):
+                function(x, axis=axis)
+    assert np.sum(await device.zeros((2, 3)), axis=np.int8(-1)).shape == (2,)

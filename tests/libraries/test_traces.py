@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
@@ -111,7 +112,20 @@ values = st.one_of(
     st.integers(-(2**70), 2**70),
     st.booleans(),
     st.none(),
-    st.sampled_from([0.0, -0.0, 1.0, float("inf"), float("nan"), "1", "nan", np.float32, int]),
+    st.sampled_from(
+        [
+            0.0,
+            -0.0,
+            1.0,
+            float("inf"),
+            float("nan"),
+            "1",
+            "nan",
+            np.float32,
+            int,
+            ml_dtypes.bfloat16,
+        ]
+    ),
     st.tuples(st.integers(0, 3), st.integers(0, 3)),
     st.sampled_from([np.dtype("float32"), np.dtype("float64")]),
 )
@@ -136,7 +150,11 @@ async def test_what_has_no_signature(device: Device) -> None:
     whole = await device.zeros((SIDE, SIDE))
     freed = await device.zeros((SIDE, SIDE))
     await device.free(freed)
-    for given_ in (freed, [whole], np.float32(1), (True,), (1.0,), object(), "x" * 1000):
+    classes = (Trace, type("Float", (np.float32,), {}))
+    for given_ in (
+        *(freed, [whole], np.float32(1), (True,), (1.0,), object(), "x" * 1000),
+        *classes,
+    ):
         assert signature((), memory, (given_,), {}) is None
     plain = signature((), memory, (whole, whole), {"c": whole})
     apart = signature((), memory, (whole, await device.zeros((SIDE, SIDE))), {"c": whole})

@@ -217,17 +217,13 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
                 "recording; await it before"
             )
         result: Any = submission.result
-        message = submission.message
-        if message is not None:
-            for each in submission.before:
-                self._add_request(each)
+        steps = [step for step in submission.steps(request, self) if step[1].message is not None]
+        if steps:
             if submission.sent is not None:
                 submission.sent()
-            lane = request.lane
-            port = self.ports.get(lane.name, lane)
-            self.submit(port, request.name, message, submission.reads, submission.writes)
-            for each in submission.after:
-                self._add_request(each)
+            for each, made in steps:
+                port = self.ports.get(each.lane.name, each.lane)
+                self.submit(port, each.name, made.message, made.reads, made.writes)
             if submission.done is not None:
                 self._done.append(submission.done)
         if submission.placed is not None:

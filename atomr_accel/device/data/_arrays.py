@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
-from ..._dtypes import NAMES, as_dtype
+from ..._dtypes import NUMBER_KINDS, as_dtype, number_kind
 from ...libraries._arguments import overlap, require_readable, require_writable, strided
 from ...libraries._op import D, op
 from ...libraries._request import Request, Submission
@@ -126,8 +125,7 @@ class Arrays(Evaluating[D]):
                 return Submission(message, (), (one._block,), one)
 
             submission = copy_strided(one.broadcast_to(ref.shape), ref).prepare(driver)
-            before = (Request(lane, "fill", prepare_one),)
-            return msgspec.structs.replace(submission, before=before)
+            return submission.around([Request(lane, "fill", prepare_one)])
 
         return Request(ARRAY_LANE, "fill", prepare)
 
@@ -193,8 +191,8 @@ def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
     if scalar.dtype is dtype:
         return scalar.tobytes()
     number: Any = value if isinstance(value, int) else scalar[()]
-    kind = scalar.dtype.kind
-    if kind not in "biufc" and scalar.dtype not in NAMES and not isinstance(value, int):
+    kind = number_kind(scalar.dtype)
+    if kind not in NUMBER_KINDS and not isinstance(value, int):
         raise TypeError(f"the value must be a number, not {value!r}")
     if kind == "c" and dtype.kind != "c":
         raise TypeError(f"the value is complex, {value!r}, but the buffer has dtype {dtype.name}")

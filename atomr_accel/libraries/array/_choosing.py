@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..._dtypes import NAMES, as_dtype
+from ..._dtypes import NAMES, as_dtype, is_float
 from ..._errors import Unsupported
 from ...expressions import cast
 from ...memory import GpuRef, span
@@ -90,7 +90,7 @@ def choose(
     """
     if not math.prod(each.extent for each in (*loops, *rest)):
         return
-    if kind == "add" and chosen.dtype.kind == "V" and NAMES[chosen.dtype] != "bfloat16":
+    if kind == "add" and is_float(chosen.dtype) and chosen.dtype.itemsize == 1:
         raise Unsupported(f"sums of {chosen.dtype.name} at indices; make them in another dtype")
     if len(indices) > MOST_INDICES:
         raise Unsupported(f"an index of more than {MOST_INDICES} arrays")

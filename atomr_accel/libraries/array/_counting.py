@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from ..._dtypes import NAMES, as_dtype
+from ..._dtypes import NAMES, as_dtype, is_added, is_float, number_kind
 from ..._errors import said_of
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, where
@@ -79,12 +79,19 @@ class Counting(ArrayPart[D]):
                 if low < 0:
                     raise ValueError("'list' argument must have no negative elements")
                 size = max(least, high + 1)
-            return self._counted(steps, steps.ref(given), weights, size)
+            return self._counted(steps, steps.ref(given), weights, size, _FLOAT64)
 
         return self._several("bincount", build)
 
-    def _counted(self, steps: Steps, x: GpuRef, weights: Operand | None, size: int) -> GpuRef:
-        dtype = INT64 if weights is None else _FLOAT64
+    def _counted(
+        self,
+        steps: Steps,
+        x: GpuRef,
+        weights: Operand | None,
+        size: int,
+        summed: np.dtype[Any],
+    ) -> GpuRef:
+        dtype = INT64 if weights is None else summed
         made = steps.evaluate(broadcast_constant((size,), dtype))
         if x.dtype.kind == "b":
             x = steps.cast(x, INT64)
@@ -171,12 +178,12 @@ class Counting(ArrayPart[D]):
                 inside = where(x == last, constant(count - 1, INT64), numbers - 1)
                 numbers = steps.evaluate(inside)
             flat = None if weights is None else steps.flat(steps.ref(weights, "weights"))
-            made = self._counted(steps, numbers, flat, count)
+            whole = weights is not None and weights.dtype.kind in "biu"
+            summed = reduced("add", weights.dtype) if weights is not None and whole else _FLOAT64
+            made = self._counted(steps, numbers, flat, count, summed)
             if density:
                 made = _densities(steps, made, ends)
-            elif weights is not None and weights.dtype.kind in "biu":
-                made = steps.cast(made, reduced("add", weights.dtype))
-            elif weights is not None and weights.dtype is not made.dtype:
+            elif not whole and weights is not None and weights.dtype is not made.dtype:
                 made = steps.cast(made, weights.dtype)
             return made, ends
 
@@ -202,7 +209,9 @@ def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
             raise ValueError("`bins` must be 1d, when an array")
         return bins  # type: ignore[return-value]
     edges = np.asarray(bins)
-    if edges.ndim != 1 or edges.dtype.kind not in "iuf":
+    if is_float(edges.dtype) and is_added(edges.dtype):
+        edges = edges.astype(np.float32)
+    if edges.ndim != 1 or number_kind(edges.dtype) not in ("i", "u", "f"):
         raise ValueError(f"`bins` must be 1d, when an array, not {said_of(bins)}")
     if (edges[:-1] > edges[1:]).any():
         raise ValueError("`bins` must increase monotonically, when an array")

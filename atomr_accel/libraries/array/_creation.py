@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from ..._dtypes import as_dtype
+from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, broadcast, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
-from ...expressions._promotion import FLOAT32, HALVES
+from ...expressions._promotion import FLOAT32
 from ...memory import as_shape
 from .._op import D, op
 from .._request import Request, Submission
@@ -421,7 +421,7 @@ def _linspace(
         raise ValueError(f"Number of samples, {count}, must be non-negative.")
     first, last = _number(start, "start"), _number(stop, "stop")
     parts = count - 1 if endpoint else count
-    compute = as_dtype(np.result_type(np.asarray(first), np.asarray(last), 1.0))
+    compute = as_dtype(np.result_type(first, last, 1.0))  # Python's numbers take another's dtype
     kind = compute if dtype is None else as_dtype(dtype)
     low, high = (np.asarray(each).astype(compute)[()] for each in (first, last))
     with np.errstate(all="ignore"):

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..._dtypes import NAMES
+from ..._dtypes import NAMES, SCALARS
 from ..._errors import said_of
 from ...expressions import Expression, Operand, broadcast, cast
 from ...memory import GpuRef, block_at, origin, part_of
@@ -536,8 +536,11 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
         return kind, np.array(value).tobytes()  # zeros and NaN have a sign, and NaN is no key
     if isinstance(value, np.generic):
         return kind, value.dtype, value.tobytes()
-    names_dtype = isinstance(value, type) and value in _TYPES
-    if names_dtype or kind in _PLAIN or isinstance(value, np.dtype | np.ufunc | Enum):
+    if (
+        (kind is type and value in SCALARS)
+        or kind in _PLAIN
+        or isinstance(value, np.dtype | np.ufunc | Enum)
+    ):
         return kind, value  # 1 and True are one key
     if kind is FunctionType and not (
         value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
@@ -553,9 +556,6 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
 
 _PLAIN: Final = frozenset((bool, int, str, bytes, type(None), EllipsisType, BuiltinFunctionType))
 """Types of what is a key, and holds no buffer."""
-
-_TYPES: Final = frozenset((bool, int, float, complex, *np.sctypeDict.values()))
-"""Classes that say a dtype; what others have may change."""
 
 
 def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:

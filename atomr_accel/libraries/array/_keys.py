@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from ..._dtypes import number_kind
 from ..._errors import said_of
 from ...expressions import Operand, cast, constant
 from ...memory import GpuRef
@@ -204,9 +205,8 @@ def fitting(value: Any, ref: GpuRef) -> Operand:
             f"the value must be a number, a ref or an expression, not {said_of(value)}; arrays "
             "are put on the device first: await device.put(array)"
         )
-    order = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2, "c": 3}
-    kind = np.asarray(value).dtype.kind
-    if order.get(kind, 4) > order[ref.dtype.kind]:
+    order = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+    if order.get(number_kind(np.asarray(value).dtype), 4) > order[number_kind(ref.dtype)]:
         raise TypeError(f"{value!r} does not cast to {ref.dtype.name} without another kind")
     number: Any = value
     return constant(number[()] if isinstance(value, np.ndarray) else number, ref.dtype)

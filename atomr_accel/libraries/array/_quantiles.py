@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
-from ..._dtypes import as_dtype
+from ..._dtypes import HALVES, as_dtype, is_added, is_float
 from ...expressions import Operand, constant
 from ...expressions._axes import axes_of
 from ...expressions._expression import cast, ufunc, where
-from ...expressions._promotion import FLOAT32, HALVES
+from ...expressions._promotion import FLOAT32
 from .._op import D, op
 from .._request import Request
 from ._sorting import Sorting
@@ -129,8 +129,9 @@ class Quantiles(Sorting[D]):
         if isinstance(q, Operand):
             raise TypeError("q must be numbers of the program's; fetch them first")
         dtype = self._operand(a, "a").dtype
-        shares: Any = np.true_divide(q, dtype.type(100) if dtype.kind == "f" else 100)
-        if type(q) in (int, float) and dtype.kind != "f":
+        numpys = is_float(dtype) and not is_added(dtype)  # 100 has no place in some of the others
+        shares: Any = np.true_divide(q, dtype.type(100) if numpys else 100)
+        if type(q) in (int, float) and not numpys:
             shares = float(shares)
         name = "percentile"
         return self._quantiles(name, a, shares, axis, out, method, keepdims=keepdims)
@@ -250,7 +251,7 @@ def _at(rows: GpuRef, share: float, method: Method, dtype: np.dtype[Any]) -> Ope
         else:
             made = second - apart * constant(1 - part, wide)
         made = where(first == second, first, made)
-    if rows.dtype.kind in "fV":
+    if is_float(rows.dtype):
         last = cast(rows[..., n - 1], wide)
         made = where(ufunc("isnan", last), last, made)
     return cast(made, dtype)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..._dtypes import is_float, is_inexact
 from ...expressions import Operand, constant
 from ...expressions._expression import ufunc
 from ...expressions._expression import where as choose
+from ...expressions._functions import require_inexact
 from .._op import D, op
 from .._request import Request
 from ._steps import ArrayPart
@@ -343,6 +345,7 @@ class Reductions(ArrayPart[D]):
         keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Means of what is not NaN; as ``numpy.nanmean``, and as ``mean``."""
+        require_inexact(self._operand(a), dtype)
         return self._reduced(
             np.mean, a, out, axis=axis, dtype=dtype, keepdims=keepdims, where=_not_nan(a)
         )
@@ -362,6 +365,7 @@ class Reductions(ArrayPart[D]):
         Where no more than ``ddof`` elements are not NaN they are infinite, or NaN if all are equal,
         as those of ``var``; NumPy's are NaN.
         """
+        require_inexact(self._operand(a), dtype)
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
         return self._reduced(np.var, a, out, axis=axis, **options)
 
@@ -376,6 +380,7 @@ class Reductions(ArrayPart[D]):
         keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Standard deviations of what is not NaN; as ``numpy.nanstd``, and as ``nanvar``."""
+        require_inexact(self._operand(a), dtype)
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
         return self._reduced(np.std, a, out, axis=axis, **options)
 
@@ -411,12 +416,12 @@ class Reductions(ArrayPart[D]):
 
 
 def _not_nan(a: Any) -> Any:
-    if not isinstance(a, Operand) or a.dtype.kind not in "fcV":
+    if not isinstance(a, Operand) or not is_inexact(a.dtype):
         return True
     return ~ufunc("isnan", a)
 
 
 def _instead_of_nan(a: Any, value: float) -> Any:
-    if not isinstance(a, Operand) or a.dtype.kind not in "fV":
+    if not isinstance(a, Operand) or not is_float(a.dtype):
         return a
     return choose(ufunc("isnan", a), constant(value, a.dtype), a)

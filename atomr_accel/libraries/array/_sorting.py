@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from ..._dtypes import NAMES, as_dtype
+from ..._dtypes import NAMES, as_dtype, is_float
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, common, reduced
@@ -247,7 +247,7 @@ class Sorting(ArrayPart[D]):
         dtype = ref.dtype
         if NAMES[dtype] in FP8:
             seen = cast(seen, FLOAT32)
-        if seen.dtype.kind in "fV":  # of which one with a sign would come first
+        if is_float(seen.dtype):  # of which one with a sign would come first
             seen = where(ufunc("isnan", seen), constant(math.nan, seen.dtype), seen)
         n = seen.shape[-1]
         rows = ref.size // n if n else 0

@@ -120,15 +120,9 @@ class Steps:
         assert submission.finish is None
         self._sent += [] if submission.sent is None else [submission.sent]
         self._done += [] if submission.done is None else [submission.done]
-        for each in submission.before:
-            self.do(each)
-        if submission.message is not None:
-            bare = msgspec.structs.replace(
-                submission, before=(), after=(), sent=None, done=None, result=None
-            )
-            self._add(request, bare)
-        for each in submission.after:
-            self.do(each)
+        for each, made in submission.steps(request, self.driver):
+            if made.message is not None:
+                self._add(each, Submission(made.message, tuple(made.reads), tuple(made.writes)))
         result: Any = submission.result
         return result  # type: ignore[no-any-return]
 
@@ -232,12 +226,10 @@ class Steps:
             last = msgspec.structs.replace(last, result=result)
         elif steps and type(last.message) in ASKED and steps[-1][0].lane is self._lane:
             last = _asking(steps.pop()[1], last)
-        return msgspec.structs.replace(
-            last,
-            before=tuple(_prepared(*each) for each in steps),
-            sent=_all_of(self._sent),
-            done=_all_of(self._done),
+        last = msgspec.structs.replace(
+            last, sent=_all_of([*self._sent, last.sent]), done=_all_of([*self._done, last.done])
         )
+        return last.around([_prepared(*each) for each in steps])
 
 
 def _joined(steps: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
@@ -292,7 +284,8 @@ def _unprepared(_driver: object) -> Submission[Any]:
     raise AssertionError
 
 
-def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None] | None:
+def _all_of(given: list[Callable[[], None] | None]) -> Callable[[], None] | None:
+    calls = [call for call in given if call is not None]
     if not calls:
         return None
 

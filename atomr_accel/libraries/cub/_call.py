@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..._dtypes import DTYPES, NAMES
+from ..._dtypes import DTYPES, NAMES, number_kind
 from ...memory import GpuRef, ref_error
 from .._arguments import require_no_alias, require_readable, require_writable
 from .._library import LaneSpec
@@ -301,10 +301,10 @@ def number(value: Any, dtype: np.dtype[Any], name: str) -> bytes:
     if isinstance(value, GpuRef):
         raise TypeError(f"{name} must be a number, not a GpuRef; get it from the device first")
     given = np.asarray(value)
-    if given.ndim or given.dtype.kind not in "biufcV" or given.dtype.names:
+    order = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+    if given.ndim or number_kind(given.dtype) not in order:
         raise TypeError(f"{name} must be a number, not {value!r} of type {type(value).__name__}")
-    order = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}
-    if order[given.dtype.kind] > order[dtype.kind]:
+    if order[number_kind(given.dtype)] > order[number_kind(dtype)]:
         raise TypeError(f"{name} is {value!r}, which {dtype.name} does not hold")
     if dtype.kind in "iu":
         info = np.iinfo(dtype)

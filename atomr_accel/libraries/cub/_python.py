@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, is_float
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -237,7 +237,7 @@ class _Translator:
             if value == -(2**63):
                 return f"T(-{2**63 - 1}ll - 1)", False
             return f"T({value}{suffix})", False
-        if isinstance(value, int | float) and kind in "fV":
+        if isinstance(value, int | float) and is_float(self._dtype):
             number = float(value)
             if not np.isfinite(number):
                 raise self._refuse(node, "a number that is not finite")

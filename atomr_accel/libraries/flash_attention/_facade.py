@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from ..._dtypes import DTYPES
+from .._arguments import require_ref
 from .._op import D, op
 from .._request import Request, Submission
 from ..array._steps import Describing
@@ -354,6 +355,8 @@ class FlashAttention(AttentionCalls[D]):
             require(cache_batch_idx, self._device.memory, "cache_batch_idx", (_INT32,), q.shape[:1])
             # Sequences of a cache are pages that are as long.
             block_table = cache_batch_idx.reshape(-1, 1)
+        for ref, what in ((q, "q"), (k_cache, "k_cache"), (v_cache, "v_cache")):
+            require_ref(ref, what)
         lengths = None if isinstance(cache_seqlens, int) else cache_seqlens
         count = cache_seqlens if isinstance(cache_seqlens, int) else None
         if lengths is None:

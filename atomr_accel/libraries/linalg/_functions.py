@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from ..._errors import Unsupported
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import ufunc, where
-from .._op import D, op
+from .._op import Awaited, D, op
 from ..array._choosing import read_number
 from ..array._copy import LANE as ARRAY
 from ..wire._options import whole
@@ -277,6 +278,11 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
                 return steps.fresh(stack.ref)
             wanted = _squarings(cast(self._operand(A, "A"), stack.dtype))
             most = given
+            if most is None and steps.driver.home.driver is not Awaited:
+                raise Unsupported(
+                    "linalg.expm asks the device how often matrices are squared, so in a batch or "
+                    "a recording it needs a number: expm(A, squarings=8), say"
+                )
             if most is None:  # asked of what was given, as no step is executed yet
                 asked = read_number(self._cub, cast(wanted.max(), INT64), "expm")
                 most = steps.driver.perform(asked) or 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import numpy as np
 
-from ..._dtypes import NAMES
+from ..._dtypes import NAMES, NUMBER_KINDS, is_added, is_float, number_kind
 from ._scalars import scalar_for
 from .wire._messages import Structure
 
@@ -132,7 +132,7 @@ def _assertion(there: str, name: str, nbytes: int, dtype: np.dtype[Any]) -> str:
         made = f"{of}::atomr_size == {dtype.itemsize}"
         if dtype.kind in "biu":
             made += f" && {of}::atomr_kind == 'i'"
-        elif dtype.kind == "f" and dtype.itemsize > 2:  # those of two bytes may be their bits
+        elif is_float(dtype) and dtype.itemsize > 2:  # those of two bytes may be their bits
             made += f" && {of}::atomr_kind == 'f'"
         right += f" && ({of}::atomr_kind == 0 || ({made}))"
     return f'static_assert({right}, "{name} is {nbytes} bytes of {dtype.name} in its dtype");'
@@ -240,7 +240,7 @@ def _put(there: np.ndarray[Any, Any], value: Any, field: str) -> None:
             raise TypeError(f"field '{field}' takes {len(there)} values, not {value!r}")
         for at, item in enumerate(value):
             _put(there[at : at + 1].reshape(there.shape[1:]), item, f"{field}[{at}]")
-    elif dtype.names is None and (dtype.kind in "biufc" or dtype in NAMES):
+    elif dtype in NAMES or (number_kind(dtype) in NUMBER_KINDS and not is_added(dtype)):
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
         there[...] = scalar_for(value, dtype, f"field '{field}'", field)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..._dtypes import DTYPES, NAMES, as_dtype
+from ..._dtypes import DTYPES, NAMES, REAL_KINDS, as_dtype, number_kind
 from ..._errors import Unsupported
 from ...expressions import Operand
 from ...memory import as_shape, ref_error
-from .._arguments import require_shape, require_writable
+from .._arguments import require_ref, require_shape, require_writable
 from ..wire._options import LARGEST, real, whole
 from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
@@ -165,7 +165,7 @@ def probabilities(
         ValueError: another number of them, a negative one, NaN, or they do not sum to 1.
     """
     given = np.asarray(p)
-    if given.dtype.kind not in "biuf" and (given.dtype not in NAMES or given.dtype.kind == "c"):
+    if number_kind(given.dtype) not in REAL_KINDS:
         raise TypeError(f"{name} must be made of real numbers, not of {given.dtype}")
     chances = given.astype(np.float64)
     if chances.ndim != 1:
@@ -226,6 +226,8 @@ def dtype_of(
     Raises:
         TypeError: it must not.
     """
+    if out is not None:
+        require_ref(out, "out")
     usual = DTYPES[default] if out is None else out.dtype
     chosen = usual if dtype is None else as_dtype(dtype)
     name = NAMES[chosen]

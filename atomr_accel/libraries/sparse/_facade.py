@@ -264,7 +264,7 @@ def _scipys(array: object) -> Any:
         TypeError: it is not.
     """
     form = getattr(array, "format", None)
-    if form not in FORMATS or not hasattr(array, "nnz"):
+    if form not in FORMATS or not hasattr(array, "tocsr"):
         raise TypeError(
             f"sparse.put takes sparse arrays of SciPy's in {', '.join(FORMATS)}, not "
             f"{said_of(array)}; device.put takes dense ones"

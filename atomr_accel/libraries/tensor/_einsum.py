@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias,
 
 import numpy as np
 
-from ..._dtypes import as_dtype
+from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, cast
-from ...expressions._promotion import FLOAT32, HALVES
+from ...expressions._promotion import FLOAT32
 from ...memory import GpuRef, ref_error
 from ...memory._views import strides_of
 from .._op import Collected, D, Described, op

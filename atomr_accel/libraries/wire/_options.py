@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..._dtypes import is_float
+
 LARGEST: Final = 2**63 - 1
 """The largest whole number that messages carry, and that lengths of axes are."""
 
@@ -96,7 +98,7 @@ def _converted(value: Any, name: str) -> float:
         value = value[()]
     # The scalars of ml_dtypes are of no kind that ``numbers`` knows.
     known = isinstance(value, numbers.Real) or (
-        isinstance(value, np.generic) and value.dtype.kind in "fV"
+        isinstance(value, np.generic) and is_float(value.dtype)
     )
     if not known or isinstance(value, _FLAGS):
         raise TypeError(f"{name} must be a real number, not {_shown(value)}")

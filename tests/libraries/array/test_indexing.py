@@ -383,6 +383,10 @@ async def test_what_is_refused(device: Device) -> None:
     zero = await device.zeros(1, "int64")
     with pytest.raises(Unsupported, match=f"more than {MOST_INDICES} arrays"):
         await array.getitem(deep, (zero,) * 9)
+    for narrow in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"):
+        ones = await device.zeros(1, narrow)
+        with pytest.raises(Unsupported, match=f"sums of {narrow} at indices"):
+            await array.add_at(ones, zero, ones)
     sealed = await device.seal(await device.put(np.zeros(3)))
     with pytest.raises(GpuRefSealed):
         await array.setitem(sealed, i, 1)

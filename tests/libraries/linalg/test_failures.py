@@ -140,7 +140,7 @@ async def test_whole_numbers_are_double_and_arguments_may_be_expressions(device:
 
 async def test_what_needs_an_answer_first_is_not_for_batches(device: Device) -> None:
     a = await device.put(np.eye(2))
-    with pytest.raises(Unsupported, match="expm"):
+    with pytest.raises(Unsupported, match=r"linalg\.expm .* squarings="):
         async with device.batch() as batch:
             batch.linalg.expm(a)
     async with device.batch() as batch:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import LibraryError
+from atomr_accel._dtypes import HALVES
 from atomr_accel.libraries.nccl.host import _cpu, _cuda
 from atomr_accel.libraries.nccl.wire._area import Area
 from atomr_accel.libraries.nccl.wire._exchange import numbers_of
@@ -319,3 +320,10 @@ def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch)
         ranks.lanes[0].handlers[Shrink](Shrink(9, 7, (1,), 0, 2))
     with pytest.raises(LibraryError, match="aborted"):
         ranks.aborts[0].handlers[Revoke](Revoke(7))
+
+
+@pytest.mark.parametrize("dtype", sorted(HALVES, key=str), ids=str)
+def test_narrow_floats_are_added_up_in_float32(dtype: Any) -> None:
+    parts = [np.full(1, number, dtype) for number in (4, *[0.5] * 4)]
+    total = _cpu._reduced(parts, Step("all_reduce", str(parts[0].dtype), 1, 0, 0, reduction="sum"))
+    assert total == np.asarray(6, dtype)  # added up in fp4 or fp8 it stays below

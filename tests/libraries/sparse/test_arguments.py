@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,6 +248,30 @@ async def test_views_that_have_gaps_are_copied(device: Device) -> None:
     assert not x.contiguous
     found = await device.get(await device.sparse.matmul(a, x))
     np.testing.assert_array_equal(found, MATRIX @ np.array([0.0, 4, 8]))
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("n", [None, 2])
+async def test_products_take_views_on_both_sides(device: Device, form: str, n: int | None) -> None:
+    matrix = MATRIX.asformat(form)
+    a = await device.sparse.put(matrix)
+    tail = () if n is None else (n,)
+    data = np.arange(1.0, 1 + 6 * math.prod(tail)).reshape(6, *tail)
+    expected = matrix @ data[::2]
+    x = (await device.put(data))[::2]
+    for call in range(3):  # from the second one on, by a trace
+        made = await device.sparse.matmul(a, x)
+        np.testing.assert_array_equal(await device.get(made), expected, f"call {call}")
+        out = await device.full((6, *tail), np.nan)
+        await device.sparse.matmul(a, x, out=out[::2])
+        await device.sparse.matmul(a, x, alpha=2.0, beta=1.0, out=out[::2])
+        np.testing.assert_array_equal((await device.get(out))[::2], 3 * expected, f"call {call}")
+    out = await device.full((6, *tail), np.nan)
+    async with device.batch() as batch:
+        batch.sparse.matmul(a, x, out=out[::2])
+        found = batch.get(out)
+    np.testing.assert_array_equal(found[::2], expected)
+    assert np.isnan(found[1::2]).all()
 
 
 async def test_what_beta_0_stands_before_is_not_read(device: Device) -> None:

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _softmax: Final = special("softmax")
-_log_softmax: Final = special("log_softmax")
 
 
 def wide(array: Array) -> Array:
     """In the type that is computed in."""
     return array.astype(np.float64 if array.dtype.itemsize == 8 else np.float32)
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    """The logarithm of ``softmax``, and NaN where that is: SciPy's is -inf beside infinity."""
+    with np.errstate(all="ignore"):
+        shifted = x - x.max(axis, keepdims=True)
+        made: Array = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+    return made
 
 
 @final

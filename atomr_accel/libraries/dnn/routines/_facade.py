@@ -56,7 +56,8 @@ class Routines(RoutinePart[D]):
     ) -> Request[GpuRef]:
         """The logarithm of ``softmax``, which does not underflow.
 
-        As ``scipy.special.log_softmax``. Vendor function: ``cudnnSoftmaxForward``.
+        As ``scipy.special.log_softmax``, but NaN wherever ``softmax`` is. Vendor function:
+        ``cudnnSoftmaxForward``.
 
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.

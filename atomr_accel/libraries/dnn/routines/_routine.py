@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ..._arguments import require_no_alias, require_readable, require_writable
+from ..._arguments import require_no_alias, require_readable, require_ref, require_writable
 from ..._op import D
 from ..._request import Request, Submission
 from ..graph._layout import is_last, logical
@@ -88,6 +88,7 @@ def image_of(x: Any, layout: str | None) -> Tensor:
 def _check_out(
     op: str, out: GpuRef, inputs: dict[str, GpuRef], shape: tuple[int, ...], *, in_place: bool
 ) -> None:
+    require_ref(out, "out")
     first = next(iter(inputs.values()))
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")

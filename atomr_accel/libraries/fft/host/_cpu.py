@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from ...._dtypes import DTYPES
+from ...._dtypes import DTYPES, NUMBER_KINDS, number_kind
 from ....host._host import IMPORTS
 from ..wire._cosines import cosines_shape
 from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
@@ -155,7 +155,7 @@ def _hooked(hook: Hook | None, values: _Array) -> _Array:
         function = cloudpickle.loads(hook.function)
         # Of its own: it may write there, and what is loaded is the program's.
         made = np.asarray(function(values.flatten(), np.arange(values.size)))
-    if made.size != values.size or made.dtype.kind not in "biufc":
+    if made.size != values.size or number_kind(made.dtype) not in NUMBER_KINDS:
         raise ValueError(
             f"the callback {hook.name!r} gave {made.dtype.name} of shape {made.shape} "
             f"for {values.size} elements of {values.dtype.name}"

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...._dtypes import DTYPES
+from ...._dtypes import DTYPES, HALVES
 from ...._errors import LibraryError
 from ..wire._area import Aborted, Area
 from ..wire._exchange import REDUCING, Exchange, elements_of_a_round, exchange
@@ -173,7 +173,7 @@ def _reduced(parts: list[_Array], step: Step) -> _Array:
     """Elements of all ranks made one, in their order, so every rank gets the same bits."""
     dtype = parts[0].dtype
     # Narrow floats are added up in float32 and rounded once.
-    narrow = dtype.kind not in "biufc" or dtype == np.float16
+    narrow = dtype in HALVES
     wide = np.dtype(np.float32) if narrow else dtype
     combine = _UFUNCS[step.reduction]
     scale = None if step.scale is None else wide.type(step.scale)

@@ -250,6 +250,8 @@ async def test_routines_say_nothing_of_infinities(device: Device) -> None:
     y, logs = await dnn.softmax(x), await dnn.log_softmax(x)
     np.testing.assert_allclose((await device.get(y))[1], [0, 0.0900306, 0.2447285, 0.6652409], 1e-5)
     assert (await device.get(logs))[1, 0] == -INF
+    assert np.isnan((await device.get(y))[0]).all()
+    assert np.isnan((await device.get(logs))[0]).all()  # also beside the infinity
     await dnn.softmax_grad(x, y)
     await dnn.log_softmax_grad(x, logs)
     image = await device.put(np.array([3e38, INF, -INF, 1], np.float32).reshape(1, 1, 2, 2))
