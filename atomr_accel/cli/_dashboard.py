@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from .._install import install_command
 from ..dashboard import open_dashboard
 from ._documents import DashboardDocument
 from ._errors import Refusal
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """
     for package in ("starlette", "hypercorn"):
         if find_spec(package) is None:
-            raise Refusal(f"it needs {package}: pip install 'atomr-accel[dashboard]'")
+            raise Refusal(f"it needs {package}: {install_command('dashboard')}")
     urls: list[str] = []
     open_now = 0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from .._errors import LibraryMissing
+from .._install import install_command
 from ..actors import ActorSystem
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance
@@ -96,7 +97,7 @@ async def open_dashboard(
         from ._web import application
     except ModuleNotFoundError as error:
         raise LibraryMissing(
-            f"a dashboard needs {error.name}: pip install 'atomr-accel[dashboard]'",
+            f"a dashboard needs {error.name}: {install_command('dashboard')}",
             library=str(error.name),
         ) from error
     token = secrets.token_urlsafe(32)

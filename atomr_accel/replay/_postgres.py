@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._errors import LibraryMissing
+from .._install import install_command
 from ._entries import SCHEMA
 from ._storage import JournalError, Record, Stored
 from ._threaded import ThreadedStorage
@@ -83,7 +84,7 @@ class PostgresStorage(ThreadedStorage):
             import psycopg
         except ImportError as error:
             raise LibraryMissing(
-                "journals in PostgreSQL need package psycopg: pip install atomr-accel[postgres]",
+                f"journals in PostgreSQL need package psycopg: {install_command('postgres')}",
                 library="psycopg",
             ) from error
         try:

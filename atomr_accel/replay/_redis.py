@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._errors import LibraryMissing
+from .._install import install_command
 from ..actors._nursery import plain
 from ._storage import Record, Stored
 
@@ -47,7 +48,7 @@ class RedisStorage:
             from coredis import Redis
         except ImportError as error:
             raise LibraryMissing(
-                "journals in Redis need package coredis: pip install atomr-accel[redis]",
+                f"journals in Redis need package coredis: {install_command('redis')}",
                 library="coredis",
             ) from error
         try:

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from atomr_accel import open_system
+from atomr_accel._install import install_command
 from atomr_accel.actors._system import beside_systems
 from atomr_accel.cli import _dashboard
 from atomr_accel.cli._errors import Refusal
@@ -194,7 +195,7 @@ def test_without_what_serves_pages(
 ) -> None:
     monkeypatch.setattr(_dashboard, "find_spec", lambda _: None)
     refusal = command.document("dashboard", script(tmp_path, SCRIPT), code=3)
-    assert "atomr-accel[dashboard]" in refusal.message
+    assert install_command("dashboard") in refusal.message
 
 
 @pytest.mark.slow
