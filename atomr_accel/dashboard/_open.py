@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
@@ -16,6 +16,7 @@ import trio
 from .._errors import LibraryMissing
 from .._install import install_command
 from ..actors import ActorSystem
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance
 from ._feed import Feed
@@ -57,7 +58,7 @@ class Dashboard(metaclass=NoPublicConstructor):
         return f"<Dashboard {self.address}>"  # tokens do not belong in logs
 
 
-@asynccontextmanager
+@opens
 async def open_dashboard(
     system: ActorSystem,
     *,

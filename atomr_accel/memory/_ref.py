@@ -659,6 +659,8 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
                 else ("await device.evaluate(expression)")
             )
             message += f"; evaluate it first: {how}"
+        elif isinstance(ref, (list, tuple)) and any(isinstance(each, GpuRef) for each in ref):
+            message += "; call it for each of them, in a batch to save round trips"
         elif _is_data(ref):
             how = (
                 f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
@@ -698,4 +700,7 @@ def _order(one: MemoryMap, other: MemoryMap) -> str:
 
 def sealed_error(ref: GpuRef, name: str) -> GpuRefSealed:
     """The error for writing to a sealed ref."""
-    return GpuRefSealed(f"{name} is sealed, so nothing may write to it: {ref!r}")
+    return GpuRefSealed(
+        f"{name} is sealed, so nothing may write to it: {ref!r}; write to a copy: "
+        f"copy = await device.copy({name if name.isidentifier() else 'ref'})"
+    )
