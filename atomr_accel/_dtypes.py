@@ -104,6 +104,11 @@ def as_dtype(dtype: object) -> np.dtype[Any]:
             return known
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
+    if isinstance(dtype, int):
+        raise TypeError(
+            f"dtype must be a dtype such as numpy.float32, not {dtype}; "
+            "write a shape as a tuple: (3, 4)"
+        )
     resolved = np.dtype(dtype)  # type: ignore[call-overload]
     known = _KNOWN.get(resolved)
     if known is None:

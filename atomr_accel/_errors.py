@@ -50,7 +50,7 @@ class DeviceUnavailable(AccelError):
 
 
 class LibraryMissing(DeviceUnavailable):
-    """A vendor library is not installed; the message names the extra that brings it.
+    """A vendor library is not installed; the message has a command that installs it.
 
     Attributes:
         library: what was looked for, such as ``"cublas"``.

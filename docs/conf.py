@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 import sys
 import zlib
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+
+import sphinxcontrib_trio
+from sphinx.domains.python import PythonDomain
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import atomr_accel  # noqa: E402 - from this checkout, wherever another one is installed
+from atomr_accel.actors._blocks import opens  # noqa: E402
 from atomr_accel.libraries._op import op  # noqa: E402
+from atomr_accel.libraries._table import Libraries  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sphinx.application import Sphinx
 
 project = "atomr_accel"
@@ -54,6 +62,13 @@ maximum_signature_line_length = 88
 
 # sphinxcontrib-trio looks at what stands in a class, and for the functions behind that.
 op.__func__ = property(lambda self: self.__get__(None))
+sphinxcontrib_trio.ACM_CODES.add(opens(lambda: None).__code__)
+
+PUBLIC = (
+    "atomr_accel",
+    *(f"atomr_accel.{name}" for name in ("actors", "patterns", "solvers", "replay", "telemetry")),
+    *(f"atomr_accel.{name}" for name in ("dashboard", "testing", "worlds", "backends")),
+)
 
 
 def _inventory(name: str) -> str:
@@ -161,8 +176,49 @@ def _skip(
     return True if what == "class" and type(thing).__name__ == "_tuplegetter" else skip
 
 
+def _public_names() -> dict[str, str]:
+    """The names that programs write, by those of the modules that define them."""
+    names = {
+        f"{facade.__module__}.{facade.__qualname__}": f"device.{library}"
+        for library, hint in get_type_hints(Libraries).items()
+        if isinstance(facade := get_origin(hint) or hint, type)
+    }
+    for module in PUBLIC:
+        exported = import_module(module)
+        for name in exported.__all__:
+            thing = getattr(exported, name)
+            if hasattr(thing, "__qualname__"):
+                names.setdefault(f"{thing.__module__}.{thing.__qualname__}", f"{module}.{name}")
+    return names
+
+
+class _PublicNames(PythonDomain):
+    """Has the search know things by the names that programs write."""
+
+    def get_objects(self) -> Iterator[tuple[str, str, str, str, str, int]]:
+        for name, shown, *rest in super().get_objects():
+            yield (_public(name), _public(shown), *rest)
+
+
+def _public(name: str) -> str:
+    """A thing's public name, or its own without the modules that are not public."""
+    head, tail = name, ""
+    while head:
+        if head in NAMES:
+            return NAMES[head] + tail
+        head, _, last = head.rpartition(".")
+        tail = f".{last}{tail}"
+    parts = name.split(".")
+    private = [at for at, part in enumerate(parts) if re.match(r"_[a-z]", part)]
+    return ".".join(parts[private[-1] + 1 :]) if private else name
+
+
+NAMES = _public_names()
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.add_domain(_PublicNames, override=True)
     app.connect("autodoc-process-docstring", _process_docstring, priority=400)
     app.connect("autodoc-process-docstring", _process_property, priority=600)
     app.connect("autodoc-process-signature", _process_signature)

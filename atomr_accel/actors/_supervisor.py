@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol, final
 
 import trio
 
+from ._blocks import opens
 from ._deciders import Decider, Directive, judge, leaves, restart_always
 from ._errors import ActorStopped, ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
 from ._logs import fields
@@ -541,7 +541,7 @@ def _only_missed_others(failure: BaseException) -> bool:
     return all(isinstance(leaf, ActorStopped) and not leaf.__cause__ for leaf in leaves(failure))
 
 
-@asynccontextmanager
+@opens
 async def open_supervisor(
     name: str,
     *,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import trio
 
 from ._actor import Actor
+from ._blocks import opens
 from ._cell import Cell, Node
 from ._errors import NoSuchActor
 from ._forked import ending_children
@@ -305,7 +306,7 @@ def _nodes(root: Node) -> list[Node]:
     return nodes
 
 
-@asynccontextmanager
+@opens
 async def open_system(
     name: str,
     *,

@@ -131,7 +131,19 @@ def _index(text: str) -> int:
     return value
 
 
-for _kind, _name in ((_seconds, "number"), (_natural, "number"), (_index, "number")):
+def _port(text: str) -> int:
+    value = _index(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"must be at most 65535, but is {text}")
+    return value
+
+
+for _kind, _name in (
+    (_seconds, "number"),
+    (_natural, "number"),
+    (_index, "number"),
+    (_port, "number"),
+):
     _kind.__name__ = _name  # argparse names it where text is no number at all
 
 
@@ -222,7 +234,10 @@ def _cache(parser: argparse.ArgumentParser) -> None:
 
 def _dashboard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1")
-    parser.add_argument("--port", type=_index, default=0, help="by default a free one")
+    parser.add_argument("--port", type=_port, default=0, help="by default a free one")
+    parser.add_argument(
+        "--public", action="store_true", help="allow a host that other machines reach"
+    )
     _add_program(parser)
 
 

@@ -19,6 +19,7 @@ import msgspec
 import trio
 
 from .. import DeviceUnavailable, __version__, open_device
+from .._install import install_command
 from ..testing import kill_host
 from ._children import ChildFailed, ask_child
 from ._documents import BenchDocument, MeasurementPart, RivalPart
@@ -392,7 +393,7 @@ def _check_plot(file: str) -> None:
     if Path(file).suffix not in _PLOTS:
         raise Refusal(f"--plot takes a name that ends with {', '.join(_PLOTS)}", ExitCode.USAGE)
     if find_spec("matplotlib") is None:
-        raise Refusal("--plot needs matplotlib: pip install 'atomr-accel[cli]'")
+        raise Refusal(f"--plot needs matplotlib: {install_command('cli')}")
 
 
 def _plot(document: BenchDocument, file: str) -> None:

@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from .._install import install_command
 from ..dashboard import open_dashboard
 from ._documents import DashboardDocument
-from ._errors import Refusal
+from ._errors import ExitCode, Refusal
 from ._output import path_text
 from ._programs import run_beside
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """
     for package in ("starlette", "hypercorn"):
         if find_spec(package) is None:
-            raise Refusal(f"it needs {package}: pip install 'atomr-accel[dashboard]'")
+            raise Refusal(f"it needs {package}: {install_command('dashboard')}")
     urls: list[str] = []
     open_now = 0
 
@@ -42,10 +43,13 @@ def run(args: argparse.Namespace, out: Output) -> int:
         # The port is for one system at a time; others take a free one.
         port = 0 if open_now else args.port
         async with AsyncExitStack() as stack:
-            opening = open_dashboard(system, host=args.host, port=port)
+            opening = open_dashboard(system, host=args.host, port=port, public=args.public)
             try:
                 dashboard = await stack.enter_async_context(opening)
-            except (OSError, ValueError) as error:
+            except ValueError as error:
+                said = str(error).replace("public=True", "--public")
+                raise Refusal(f"no page at {args.host}: {said}", ExitCode.USAGE) from error
+            except OSError as error:
                 raise Refusal(f"no page at {args.host}, port {port}: {error}") from error
             urls.append(dashboard.address)
             sys.stderr.write(f"dashboard of {system.name}: {dashboard.url}\n")

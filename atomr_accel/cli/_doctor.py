@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from .._install import install_command
 from ..libraries.host._disk_cache import base_folder
 from ._documents import DoctorDocument, FindingPart, Level
 from ._errors import ExitCode
@@ -213,7 +214,7 @@ def _driver(machine: Machine) -> FindingPart:
         return _finding("driver", "problem", found, advice)
     if int(driver.cuda.partition(".")[0]) < major:
         advice = (
-            f"the packages are for CUDA {major}; update the driver or install atomr-accel[cuda12]"
+            f"the packages are for CUDA {major}; update the driver, or: {install_command('cuda12')}"
         )
         return _finding("driver", "problem", found, advice)
     return _finding("driver", "ok", found)

@@ -12,6 +12,7 @@ import trio
 from trio import move_on_after
 
 from .. import AccelError, DeviceLost, __version__, open_device
+from .._install import install_command
 from ..backends._registry import BUILT_IN, GROUP
 from ._checks import CHECKS, Check, checked
 from ._documents import CheckPart, GpuPart, LibraryPart, OpenedPart, ProbeDocument
@@ -206,7 +207,7 @@ def advice(told: Told, parts: list[LibraryPart], opened: list[OpenedPart]) -> li
     if any(part.extra == "cuda12" for part in missing):
         names = ", ".join(part.name for part in missing if part.extra == "cuda12")
         extra = extra_for(driver.cuda)
-        said.append(f"pip install 'atomr-accel[{extra}]' brings what is missing: {names}")
+        said.append(f"missing: {names}; install with: {install_command(extra)}")
     said += [f"pip install {part.name}" for part in missing if part.extra is None]
     if driver.cuda is None and not said:
         said.append("there is no NVIDIA driver, so open_device takes the CPU")

@@ -8,14 +8,16 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
 from .._errors import LibraryMissing
+from .._install import install_command
 from ..actors import ActorSystem
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance
 from ._feed import Feed
@@ -57,7 +59,7 @@ class Dashboard(metaclass=NoPublicConstructor):
         return f"<Dashboard {self.address}>"  # tokens do not belong in logs
 
 
-@asynccontextmanager
+@opens
 async def open_dashboard(
     system: ActorSystem,
     *,
@@ -104,7 +106,7 @@ async def open_dashboard(
         from ._web import application
     except ModuleNotFoundError as error:
         raise LibraryMissing(
-            f"a dashboard needs {error.name}: pip install 'atomr-accel[dashboard]'",
+            f"a dashboard needs {error.name}: {install_command('dashboard')}",
             library=str(error.name),
         ) from error
     token = secrets.token_urlsafe(32)

@@ -21,6 +21,7 @@ from ..actors import (
     Intensity,
     Supervision,
 )
+from ..actors._blocks import opens
 from ..actors._deciders import leaves
 from ..actors._instrument import Instruments
 from ..actors._nursery import PlainNursery
@@ -125,7 +126,7 @@ class System(ActorSystem):
         return tuple(self._devices)
 
 
-@asynccontextmanager
+@opens
 async def open_system(
     name: str,
     *,
@@ -145,7 +146,7 @@ async def open_system(
         yield system
 
 
-@asynccontextmanager
+@opens
 @trio.lowlevel.enable_ki_protection
 async def open_device(
     index: int = 0,

@@ -20,6 +20,7 @@ from .._errors import said_of
 from ..actors import Backoff
 from ..lanes import SanitizerTool
 from ..libraries._table import LANES
+from ..memory._map import GRANULARITY
 from ..wire import StreamPlan
 from ._context import MEMORY_LANE
 
@@ -110,7 +111,8 @@ def check_settings(
         if isolation != "process":
             raise ValueError("op_deadline kills the host, so it needs isolation='process'")
     if memory_limit is not None:
-        _whole_number("memory_limit", memory_limit, unit=" of bytes")
+        # Less would hold nothing, since memory comes in slabs.
+        _whole_number("memory_limit", memory_limit, least=GRANULARITY, unit=" of bytes")
     _whole_number("pinned_limit", pinned_limit, unit=" of bytes")
     if not isinstance(prompt, bool):
         raise TypeError(f"prompt must be True or False, not {_said(prompt)}")

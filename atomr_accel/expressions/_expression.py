@@ -13,7 +13,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from .._dtypes import as_dtype, is_inexact
 from .._errors import Unsupported, said_of
 from ._axes import Axis, kept_of, reduced_axes, reduction, whole, whole_number
-from ._methods import FUNCTIONS, PLAIN, Methods
+from ._methods import ELSEWHERE, FUNCTIONS, PLAIN, Methods
 from ._numbers import Number, number_of, with_words
 from ._promotion import (
     Form,
@@ -216,6 +216,12 @@ class Operand(Methods):
             "await device.evaluate((x == value).any())"
         )
 
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise TypeError(
+            f"{_what(self)} is not changed by assignment; write: await device.put(array, "
+            "out=x[...]), await device.copy(y, x[...]) or await device.fill(x[...], number)"
+        )
+
     def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:
         raise TypeError(
             f"{_what(self)} does not turn into an array by itself, because computing and fetching "
@@ -243,8 +249,7 @@ class Operand(Methods):
         if found is None:
             raise TypeError(
                 f"{function.__module__}.{function.__name__} is none of the functions that "
-                "expressions are made of; the documentation of expressions has a list, and others "
-                f"are methods of device.{_HOMES.get(function.__module__, 'array')}, to be awaited"
+                f"expressions are made of; {_instead(function)}"
             )
         if kwargs.get("out") is not None:
             raise no_out(function.__name__)
@@ -273,8 +278,12 @@ Value = Operand | Number
 """What expressions are made of."""
 
 
-_HOMES: Final = {"numpy.linalg": "linalg", "numpy.fft": "fft"}
-"""Which library of a device has functions of NumPy's modules; that of others is ``array``."""
+def _instead(function: Callable[..., Any]) -> str:
+    """The call to write in the place of one of NumPy's functions."""
+    call = ELSEWHERE.get(function.__module__, {}).get(function.__name__)
+    if call is None:
+        return "fetch the arrays first: host = await device.get(x)"
+    return f"write: await device.{call}(...)"
 
 
 def _what(x: Operand) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from .._dtypes import as_dtype
+from ._calling import clear_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +23,14 @@ Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """What NumPy's functions do with refs and expressions; under ``numpy.ufunc`` what ufuncs do."""
 
+ELSEWHERE: Final[dict[str, dict[str, str]]] = {}
+"""Calls of libraries that do what NumPy's functions do, by module and name."""
+
 PLAIN: Final[dict[Any, str]] = {}
 """The names of ufuncs of one result, of those that were called so far."""
 
 
+@clear_calls
 class Methods:
     """NumPy's functions as methods; they make expressions."""
 

@@ -27,6 +27,7 @@ from typing import (
 
 import trio
 
+from ..expressions._calling import clarify
 from ..memory import NotContiguous
 from ._origin import bound
 from ._request import perform, send
@@ -108,39 +109,51 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         @functools.wraps(make)
         async def awaited(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             device: Any = facade._device  # of such facades it is what carries requests out
-            if device.witness is not None:
-                told: T = await device.witness.awaited(make, facade, args, kwargs)
-                return told
-            if facade.traced:
-                found = facade._traces.find(make, facade, device, args, kwargs)
-                sent = send(device, *found) if found is not None else None
-                if sent is not None:
-                    made, submitted = sent
-                    answer = await submitted.wait()
-                    finish = found[0].finish  # type: ignore[index] # or nothing was sent
-                    return made if finish is None else finish(answer, made)  # type: ignore[no-any-return]
             try:
-                return await perform(device, make(facade, *args, **kwargs))
-            except NotContiguous:
-                if not has_views(args, kwargs):
-                    raise  # it is in something that an argument holds
-            result: T = await perform(device, on_copies(make, facade, args, kwargs))
+                if device.witness is not None:
+                    told: T = await device.witness.awaited(make, facade, args, kwargs)
+                    return told
+                if facade.traced:
+                    found = facade._traces.find(make, facade, device, args, kwargs)
+                    sent = send(device, *found) if found is not None else None
+                    if sent is not None:
+                        made, submitted = sent
+                        answer = await submitted.wait()
+                        finish = found[0].finish  # type: ignore[index] # or nothing was sent
+                        return made if finish is None else finish(answer, made)  # type: ignore[no-any-return]
+                try:
+                    return await perform(device, make(facade, *args, **kwargs))
+                except NotContiguous:
+                    if not has_views(args, kwargs):
+                        raise  # it is in something that an argument holds
+                result: T = await perform(device, on_copies(make, facade, args, kwargs))
+            except TypeError as error:
+                clarify(error, make, (facade, *args), kwargs)
+                raise
             return result
 
         @functools.wraps(make)
         def collected(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             collector: Any = facade._device
             result: T
-            if collector.witness is not None:
-                result = collector.witness.collected(make, facade, args, kwargs)
-            else:
-                result = collector.collect(make, facade, args, kwargs)
+            try:
+                if collector.witness is not None:
+                    result = collector.witness.collected(make, facade, args, kwargs)
+                else:
+                    result = collector.collect(make, facade, args, kwargs)
+            except TypeError as error:
+                clarify(error, make, (facade, *args), kwargs)
+                raise
             return result
 
         @functools.wraps(make)
         def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
             device = facade._device
-            request = bound(on_any_views(make, facade, args, kwargs), device.memory)
+            try:
+                request = bound(on_any_views(make, facade, args, kwargs), device.memory)
+            except TypeError as error:
+                clarify(error, make, (facade, *args), kwargs)
+                raise
             if device.witness is not None:
                 return device.witness.described(request, make, facade, args, kwargs)
             return request

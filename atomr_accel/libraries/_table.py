@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic
 
+from ..expressions._methods import ELSEWHERE
 from ._op import D
 from .array._facade import ArrayFunctions
 from .blas._facade import Blas
@@ -49,6 +50,24 @@ NAMES: Final = (
     *("nvrtc", "rng", "sparse", "sparselt", "tensor"),
 )
 """The names of the facades."""
+
+
+_OF_NUMPY: Final[dict[str, dict[str, type[Any]]]] = {
+    "numpy": {"array": ArrayFunctions, "linalg": Linalg, "tensor": Tensor},
+    "numpy.linalg": {"linalg": Linalg, "array": ArrayFunctions},
+    "numpy.fft": {"fft": Fft},
+}
+ELSEWHERE.update(
+    {
+        module: {
+            name: f"{library}.{name}"
+            for library, facade in reversed(libraries.items())
+            for name in dir(facade)
+            if not name.startswith("_")
+        }
+        for module, libraries in _OF_NUMPY.items()
+    }
+)
 
 
 class Libraries(Generic[D]):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
+from ..expressions._calling import clarify
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -94,9 +96,13 @@ def witnessed(method: F) -> F:
         @functools.wraps(method)
         async def told_async(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             witness: Witness | None = self._core.witness
-            if witness is None:
-                return await method(self, *args, **kwargs)
-            return await witness.method(method, self, args, kwargs)
+            try:
+                if witness is None:
+                    return await method(self, *args, **kwargs)
+                return await witness.method(method, self, args, kwargs)
+            except TypeError as error:
+                clarify(error, method, (self, *args), kwargs)
+                raise
 
         function: Any = told_async
     else:
@@ -104,9 +110,13 @@ def witnessed(method: F) -> F:
         @functools.wraps(method)
         def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             witness: Witness | None = self._core.witness
-            if witness is None:
-                return method(self, *args, **kwargs)
-            return witness.step(method, self, args, kwargs)
+            try:
+                if witness is None:
+                    return method(self, *args, **kwargs)
+                return witness.step(method, self, args, kwargs)
+            except TypeError as error:
+                clarify(error, method, (self, *args), kwargs)
+                raise
 
         function = told
     marked: F = trio.lowlevel.enable_ki_protection(function)

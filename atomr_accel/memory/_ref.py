@@ -658,6 +658,8 @@ def no_ref_error(given: object, name: str) -> TypeError:
             else ("await device.evaluate(expression)")
         )
         message += f"; evaluate it first: {how}"
+    elif isinstance(given, (list, tuple)) and any(isinstance(each, GpuRef) for each in given):
+        message += "; call it for each of them, in a batch to save round trips"
     elif _is_data(given):
         how = f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
         message += f"; put it on the device first{how}"
@@ -701,4 +703,7 @@ def _order(one: MemoryMap, other: MemoryMap) -> str:
 
 def sealed_error(ref: GpuRef, name: str) -> GpuRefSealed:
     """The error for writing to a sealed ref."""
-    return GpuRefSealed(f"{name} is sealed, so nothing may write to it: {ref!r}")
+    return GpuRefSealed(
+        f"{name} is sealed, so nothing may write to it: {ref!r}; write to a copy: "
+        f"copy = await device.copy({name if name.isidentifier() else 'ref'})"
+    )

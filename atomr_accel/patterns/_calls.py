@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import asynccontextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
 
+from .._errors import said_of
 from ._errors import Closed, Refused, elsewhere
 from ._observer import Observer, guarded
 
@@ -207,7 +209,13 @@ class _Call:
 @trio.lowlevel.disable_ki_protection
 async def unprotected(function: Callable[[*Ts], Awaitable[Out]], *args: *Ts) -> Out:
     """Call a function of the program from code that keeps Ctrl+C away from itself."""
-    return await function(*args)
+    made = function(*args)
+    if not inspect.isawaitable(made):
+        raise TypeError(
+            f"{said_of(function)} must be an async function, and returned {said_of(made)}: "
+            "write `async def`"
+        )
+    return await made
 
 
 class NoEnd:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, final
 
 import trio
 
 from .._errors import LastError
+from ..actors._blocks import opens
 from ..actors._util import NoPublicConstructor, check_number
 from ._calls import Calls, closing, unprotected
 from ._errors import Refused
@@ -252,7 +252,7 @@ def _check_budget(budget: float, stages: list[_Stage]) -> None:
         raise ValueError(f"the cheapest stage costs {least:g}, more than the budget of {budget!r}")
 
 
-@asynccontextmanager
+@opens
 async def open_cascade(
     *stages: CascadeStage[In, Out],
     confidence: Callable[[Out], float],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import trio
 
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_whole
 from ._calls import Calls, closing, unprotected
@@ -128,7 +129,7 @@ class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
         )
 
 
-@asynccontextmanager
+@opens
 async def open_ensemble(
     *members: Callable[[In], Awaitable[Part]],
     combine: Callable[[list[Part]], Out],

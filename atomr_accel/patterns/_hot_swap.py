@@ -7,13 +7,13 @@ import hashlib
 import logging
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import trio
 
 from ..actors import NameTaken
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance, check_number
 from ._calls import Calls, closing
@@ -563,7 +563,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             version.gone.set()
 
 
-@asynccontextmanager
+@opens
 async def open_hot_swap(
     factory: Factory[In, Out],
     *,

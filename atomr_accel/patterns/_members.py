@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias, TypeVar
@@ -132,6 +133,15 @@ def check_factory(factory: object) -> None:
         raise TypeError(
             f"a factory must be a function that makes an async context manager, got {factory!r}"
         )
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"a factory must take no arguments, unlike {factory!r} ({error}); "
+            "lambda: nullcontext(function) is one for a function that owns nothing"
+        ) from None
+    except ValueError:
+        pass  # nobody knows what it takes
 
 
 def check_call(call: object, what: str) -> None:

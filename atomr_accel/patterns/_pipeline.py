@@ -7,12 +7,13 @@ import math
 import weakref
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, final, overload
 
 import trio
 
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_whole
 from ._calls import Calls, NoEnd, Tally, closing, unprotected
@@ -506,7 +507,7 @@ def open_pipeline(
     buffer: int = 1,
     observer: Observer | None = None,
 ) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
-@asynccontextmanager
+@opens
 async def open_pipeline(
     *stages: AsStage[Any, Any], buffer: int = 1, observer: Observer | None = None
 ) -> AsyncIterator[Pipeline[Any, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar, final
@@ -14,6 +14,7 @@ import trio
 
 from .._errors import EarlierErrors, LastError
 from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervisor, open_supervisor
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ..actors._util import NoPublicConstructor, check_instance, check_member, check_whole
@@ -523,7 +524,7 @@ async def _lost_by_fault(error: ReplicaLost, life: Life) -> bool:
     return life.failure is not None and is_fault(life.failure)
 
 
-@asynccontextmanager
+@opens
 async def open_replica_pool(
     factories: Iterable[Factory[In, Out]],
     *,
@@ -600,6 +601,7 @@ async def open_replica_pool(
     check_member("overflow", overflow, Overflow)
     if hedge is not None:
         check_instance("hedge", hedge, Hedge)
+    check_instance("factories", factories, Iterable)
     makers = [*factories]
     if not makers:
         raise ValueError("a pool wants one replica or more")

@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, ClassVar, Final, final
@@ -15,6 +15,7 @@ import numpy as np
 import trio
 
 from .._errors import EarlierErrors
+from ..actors._blocks import opens
 from ..actors._util import NoPublicConstructor, check_instance, check_whole
 from ._cached_text import Following, Prefill
 from ._calls import Calls, NoEnd, Tally, closing, unprotected
@@ -460,7 +461,7 @@ def _token(value: object) -> int:
     return token
 
 
-@asynccontextmanager
+@opens
 async def open_speculative(
     target: Prefill[Logits] | Prefill[Verdict],
     draft: Draft | None,

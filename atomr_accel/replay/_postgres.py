@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import trio
 
 from .._errors import LibraryMissing
+from .._install import install_command
 from ..actors._nursery import PlainNursery
 from ..device.data._transfer import in_thread
 from ._entries import SCHEMA
@@ -109,7 +110,7 @@ class PostgresStorage(ThreadedStorage):
             import psycopg
         except ImportError as error:
             raise LibraryMissing(
-                "journals in PostgreSQL need package psycopg: pip install atomr-accel[postgres]",
+                f"journals in PostgreSQL need package psycopg: {install_command('postgres')}",
                 library="psycopg",
             ) from error
         with self._errors_told("opened"):

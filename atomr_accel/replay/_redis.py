@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from .._errors import LibraryMissing
+from .._install import install_command
 from ..actors._nursery import plain
 from ._storage import JournalDamaged, JournalError, Record, Stored, check_name
 
@@ -74,7 +75,7 @@ class RedisStorage:
             from coredis import Redis
         except ImportError as error:
             raise LibraryMissing(
-                "journals in Redis need package coredis: pip install atomr-accel[redis]",
+                f"journals in Redis need package coredis: {install_command('redis')}",
                 library="coredis",
             ) from error
         body: BaseException | None = None

@@ -15,6 +15,7 @@ import trio
 
 from .. import DeviceInstrument, System
 from ..actors import Actor, Backoff, Group, Intensity, Message, Supervision, handler
+from ..actors._blocks import opens
 from ..actors._util import NoPublicConstructor, check_number
 from ._gpu_readings import DeviceFault, GpuReading, Xid
 from ._nvml_library import NvmlLibrary
@@ -248,7 +249,7 @@ def nvml_uuid(uuid: str) -> str:
     return f"GPU-{UUID(uuid)}"
 
 
-@asynccontextmanager
+@opens
 async def open_nvml(
     system: ActorSystem,
     *,

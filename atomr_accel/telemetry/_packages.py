@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from .._errors import LibraryMissing
+from .._install import install_command
 
 
 def package(module: str, distribution: str) -> Any:
@@ -18,6 +19,6 @@ def package(module: str, distribution: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise LibraryMissing(
-            f"{distribution} is not installed: pip install 'atomr-accel[telemetry]'",
+            f"{distribution} is not installed: {install_command('telemetry')}",
             library=distribution,
         ) from error

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._util import check_instance, check_whole
 from ._host_header import MISDIRECTED, REFUSAL, is_here
@@ -84,7 +84,7 @@ def _family(core: Any, metric: Metric, points: tuple[Point, ...]) -> Any:
 # --- a page to scrape ----------------------------------------------------------------------
 
 
-@asynccontextmanager
+@opens
 async def serve_prometheus(
     metrics: Metrics, *, host: str = "127.0.0.1", port: int = 0, names: Iterable[str] = ()
 ) -> AsyncIterator[int]:

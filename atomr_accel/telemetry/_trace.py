@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, final
 
 import trio
 
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..device import Device
 from ._recorder import Recorder
@@ -63,7 +63,7 @@ class _File:
         self._file.flush()
 
 
-@asynccontextmanager
+@opens
 async def trace(
     watched: Device | System, path: str | os.PathLike[str], *, timed: bool = True
 ) -> AsyncIterator[None]:

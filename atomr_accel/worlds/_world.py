@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, final
 import trio
 
 from .._errors import WorldBroken
+from ..actors._blocks import opens
 from ..actors._nursery import PlainNursery
 from ..actors._util import check_number
 from ..device import Device
@@ -408,7 +409,7 @@ class CollectiveGroup(Collectives):
         return world._submit(self._term, made)
 
 
-@asynccontextmanager
+@opens
 async def open_world(
     devices: Sequence[Device],
     *,

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from atomr_accel import open_device
+from atomr_accel._install import install_command
 from atomr_accel.cli import _bench
 from atomr_accel.cli._bench import MEASUREMENTS
 from atomr_accel.cli._documents import BenchDocument
@@ -112,7 +113,7 @@ def test_a_plot_that_has_no_place(tmp_path: Path) -> None:
 def test_a_plot_without_matplotlib(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_bench, "find_spec", lambda _: None)
     refusal = command.document("bench", "--plot", "bench.svg", code=3)
-    assert "atomr-accel[cli]" in refusal.message
+    assert install_command("cli") in refusal.message
 
 
 def test_rivals_do_all_but_faults() -> None:

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from atomr_accel import open_system
+from atomr_accel._install import install_command
 from atomr_accel.actors._system import beside_systems
 from atomr_accel.cli import _dashboard
 from atomr_accel.cli._errors import Refusal
@@ -176,16 +177,35 @@ def test_a_page_is_open_while_the_program_runs(tmp_path: Path, command: Commands
     sys.modules.pop("beside")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "not-an-address", "0.0.0.0"])
-def test_a_page_that_has_no_place(host: str, tmp_path: Path, command: Commands) -> None:
+@pytest.mark.parametrize(
+    ("host", "code"), [("127.0.0.1", 3), ("not-an-address", 2), ("0.0.0.0", 2)]
+)
+def test_a_page_that_has_no_place(host: str, code: int, tmp_path: Path, command: Commands) -> None:
     """The port is taken, or others would reach it."""
     pytest.importorskip("hypercorn")
     pytest.importorskip("starlette")
     path = script(tmp_path, SCRIPT)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ("--host", host, "--port", taken.getsockname()[1], path)
-        refusal = command.document("dashboard", *words, code=3)
+        refusal = command.document("dashboard", *words, code=code)
     assert host in refusal.message
+    assert ("--public" in refusal.message) == (host == "0.0.0.0")
+    sys.modules.pop("beside")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999", "http"])
+def test_a_port_that_is_none_is_refused_before_the_program_runs(
+    port: str, command: Commands
+) -> None:
+    refusal = command.document("dashboard", "--port", port, "not-there.py", code=2)
+    assert "argument --port: " in refusal.message
+
+
+def test_a_page_for_other_machines(tmp_path: Path, command: Commands) -> None:
+    pytest.importorskip("hypercorn")
+    pytest.importorskip("starlette")
+    words = ("--host", "0.0.0.0", "--public", script(tmp_path, SCRIPT))
+    assert len(command.document("dashboard", *words, code=7).urls) == 2
     sys.modules.pop("beside")
 
 
@@ -194,7 +214,7 @@ def test_without_what_serves_pages(
 ) -> None:
     monkeypatch.setattr(_dashboard, "find_spec", lambda _: None)
     refusal = command.document("dashboard", script(tmp_path, SCRIPT), code=3)
-    assert "atomr-accel[dashboard]" in refusal.message
+    assert install_command("dashboard") in refusal.message
 
 
 @pytest.mark.slow

@@ -257,7 +257,7 @@ async def test_without_the_packages_it_is_said_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "h11", None)
-    with pytest.raises(LibraryMissing, match=r"h11 is not installed: pip install 'atomr-accel\["):
+    with pytest.raises(LibraryMissing, match=r"h11 is not installed: pip install .*telemetry"):
         async with serve_prometheus(Metrics()):
             pass
 

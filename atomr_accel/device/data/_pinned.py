@@ -48,7 +48,11 @@ class Pinned:
         self._dropped: Final[deque[Piece]] = deque()
         self._gave_up = trio.Event()
         self._unmapping: Final = trio.Lock()
-        self._pool = PinnedPool(limit, core.memory.new_slab_id, lambda: self._gave_up.set())
+        self._pool = PinnedPool(
+            limit,
+            core.memory.new_slab_id,
+            lambda: self._gave_up.set(),  # noqa: PLW0108 (the event is replaced)
+        )
         self._pieces: SortedDict[int, Piece] = SortedDict()
 
     def array(

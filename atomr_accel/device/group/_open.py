@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, SupportsIndex, Unpack
 
 import trio
 
 from ..._errors import DeviceLost, said_of
 from ...actors import Directive
+from ...actors._blocks import opens
 from ...actors._nursery import PlainNursery
 from ...actors._util import check_member, check_whole
 from .._open import opened_devices
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._policies import PlacementPolicyName
 
 
-@asynccontextmanager
+@opens
 @trio.lowlevel.enable_ki_protection
 async def open_devices(
     indices: Iterable[SupportsIndex],

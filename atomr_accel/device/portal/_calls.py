@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, final
 
+from ...actors._blocks import opens
 from ._portal import Portal
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class FromAsyncio(Generic[T]):
         return ended.done() and ended.result() is not None
 
 
-@asynccontextmanager
+@opens
 async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[FromAsyncio[T]]:
     """Use a device, or whatever else trio opens, from asyncio.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -45,7 +46,13 @@ class PortalCall(Generic[R]):
     async def _run(self) -> None:
         try:
             with self._scope:
-                value = await self._function()
+                made = self._function()
+                if not inspect.isawaitable(made):
+                    raise TypeError(
+                        f"run takes an async function, and this one returned {said_of(made)}: "
+                        "write `async def`"
+                    )
+                value = await made
         except Exception as error:  # noqa: BLE001 (it is the caller's)
             self.future.set_exception(error)
         else:

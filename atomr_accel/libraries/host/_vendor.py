@@ -30,6 +30,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._errors import LibraryError, LibraryMissing, OutOfMemory, Unsupported
+from ..._install import cuda_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -262,7 +263,6 @@ def _load(name: str) -> ctypes.CDLL:
     except (ImportError, RuntimeError, OSError) as error:
         extra = name.lower() if name.lower() in _EXTRAS else "cuda"
         raise LibraryMissing(
-            f"the vendor library {name} is not installed; "
-            f"pip install 'atomr-accel[{extra}12]' (or [{extra}13]) brings it: {error}",
+            f"the vendor library {name} is not installed ({error}): {cuda_command(extra)}",
             library=name,
         ) from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
 from ..._errors import CompileError, Unsupported
+from ..._install import cuda_command
 from .._op import D, Facade, op
 from .._request import Request, Submission
 from ._cuda_array import CudaArray, array_of
@@ -25,7 +28,7 @@ from ._options import CompileOptions
 from ._resident import Resident, Variable
 from ._signature import read_signature
 from ._structures import StructType, all_structured, assertions
-from .wire._messages import Compile, Compiled, Content, Entry, Link, Part
+from .wire._messages import UNCHECKED, Compile, Compiled, Content, Entry, Link, Part
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -60,6 +63,8 @@ _RELOCATABLE: Final = b"\1\0"
 Twin = Callable[..., object]
 Twins = Twin | Mapping[str, Twin]
 """What stands for kernels on the CPU backend: one function for all, or by names."""
+
+_log = logging.getLogger("atomr_accel.nvrtc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +361,8 @@ class Nvrtc(Facade[D]):
         """What is made of a compiled module."""
         self._compiled += 1
         self._found += compiled.kept
+        if compiled.log == UNCHECKED:
+            _warn_unchecked()
         variables = tuple(
             Variable(
                 Content(name, symbol, NAMES[array.dtype], array.shape, array.tobytes()),
@@ -384,6 +391,14 @@ class Nvrtc(Facade[D]):
             for at, (name, entry) in enumerate(zip(plan.names, compiled.entries, strict=True))
         )
         return resident, kernels
+
+
+@functools.cache  # once for each process
+def _warn_unchecked() -> None:
+    _log.warning(
+        "CUDA sources are not checked on the CPU backend, since NVRTC is not installed: %s",
+        cuda_command(),
+    )
 
 
 def _compiling(name: str, message: Compile, finish: Callable[[Compiled], Any]) -> Request[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
@@ -11,6 +10,7 @@ import numpy as np
 import trio
 
 from ..._errors import said_of
+from ...actors._blocks import opens
 from ...actors._util import NoPublicConstructor, check_instance
 from .._calls import Calls, closing, unprotected
 from .._retry import Retry
@@ -297,7 +297,7 @@ class Moe(metaclass=NoPublicConstructor):
             self._losses += count * np.array(losses, np.float64)
 
 
-@asynccontextmanager
+@opens
 async def open_moe(
     devices: Sequence[Device],
     weights: MoeWeights[NDArray[Any]],

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import DeviceUnavailable, LibraryError, LibraryMissing, OutOfMemory
+from ...._install import cuda_command
 from ....wire import StickyFault
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ class Driver:
             from cuda.bindings import driver as bindings
         except ImportError as error:
             raise LibraryMissing(
-                "the CUDA backend needs cuda-bindings; install it with: "
-                "pip install 'atomr-accel[cuda12]' (or [cuda13])",
+                f"the CUDA backend needs cuda-bindings: {cuda_command()}",
                 library="cuda-bindings",
             ) from error
         found = getattr(bindings, name)

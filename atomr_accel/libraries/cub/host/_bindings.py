@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...._errors import LibraryError, LibraryMissing
+from ...._install import cuda_command
 from ....backends.cuda.host._driver import failure
 from ...nvrtc.host._compiler import toolkit_headers
 
@@ -67,8 +68,7 @@ def load_cub() -> Cub:
         spec.loader.exec_module(bindings)
     except (ImportError, RuntimeError, StopIteration) as error:
         raise LibraryMissing(
-            "CUB, of package cuda-cccl, is not installed; "
-            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            f"CUB, of package cuda-cccl, is not installed ({error}): {cuda_command()}",
             library="cub",
         ) from error
     return Cub(bindings, str(headers / "headers" / "include"), (version, major))

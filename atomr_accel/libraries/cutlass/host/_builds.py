@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ...._errors import LibraryMissing
+from ...._install import cuda_command
 from ...host._disk_cache import DiskCache
 from ...nvrtc.host._compiler import NOWHERE, NvrtcProgram, load_nvrtc, nvrtc_version
 from ...nvrtc.host._includes import fingerprint, vendor_headers
@@ -92,8 +93,8 @@ def headers() -> Sequence[str]:
     ):
         if not any(Path(folder, file).is_file() for folder in folders):
             raise LibraryMissing(
-                f"{file}, which device.cutlass compiles, is not installed; pip install "
-                f"'atomr-accel[cutlass12]' (or [cutlass13]) brings {package}",
+                f"{file}, which device.cutlass compiles, is not installed; it is in {package}: "
+                f"{cuda_command('cutlass')}",
                 library="cutlass",
             )
     return folders

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...._errors import LibraryError, LibraryMissing, OutOfMemory, Unsupported
+from ...._install import cuda_command
 from ...host._vendor import lacks_memory
 from ..wire._attention_nodes import SCORES, is_single
 from ..wire._block_nodes import BLOCKS
@@ -100,8 +101,7 @@ def load_frontend() -> Any:
     except (ImportError, OSError, AssertionError, AttributeError) as error:
         raise LibraryMissing(
             "the vendor's Python package cudnn (nvidia-cudnn-frontend) is not installed, or too "
-            "old or too new; pip install 'atomr-accel[cuda12]' (or [cuda13]) brings one that "
-            f"fits: {error}",
+            f"old or too new ({error}); this brings one that fits: {cuda_command()}",
             library="cudnn_frontend",
         ) from error
     return cudnn

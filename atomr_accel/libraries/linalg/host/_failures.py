@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -38,6 +38,13 @@ def _read_all(later: Iterable[Later]) -> None:
         raise first
 
 
+_REASONS: Final = {
+    "gesv": "pivot {info} of {where} is zero",
+    "potrf": "the leading block of {info} by {info} of {where} is not",
+}
+"""The meaning of LAPACK's info, by routine."""
+
+
 def require_success(message: Compute | Require, info: np.ndarray[Any, Any]) -> None:
     """Raise for the first matrix of a stack that failed.
 
@@ -52,16 +59,18 @@ def require_success(message: Compute | Require, info: np.ndarray[Any, Any]) -> N
     if not failed.size:
         return
     first = int(failed[0])
-    where = f"matrix {first} of {info.size}" if info.size > 1 else "the matrix"
     more = f", and {failed.size - 1} more" if failed.size > 1 else ""
     failure = message.failure
     if message.problem.routine == "sygvd" and info[first] > message.problem.sizes[0]:
         failure = "b is not positive definite"
-    why = f" (info {info[first]} of {message.problem.routine})"
+    routine = message.problem.routine
+    where = f"matrix {first} of {info.size}" if info.size > 1 else "the matrix"
+    why = _REASONS.get(routine, "{where} (info {info} of {routine})")
     if info[first] == NOT_FINITE:
-        why = " holds NaN or infinity"
+        why = "{where} holds NaN or infinity"
+    said = why.format(where=where, info=info[first], routine=routine)
     raise LinAlgError(
-        f"{failure}: {where}{why}{more}",
+        f"{failure}: {said}{more}",
         index=first,
         info=int(info[first]),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 import msgspec
 
 from ...._errors import CompileError, LibraryError, LibraryMissing, Unsupported
+from ...._install import cuda_command
 from ...host._disk_cache import DiskCache
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def load_nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise LibraryMissing(
-            "the vendor library nvrtc is not installed; "
-            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            f"the vendor library nvrtc is not installed ({error}): {cuda_command()}",
             library="nvrtc",
         ) from error
     return nvrtc

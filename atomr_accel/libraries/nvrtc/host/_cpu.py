@@ -12,6 +12,7 @@ from ...._errors import LibraryMissing
 from ....host._host import IMPORTS
 from ....wire import StickyFault
 from ..wire._messages import (
+    UNCHECKED,
     Array,
     Compile,
     Compiled,
@@ -60,7 +61,7 @@ class CpuCompiler:
             made = find_module(message, _CHECKED_FOR)
         except LibraryMissing:
             entries = tuple(map(Entry, message.names))
-            return Compiled(b"", entries, message.variables, "")
+            return Compiled(b"", entries, message.variables, UNCHECKED)
         return Compiled(b"", made.entries, made.variables, made.log, made.kept)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._errors import CompileError, LibraryMissing, Unsupported
+from ...._install import cuda_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +39,7 @@ def load_nvjitlink() -> Any:
         nvjitlink.version()
     except (ImportError, RuntimeError) as error:
         raise LibraryMissing(
-            "the vendor library nvJitLink is not installed; "
-            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            f"the vendor library nvJitLink is not installed ({error}): {cuda_command()}",
             library="nvJitLink",
         ) from error
     return nvjitlink

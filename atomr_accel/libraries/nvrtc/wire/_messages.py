@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -25,6 +25,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     most_threads: int = 0
     threads: tuple[int, int, int] | None = None
     cluster: tuple[int, int, int] | None = None
+
+
+UNCHECKED: Final = "NVRTC is not installed, so nothing was compiled or checked"
+"""The log of sources that no compiler has seen."""
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,44 @@
+"""Sources that no compiler has seen."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atomr_accel import LibraryMissing
+from atomr_accel.libraries.nvrtc import _facade
+from atomr_accel.libraries.nvrtc.host import _cpu
+
+from ...harness import cpu_only, opened, program
+
+if TYPE_CHECKING:
+    import pytest
+
+SOURCE = 'extern "C" __global__ void nonsense(float *x) { this is no CUDA }'
+
+
+def twin(grid: object, block: object, x: np.ndarray) -> None:
+    x[:] = 1
+
+
+@cpu_only
+@program
+async def test_nothing_checked_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(*_: object) -> None:
+        raise LibraryMissing("no NVRTC", library="nvrtc")
+
+    monkeypatch.setattr(_cpu, "find_module", missing)
+    _facade._warn_unchecked.cache_clear()
+    with caplog.at_level(logging.WARNING, "atomr_accel.nvrtc"):
+        async with opened(isolation="thread") as device:
+            for _ in range(2):
+                kernel = await device.nvrtc.compile(SOURCE, "nonsense", cpu=twin)
+                assert "nothing was compiled or checked" in kernel.log
+    (record,) = caplog.records
+    assert "not checked on the CPU backend, since NVRTC is not installed: pip install" in (
+        record.getMessage()
+    )
