@@ -286,6 +286,7 @@ PROMISES = {
     "transfers",
     "run",
     "soak",
+    "differential",
     "gpu",
     "benchmarks",
 }

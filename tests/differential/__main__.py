@@ -162,9 +162,7 @@ class Worker:
     def __init__(self, backend: str, hang: float) -> None:
         self._hang = hang
         self._errors = tempfile.TemporaryFile()
-        threads = dict.fromkeys(
-            ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-        )
+        threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.worker", backend],
             cwd=ROOT,

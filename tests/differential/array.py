@@ -94,9 +94,8 @@ async def reduce(case: Case) -> str | None:
         else:
             large = array.astype(np.complex128 if result.kind == "c" else np.longdouble)
     expected = np.asarray(function(large, **plain, **given))
-    if chance(random, 0.2) and "where" not in options:
-        if name != "count_nonzero":
-            options["out"] = await case.output(expected.shape, result)
+    if chance(random, 0.2) and "where" not in options and name != "count_nonzero":
+        options["out"] = await case.output(expected.shape, result)
     await case.poison(expected.size * result.itemsize)
     got = await case.fetch(await getattr(case.device.array, name)(x, **options))
     if exact or result.kind in "iub":
@@ -116,7 +115,7 @@ async def reduce(case: Case) -> str | None:
     else:
         count = array.size if base == "sum" else 1
         magnitude, factor = most * max(1, count) ** 0.5, 16.0
-    if array.dtype.kind not in "iub" and array.dtype.itemsize == 2 or "dtype" in options:
+    if (array.dtype.kind not in "iub" and array.dtype.itemsize == 2) or "dtype" in options:
         factor *= 4
     close(got, expected, dtype=result, factor=factor, magnitude=magnitude)
     return None
@@ -189,7 +188,9 @@ async def count(case: Case) -> str | None:
     """Bins and histograms."""
     random = case.random
     if chance(random, 0.5):
-        array = random.integers(0, 20, shape(random, 1, 1)).astype(choose(random, ("int64", "int32", "uint8")))
+        array = random.integers(0, 20, shape(random, 1, 1)).astype(
+            choose(random, ("int64", "int32", "uint8"))
+        )
         options: dict[str, Any] = {"minlength": int(random.integers(0, 30))}
         weights = values(random, array.shape, choose(random, REAL)) if chance(random, 0.5) else None
         case.tell(op="bincount", weighted=weights is not None, **options)
@@ -198,7 +199,9 @@ async def count(case: Case) -> str | None:
         w = None if weights is None else await case.put(weights)
         if chance(random, 0.5):
             options["length"] = max(options["minlength"], 20)
-            expected = np.concatenate((expected, np.zeros(options["length"] - len(expected), expected.dtype)))
+            expected = np.concatenate(
+                (expected, np.zeros(options["length"] - len(expected), expected.dtype))
+            )
         got = await case.fetch(await case.device.array.bincount(x, w, **options))
         close(got, expected, dtype=expected.dtype, factor=64.0, magnitude=2 * array.size**0.5)
         return None
@@ -318,7 +321,9 @@ async def norm(case: Case) -> str | None:
         ordinary, along = choose(random, ("fro", None)), (0, len(of) - 1)
     options = {"ord": ordinary, "axis": along, "keepdims": chance(random, 0.3)}
     case.tell(op="norm", **options)
-    expected = np.linalg.norm(wide(array).astype(np.complex128 if array.dtype.kind == "c" else np.float64), **options)
+    expected = np.linalg.norm(
+        wide(array).astype(np.complex128 if array.dtype.kind == "c" else np.float64), **options
+    )
     x = await case.put(array)
     got = await case.fetch(await case.device.array.norm(x, **options))
     result = {"complex64": "float32", "complex128": "float64"}.get(array.dtype.name, array.dtype)

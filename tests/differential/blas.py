@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
+
 def _fits(name: str, case: dict[str, Any]) -> bool:
     """Whether sizes go together: least squares are of tall matrices, vectors have their length."""
     return "length" not in case and (name != "blas.gels_batched" or case["m"] >= case["n"])

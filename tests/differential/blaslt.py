@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
+
 def _fits(name: str, case: dict[str, Any]) -> bool:
     """Whether sizes may be any: those of narrow types are multiples."""
     del case

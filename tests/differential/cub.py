@@ -77,7 +77,7 @@ async def fold(case: Case) -> str | None:
     host = drawn(case, (*KEYS, *COMPLEX) if op == "plus" else kinds)
     if op == "logical_or" and name != "reduce":
         op = "maximum"
-    if op in ("plus",) and host.dtype.itemsize < 4 and len(host) > 300:
+    if op == "plus" and host.dtype.itemsize < 4 and len(host) > 300:
         host = host[:257]  # sums stay exact
     case.tell(op=name, operator=op)
     truth = op == "logical_or"
@@ -162,7 +162,10 @@ async def segments(case: Case) -> str | None:
         [one + order(host[one:other], descending=descending) for one, other in pairs]
     ).astype(int)
     if name == "segmented_sort":
-        same(await case.fetch(await cub.segmented_sort(x, at[:-1], at[1:], descending=descending)), host[found])
+        same(
+            await case.fetch(await cub.segmented_sort(x, at[:-1], at[1:], descending=descending)),
+            host[found],
+        )
         return None
     items = np.arange(len(host), dtype=np.int32)
     taken = await case.put(items)

@@ -45,7 +45,10 @@ async def product(case: Case) -> None:
     options: dict[str, Any] = dict(FIXED)
     if kind == "relu":
         bias = whole(random, (n,), dtype)
-        options |= {"bias": await case.put(bias, views=False), "epilogue": device.cutlass.accumulator.relu()}
+        options |= {
+            "bias": await case.put(bias, views=False),
+            "epilogue": device.cutlass.accumulator.relu(),
+        }
         expected = np.maximum(expected + bias.astype(np.float64), 0)
     elif kind == "residual":
         c = whole(random, expected.shape, dtype)
@@ -76,7 +79,9 @@ async def grouped(case: Case) -> None:
 async def convolution(case: Case) -> None:
     """Images and filters with channels last."""
     random, device = case.random, case.device
-    side, taps, stride, padding = (int(random.integers(*each)) for each in ((3, 12), (1, 4), (1, 3), (0, 2)))
+    side, taps, stride, padding = (
+        int(random.integers(*each)) for each in ((3, 12), (1, 4), (1, 3), (0, 2))
+    )
     channels, filters = choose(random, (8, 16, 24)), choose(random, (8, 16, 40))
     x = whole(random, (2, side, side + 1, channels), "float16")
     w = whole(random, (filters, taps, taps, channels), "float16")

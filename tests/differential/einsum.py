@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from atomr_accel import Device
 
 LETTERS: Final = "abcdef"
-DTYPES: Final = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32", "int64")
+DTYPES: Final = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "int32",
+    "int64",
+)
 
 
 def subscripts(random: np.random.Generator) -> tuple[str, list[tuple[int, ...]]]:

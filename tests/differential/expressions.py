@@ -97,7 +97,9 @@ async def single(case: Case) -> str | None:
     large = array.astype(np.float64)
     exact = function(large)
     # Near zeros of a function the error is that of its argument, rounded.
-    close(got, exact, dtype=expected.dtype, factor=8.0, magnitude=np.abs(large) * (array.itemsize > 2))
+    close(
+        got, exact, dtype=expected.dtype, factor=8.0, magnitude=np.abs(large) * (array.itemsize > 2)
+    )
     return None
 
 
@@ -106,7 +108,9 @@ async def pair(case: Case) -> str | None:
     random = case.random
     kind = choose(random, ("exact", "exact", "quotient", "bits"))
     of = shape(random, 0, 3)
-    other = tuple(1 if chance(random, 0.2) else side for side in of[int(random.integers(len(of) + 1)) :])
+    other = tuple(
+        1 if chance(random, 0.2) else side for side in of[int(random.integers(len(of) + 1)) :]
+    )
     functions = {"exact": PAIRS, "quotient": QUOTIENTS, "bits": BITS}[kind]
     kinds = {"exact": (*FLOATS, *INTEGERS), "quotient": REAL, "bits": INTEGERS}[kind]
     function, dtype = choose(random, functions), choose(random, kinds)
@@ -142,7 +146,10 @@ async def chain(case: Case) -> str | None:
     arrays = [np.round(values(random, of, dtype)).astype(dtype) for _ in range(2)]
     arrays.append(np.round(values(random, of[1:], dtype)).astype(dtype))
     steps = [
-        (choose(random, (np.add, np.subtract, np.multiply, np.maximum, np.minimum)), int(random.integers(3)))
+        (
+            choose(random, (np.add, np.subtract, np.multiply, np.maximum, np.minimum)),
+            int(random.integers(3)),
+        )
         for _ in range(int(random.integers(1, 5)))
     ]
     ends = choose(random, (None, "sum", "max", "min", "mean", "where"))
@@ -165,7 +172,13 @@ async def chain(case: Case) -> str | None:
         terms = np.abs(function(*arrays[:0], *[array.astype(np.float64) for array in arrays]))
         most = 20.0 * 4.0 ** len(steps) * max(1, arrays[0].size) ** 0.5
         del terms
-        close(got, expected if expected.dtype.kind in "iu" else large, dtype=expected.dtype, factor=8.0, magnitude=most)
+        close(
+            got,
+            expected if expected.dtype.kind in "iu" else large,
+            dtype=expected.dtype,
+            factor=8.0,
+            magnitude=most,
+        )
     else:
         same(got, expected)
     return None

@@ -63,7 +63,7 @@ async def transform(case: Case) -> str | None:
         if chance(random, 0.4):
             options["s"] = [choose(random, LENGTHS[:9]) for _ in options["axes"]]
         last = options["s"][-1] if "s" in options else 2 * (of[options["axes"][-1]] - 1)
-        if halved and last < 1 or base == "hfft" and of[options["axes"][-1]] < 2:
+        if (halved and last < 1) or (base == "hfft" and of[options["axes"][-1]] < 2):
             return "SciPy refuses a spectrum of nothing"
     case.tell(op=name, dtype=dtype, **options)
     expected = getattr(scipy.fft, name)(wide(array), **options)

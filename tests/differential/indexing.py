@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ..libraries.conformance import wide
 from .cases import (
     COMPLEX,
     DTYPES,
@@ -20,7 +21,6 @@ from .cases import (
     shape,
     values,
 )
-from ..libraries.conformance import wide
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,13 +49,21 @@ def key(random: Random, of: tuple[int, ...]) -> tuple[Any, ...]:
             parts.append(int(random.integers(-length, length)))
         elif kind == "array" and length:
             few = together if chance(random, 0.7) else (1,) * len(together)
-            parts.append(random.integers(-length, length, few).astype(choose(random, ("int64", "int32"))))
+            parts.append(
+                random.integers(-length, length, few).astype(choose(random, ("int64", "int32")))
+            )
         elif kind == "mask" and not any(isinstance(part, np.ndarray) for part in parts):
             parts.append(values(random, (length,), "bool"))
             together = (int(np.count_nonzero(parts[-1])),)
         else:
             start, stop = (int(each) for each in random.integers(-length - 1, length + 2, 2))
-            parts.append(slice(choose(random, (None, start)), choose(random, (None, stop)), choose(random, (None, 2, -1))))
+            parts.append(
+                slice(
+                    choose(random, (None, start)),
+                    choose(random, (None, stop)),
+                    choose(random, (None, 2, -1)),
+                )
+            )
     return tuple(parts)
 
 
@@ -91,7 +99,11 @@ async def put(case: Case) -> str | None:
     """Writing to a key, or adding."""
     random = case.random
     name = choose(random, ("setitem", "add_at"))
-    array = values(random, shape(random, 1, 3), choose(random, DTYPES if name == "setitem" else (*INTEGERS, *FLOATS, *COMPLEX)))
+    array = values(
+        random,
+        shape(random, 1, 3),
+        choose(random, DTYPES if name == "setitem" else (*INTEGERS, *FLOATS, *COMPLEX)),
+    )
     parts = key(random, array.shape)
     case.tell(op=name, key=parts)
     try:
@@ -152,7 +164,10 @@ async def along(case: Case) -> str | None:
     indices = random.integers(0, length, of)
     x, i = await case.put(array, kept=name != "put_along_axis"), await case.put(indices)
     if name == "take_along_axis":
-        same(await case.fetch(await library.take_along_axis(x, i, at)), np.take_along_axis(array, indices, at))
+        same(
+            await case.fetch(await library.take_along_axis(x, i, at)),
+            np.take_along_axis(array, indices, at),
+        )
         return None
     value = values(random, (), array.dtype.name)
     v = await case.put(value)
@@ -226,7 +241,16 @@ async def move(case: Case) -> str | None:
     return None
 
 
-OPS: Final[list[Callable[[Case], Awaitable[str | None]]]] = [get, get, put, put, along, join, move, move]
+OPS: Final[list[Callable[[Case], Awaitable[str | None]]]] = [
+    get,
+    get,
+    put,
+    put,
+    along,
+    join,
+    move,
+    move,
+]
 
 
 async def check(device: Device, random: Random) -> str | None:

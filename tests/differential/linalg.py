@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
+
 def _fits(name: str, case: dict[str, Any]) -> bool:
     """Whether sizes go together: least squares by halves are of tall matrices."""
     del name

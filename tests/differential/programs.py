@@ -52,7 +52,7 @@ def model(slots: list[Array], step: Step) -> None:
         slots[c] = small(x @ y)
     elif kind == "gemm out":
         made = x @ y
-        if a != c and b != c:
+        if c not in (a, b):
             out[...] = made
             out[...] = small(out)
     elif kind == "evaluate":
@@ -100,7 +100,7 @@ def submit(program: Any, slots: list[Any], step: Step) -> list[Any]:
         then(lambda _: program.blas.gemm(x, y))
         then(lambda r: program.evaluate(fmod(r, seven)))
     elif kind == "gemm out":
-        if a != c and b != c:
+        if c not in (a, b):
             then(lambda _: program.blas.gemm(x, y, out=out))
             then(lambda _: program.evaluate(fmod(out, seven), out=out))
     elif kind == "evaluate":

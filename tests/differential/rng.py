@@ -101,7 +101,9 @@ async def discrete(case: Case) -> str | None:
     drawn = await twice(case, name, *args, size=COUNT)
     least, most = int(expected.ppf(1e-9)), int(expected.isf(1e-9)) + 1
     least = max(least, 0)
-    counts = np.bincount(np.clip(drawn.astype(int), least, most) - least, minlength=most - least + 1)
+    counts = np.bincount(
+        np.clip(drawn.astype(int), least, most) - least, minlength=most - least + 1
+    )
     chances = np.asarray(expected.pmf(np.arange(least, most + 1)))
     chances[0] += expected.cdf(least - 1)
     chances[-1] += expected.sf(most)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device, GpuRef
 
+
 @dataclass(frozen=True)
 class Table:
     """Rows, and what may be varied of their cases.

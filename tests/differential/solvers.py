@@ -25,7 +25,9 @@ async def check(device: Device, random: np.random.Generator) -> str | None:
         name, dtype = choose(random, list(SOLVERS)), choose(random, list(TOLERANCE))
         n = choose(random, (2, 5, 17, 40, 64))
         kind = np.dtype(dtype).kind
-        a = random.uniform(-1, 1, (n, n)) + (1j * random.uniform(-1, 1, (n, n)) if kind == "c" else 0)
+        a = random.uniform(-1, 1, (n, n)) + (
+            1j * random.uniform(-1, 1, (n, n)) if kind == "c" else 0
+        )
         a *= random.random((n, n)) < 0.3
         if name in ("cg", "minres"):
             a = a + a.conj().T
@@ -34,7 +36,9 @@ async def check(device: Device, random: np.random.Generator) -> str | None:
         b = random.uniform(-1, 1, n).astype(dtype)
         dense, begun = chance(random, 0.5), chance(random, 0.3)
         case.tell(solver=name, dtype=dtype, n=n, dense=dense, begun=begun)
-        given: Any = await device.put(a) if dense else await device.sparse.put(scipy.sparse.csr_array(a))
+        given: Any = (
+            await device.put(a) if dense else await device.sparse.put(scipy.sparse.csr_array(a))
+        )
         right = await case.put(b, views=False)
         x0 = await case.put(random.uniform(-1, 1, n).astype(dtype), views=False) if begun else None
         tolerance = TOLERANCE[dtype]

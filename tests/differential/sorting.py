@@ -51,7 +51,9 @@ async def sort(case: Case) -> str | None:
     case.tell(op=name, axis=along, descending=descending)
     order = _sorted(array, along, descending=descending)
     flat = array.reshape(-1) if along is None else array
-    expected = order if positions else np.take_along_axis(flat, order, -1 if along is None else along)
+    expected = (
+        order if positions else np.take_along_axis(flat, order, -1 if along is None else along)
+    )
     x = await case.put(array)
     options: dict[str, Any] = {"kind": "stable"} if positions or chance(random, 0.5) else {}
     if chance(random, 0.2):
@@ -124,7 +126,10 @@ async def search(case: Case) -> str | None:
     edges = np.unique(sorted_)
     case.tell(op="digitize", right=right)
     x, y = await case.put(wanted), await case.put(edges)
-    same(await case.fetch(await case.device.array.digitize(x, y, right)), np.digitize(wanted, edges, right))
+    same(
+        await case.fetch(await case.device.array.digitize(x, y, right)),
+        np.digitize(wanted, edges, right),
+    )
     return None
 
 
@@ -157,7 +162,9 @@ async def masks(case: Case) -> str | None:
     """Where something is, and what is there."""
     random = case.random
     array = values(random, shape(random, 1, 3), choose(random, ORDERED))
-    array = np.where(random.random(array.shape) < 0.5, array.dtype.type(0), array).astype(array.dtype)
+    array = np.where(random.random(array.shape) < 0.5, array.dtype.type(0), array).astype(
+        array.dtype
+    )
     name = choose(random, ("nonzero", "flatnonzero", "argwhere", "extract", "compress"))
     case.tell(op=name)
     x = await case.put(array)

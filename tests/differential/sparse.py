@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
+
 def _fits(name: str, case: dict[str, Any]) -> bool:
     """Whether sizes go together: indices are all different."""
     return not name.endswith(("gather", "scatter", "dot", "axpby")) or case["k"] <= case["n"]

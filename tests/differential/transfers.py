@@ -79,7 +79,9 @@ async def check(device: Device, random: Random) -> str | None:
         ref = await device.put(array, sealed=sealed)
         key = part(random, of)
         whole, view = np.array(array, order="C"), ref[key]
-        what = choose(random, ("get", "get out", "copy", "copy to", "put out", "fill", "snapshot", "move"))
+        what = choose(
+            random, ("get", "get out", "copy", "copy to", "put out", "fill", "snapshot", "move")
+        )
         case.tell(what=what, key=key)
         expected = whole[key]
         if what == "get":
@@ -110,6 +112,7 @@ async def check(device: Device, random: Random) -> str | None:
             snapshot = await device.snapshot([ref])
             if not sealed:
                 await device.fill(ref, 0)
+            await snapshot.wait()
             (back,) = await device.restore(snapshot)
             snapshot.close()
             equal(await device.get(back), whole)
@@ -117,5 +120,7 @@ async def check(device: Device, random: Random) -> str | None:
             if of and len(of) > 1:
                 equal(await device.get(ref.T), whole.T)
             equal(await device.get(ref.reshape(-1)), whole.reshape(-1))
-        equal(await device.get(ref), whole if sealed or what != "snapshot" else np.zeros_like(whole))
+        equal(
+            await device.get(ref), whole if sealed or what != "snapshot" else np.zeros_like(whole)
+        )
     return None

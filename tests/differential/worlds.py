@@ -16,9 +16,28 @@ from .cases import Case, choose, same
 if TYPE_CHECKING:
     from atomr_accel import Device
 
-DTYPES: Final = ("int8", "uint8", "int32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
+DTYPES: Final = (
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
 REDUCED: Final[dict[str, Any]] = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}
-KINDS: Final = ("all_reduce", "reduce", "all_gather", "gather", "broadcast", "scatter", "reduce_scatter", "all_to_all")
+KINDS: Final = (
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "broadcast",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+)
 CALLS: Final = 6
 """Collectives of one case: to open a world takes longer than they do."""
 
@@ -53,7 +72,10 @@ async def collective(world: Any, case: Case) -> None:
         given = await world.devices[0].put(parts)
         made, expected = await world.scatter(given), list(parts)
     elif kind == "reduce_scatter":
-        shaped = [await d.put(a.reshape(size, rows, -1)) for d, a in zip(world.devices, arrays, strict=True)]
+        shaped = [
+            await d.put(a.reshape(size, rows, -1))
+            for d, a in zip(world.devices, arrays, strict=True)
+        ]
         made, expected = await world.reduce_scatter(shaped, op), list(sums.reshape(size, rows, -1))
     else:
         parts = np.stack([array.reshape(size, rows, -1) for array in arrays])
