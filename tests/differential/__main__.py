@@ -161,7 +161,7 @@ class Worker:
 
     def __init__(self, backend: str, hang: float) -> None:
         self._hang = hang
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.worker", backend],
@@ -282,13 +282,14 @@ def main() -> None:
     begun = time.monotonic()
     run = Run(words)
     run.run()
-    good = show(run, time.monotonic() - begun)
+    seconds = time.monotonic() - begun
     if words.report is not None:
         found = {
             library: {**vars(tally), "refused": dict(tally.refused)}
             for library, tally in run.tallies.items()
         }
         words.report.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    good = show(run, seconds)
     sys.exit(not good)
 
 

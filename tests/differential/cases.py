@@ -47,8 +47,8 @@ LONG: Final = (64, 129, 257, 1000, 4099)
 MOST: Final = 20_000
 """Elements of an array."""
 
-POISON: Final = 0x7F
-"""A byte that makes a NaN of every float type, and a large number of every integer."""
+POISON: Final = 0xFF
+"""A byte that makes a NaN of every float type, and the largest number of unsigned integers."""
 
 LAYOUTS: Final = ("plain", "plain", "transposed", "gaps", "reversed", "offset", "gaps of rows")
 
@@ -91,7 +91,9 @@ def axis(random: Random, ndim: int, *, none: bool = True, several: bool = False)
     return int(random.integers(-ndim, ndim))
 
 
-def values(random: Random, of: Sequence[int], dtype: str, *, odd: float = 0.0) -> Array:
+def values(
+    random: Random, of: Sequence[int], dtype: str, *, odd: float = 0.0, largest: bool = False
+) -> Array:
     """Numbers whose sums and products fit the smallest types.
 
     Args:
@@ -99,6 +101,7 @@ def values(random: Random, of: Sequence[int], dtype: str, *, odd: float = 0.0) -
         of: the shape.
         dtype: its name.
         odd: how many of the elements are NaN, infinite, denormal, or zeros with a sign.
+        largest: whether the largest number is among these; two of them have no sum.
     """
     kind = dtype_of(dtype)
     of = tuple(of)
@@ -123,10 +126,9 @@ def values(random: Random, of: Sequence[int], dtype: str, *, odd: float = 0.0) -
             parts = [values(random, of, {8: "float32", 16: "float64"}[kind.itemsize], odd=odd)] * 2
             return np.asarray(parts[0] + made.imag * 1j).astype(kind)
         info = ml_dtypes.finfo(kind)
-        strange = np.array(
-            [np.nan, np.inf, -np.inf, 0.0, -0.0, info.smallest_subnormal, info.max], kind
-        )
-        made = np.where(random.random(of) < odd, random.choice(strange, of), made).astype(kind)
+        strange = [np.nan, np.inf, -np.inf, 0.0, -0.0, info.smallest_subnormal]
+        strange += [info.max] * largest
+        made = np.where(random.random(of) < odd, random.choice(np.array(strange, kind), of), made)
     return np.asarray(made, kind)
 
 
@@ -158,7 +160,7 @@ def viewed(random: Random, array: Array) -> tuple[Array, Callable[[Any], Any], s
 
 
 def garbage(of: Sequence[int], dtype: Any) -> Array:
-    """An array of NaN, or of large integers."""
+    """An array of NaN, or of integers of ones alone."""
     kind = np.dtype(dtype)
     if kind.kind == "b":
         return np.ones(tuple(of), kind)

@@ -123,14 +123,16 @@ async def put(case: Case) -> str | None:
     v = await case.put(value) if value.ndim or chance(random, 0.5) else value.item()
     deterministic = choose(random, (None, True))
     expected = array.copy()
+    # NumPy's ``add.at`` adds wrong elements if it has to broadcast them (2.4, along one axis).
+    whole = np.broadcast_to(wide(value), target.shape).astype(array.dtype)
     if name == "setitem":
         expected[parts] = value
     elif array.dtype.name in ("bfloat16", "float16"):
         sums = wide(expected)
-        np.add.at(sums, parts, wide(value))
+        np.add.at(sums, parts, whole.astype(sums.dtype))
         expected = sums
     else:
-        np.add.at(expected, parts, value)
+        np.add.at(expected, parts, whole)
     made = await getattr(case.device.array, name)(x, given, v, deterministic=deterministic)
     got = await case.fetch(made)
     if name == "setitem":

@@ -57,7 +57,7 @@ async def check(device: Device, random: np.random.Generator) -> str | None:
                 await device.run(work, kind, ref)
         elif kind == "shape":
             found = await device.run(work, kind, ref)
-            assert tuple(found[0]) == array.shape and found[1] == str(array.dtype), f"{found}"
+            assert (tuple(found[0]), found[1]) == (array.shape, str(array.dtype)), f"{found}"
         elif kind == "large":
             count = choose(random, (0, 1, 1000, 70_000, 1_000_000))
             assert await device.run(work, kind, None, count) == bytes(count)

@@ -35,10 +35,14 @@ def _drawn(case: Case, least: int = 1, most: int = 3, *, empty: bool = True) -> 
     return values(case.random, shape(case.random, least, most, empty=empty), dtype, odd=odd)
 
 
+def _ordered(array: Any) -> Any:
+    """The same order in a dtype that NumPy sorts."""
+    return array.astype(np.float64) if array.dtype.kind in "fV" else array
+
+
 def _sorted(array: Any, along: int | None, *, descending: bool = False) -> Any:
     """The stable order of elements, NaN larger than all others; of narrow floats too."""
-    kind = array.astype(np.float64) if array.dtype.kind in "fV" else array
-    ranks = np.unique(kind, return_inverse=True)[1].reshape(array.shape)
+    ranks = np.unique(_ordered(array), return_inverse=True)[1].reshape(array.shape)
     return np.argsort(-ranks if descending else ranks, axis=along, kind="stable")
 
 
@@ -84,10 +88,9 @@ async def partition(case: Case) -> str | None:
     same(np.take(got, k, along), np.take(whole, k, along))
     ordered = np.take_along_axis(got, _sorted(got, along), along)
     same(ordered, whole)
-    middle = k % length
-    lows = np.take(wide(got), range(middle + 1), along).astype(np.float64)
-    pivot = np.take(wide(got), [middle], along).astype(np.float64)
-    assert (np.isnan(pivot) | (lows <= pivot)).all(), "larger ones come first"
+    ranks = np.unique(_ordered(got), return_inverse=True)[1].reshape(got.shape)
+    lows, pivot = np.take(ranks, range(k % length), along), np.take(ranks, [k % length], along)
+    assert (lows <= pivot).all(), "larger ones come first"
     return None
 
 
@@ -153,7 +156,8 @@ async def unique(case: Case) -> str | None:
         case.tell(result=position)
         if position == 0:  # which of the zeros it is has no meaning
             same(one + np.zeros((), one.dtype) if one.dtype.kind == "f" else one, other)
-        else:
+        elif nan or array.dtype.kind != "f" or not np.isnan(array).any():
+            # Which of several NaN is which is NumPy's own.
             same(np.asarray(one).reshape(-1), np.asarray(other).reshape(-1))
     return None
 

@@ -60,7 +60,7 @@ async def test_an_outcome_says_what_a_case_came_to() -> None:
                 (AssertionError("2 instead of 1"), "wrong", "2 instead of 1"),
                 (ValueError("nobody knows why"), "wrong", "nobody knows why"),
                 (Unsupported("no stream of 17 bytes"), "refused", "no stream of # bytes"),
-                (LibraryMissing("no such library"), "absent", "no such library"),
+                (LibraryMissing("no such library", library="none"), "absent", "no such library"),
             ]:
                 found = await outcome(monkeypatch, device, ending(how))
                 assert found.kind == kind

@@ -92,8 +92,7 @@ async def _recovered(device: Device) -> None:
 def _words(error: BaseException) -> str:
     """An error, its notes, and where it comes from."""
     lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-    for part in getattr(error, "exceptions", ()):
-        lines.append(_words(part))
+    lines += [_words(part) for part in getattr(error, "exceptions", ())]
     if not isinstance(error, AssertionError):
         lines += traceback.format_exception(error)[-4:-1]
     return "\n".join(lines)[:3000]
