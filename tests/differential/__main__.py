@@ -29,8 +29,8 @@ from .worker import seed_of
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parents[1]
 
-CHUNK: Final = 50
-"""Cases that a worker is given at a time."""
+CHUNK: Final = 250
+"""Cases that a worker is given at a time, at most."""
 
 SHOWN: Final = 6
 """Failures of a library that are printed; ``--report`` has all."""
@@ -43,6 +43,13 @@ def libraries() -> list[str]:
         for path in FOLDER.glob("*.py")
         if re.search(r"^async def check\(", path.read_text(encoding="utf-8"), re.MULTILINE)
     )
+
+
+def calls_of(library: str) -> int:
+    """How many calls one case of a library makes: there are as many fewer cases."""
+    text = (FOLDER / f"{library}.py").read_text(encoding="utf-8")
+    found = re.search(r"^EACH: Final = (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 1
 
 
 @dataclass
@@ -84,11 +91,14 @@ class Run:
         if words.case is not None:
             self._chunks.append((words.libraries[0], [words.case]))
             return
-        for first in range(0, words.cases, CHUNK):
-            for library in words.libraries:
-                indices = range(first, min(first + CHUNK, words.cases))
+        cases = {library: -(-words.cases // calls_of(library)) for library in words.libraries}
+        size = max(1, min(CHUNK, words.cases // (2 * words.jobs)))
+        for first in range(0, words.cases, size):
+            for library, count in cases.items():
+                indices = range(first, min(first + size, count))
                 seeds = [seed_of(library, words.seed, index) for index in indices]
-                self._chunks.append((library, seeds))
+                if seeds:
+                    self._chunks.append((library, seeds))
 
     def run(self) -> None:
         """Run all of it."""
@@ -264,7 +274,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
     there = libraries()
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY", help=", ".join(there))
-    parser.add_argument("--cases", type=int, default=1000, help="of each library")
+    parser.add_argument(
+        "--cases",
+        type=int,
+        default=1000,
+        help="of each library; fewer where a case is several calls",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="the seed of a single case of one library")
     parser.add_argument("--backend", choices=["cpu", "cuda", "auto"], default="auto")

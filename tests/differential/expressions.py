@@ -97,10 +97,11 @@ async def single(case: Case) -> str | None:
         return None
     large = array.astype(np.float64)
     exact = function(large)
-    # Near zeros of a function the error is that of its argument, rounded.
-    close(
-        got, exact, dtype=expected.dtype, factor=8.0, magnitude=np.abs(large) * (array.itemsize > 2)
-    )
+    # Near zeros of a function the error is that of its argument, rounded; SciPy's functions of
+    # float16 are computed and given in float32, with errors that grow where they fall steeply.
+    factor = 64.0 if array.itemsize < expected.itemsize else 8.0
+    terms = np.abs(large) * (array.itemsize > 2)
+    close(got, exact, dtype=expected.dtype, factor=factor, magnitude=terms)
     return None
 
 

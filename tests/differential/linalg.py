@@ -17,6 +17,8 @@ def _fits(name: str, case: dict[str, Any]) -> bool:
     """Whether sizes go together: least squares by halves are of tall matrices."""
     del name
     tall = case.get("refine") is None or case.get("m", 0) >= case.get("n", 0)
+    if case.get("subset") is not None and case["n"] <= case["subset"][1]:
+        return False
     return tall and (case.get("k") or 0) <= min(case.get("m", 99), case.get("n", 99))
 
 

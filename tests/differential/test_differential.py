@@ -16,7 +16,7 @@ from atomr_accel.testing import poison
 
 from ..harness import BACKEND, ROOT, opened, program
 from . import worker
-from .__main__ import libraries
+from .__main__ import calls_of, libraries
 from .cases import choose, close, garbage, same, viewed
 from .worker import run_case, seed_of
 
@@ -119,13 +119,13 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_sample_of_each_library_is_right(tmp_path: Path) -> None:
     report = tmp_path / "report"
-    done = run("--cases", "4", "--jobs", "2", "--report", str(report))
+    done = run("--cases", "2", "--jobs", "2", "--report", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
     assert set(found) == set(libraries())
     for library, tally in found.items():
         counted = tally["checked"] + sum(tally["refused"].values())
-        assert counted == 4 or tally["absent"], library
+        assert counted == -(-2 // calls_of(library)) or tally["absent"], library
 
 
 @pytest.mark.slow
@@ -134,5 +134,3 @@ def test_a_single_case_is_repeated_by_its_seed() -> None:
     done = run("sorting", "--case", str(seed))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"case {seed}" in done.stdout
-    assert run("sorting", "fft", "--case", "1").returncode == 2
-    assert "no such library" in run("astrology").stderr

@@ -38,8 +38,8 @@ KINDS: Final = (
     "reduce_scatter",
     "all_to_all",
 )
-CALLS: Final = 6
-"""Collectives of one case: to open a world takes longer than they do."""
+EACH: Final = 20
+"""Collectives of one case: to open a world takes longer than they do, so there are fewer cases."""
 
 
 async def collective(world: Any, case: Case) -> None:
@@ -97,6 +97,6 @@ async def check(device: Device, random: np.random.Generator) -> str | None:
                 other = open_device(0, backend="cpu", isolation="thread")
                 devices.append(await stack.enter_async_context(other))
             world = await stack.enter_async_context(open_world(devices))
-            for _ in range(CALLS):
+            for _ in range(EACH):
                 await collective(world, case)
     return None
