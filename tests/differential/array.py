@@ -322,7 +322,7 @@ async def norm(case: Case) -> str | None:
     random = case.random
     of = shape(random, 1, 3, empty=False)
     array = values(random, of, choose(random, (*REAL, *COMPLEX)))
-    ordinary = choose(random, (None, 1, 2, np.inf, -np.inf, 3))
+    ordinary: Any = choose(random, (None, 1, 2, np.inf, -np.inf, 3))
     along: Any = axis(random, len(of), none=False)
     if len(of) > 1 and chance(random, 0.4):
         ordinary, along = choose(random, ("fro", None)), (0, len(of) - 1)

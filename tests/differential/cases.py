@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,7 +21,7 @@ from atomr_accel import GpuRef
 from ..libraries.conformance import dtype_of, eps_of, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from atomr_accel import Device
 
@@ -49,6 +50,8 @@ MOST: Final = 20_000
 
 POISON: Final = 0xFF
 """A byte that makes a NaN of every float type, and the largest number of unsigned integers."""
+
+_finfo: Final[Callable[..., Any]] = ml_dtypes.finfo
 
 LAYOUTS: Final = ("plain", "plain", "transposed", "gaps", "reversed", "offset", "gaps of rows")
 
@@ -125,9 +128,9 @@ def values(
         if kind.kind == "c":
             parts = [values(random, of, {8: "float32", 16: "float64"}[kind.itemsize], odd=odd)] * 2
             return np.asarray(parts[0] + made.imag * 1j).astype(kind)
-        info = ml_dtypes.finfo(kind)
-        strange = [np.nan, np.inf, -np.inf, 0.0, -0.0, info.smallest_subnormal]
-        strange += [info.max] * largest
+        limits = _finfo(kind)
+        strange = [np.nan, np.inf, -np.inf, 0.0, -0.0, limits.smallest_subnormal]
+        strange += [limits.max] * largest
         made = np.where(random.random(of) < odd, random.choice(np.array(strange, kind), of), made)
     return np.asarray(made, kind)
 
@@ -164,7 +167,7 @@ def garbage(of: Sequence[int], dtype: Any) -> Array:
     kind = np.dtype(dtype)
     if kind.kind == "b":
         return np.ones(tuple(of), kind)
-    raw = np.full(math.prod(of) * kind.itemsize, POISON, np.uint8)
+    raw: Array = np.full(math.prod(of) * kind.itemsize, POISON, np.uint8)
     return raw.view(kind).reshape(tuple(of))
 
 
@@ -304,7 +307,7 @@ def close(
         parts = [(actual, exact)]
         size = np.zeros(())
     eps = eps_of(got.dtype) or 2.0**-40
-    info = ml_dtypes.finfo(got.dtype) if got.dtype.kind not in "iub" else None
+    info = _finfo(got.dtype) if got.dtype.kind not in "iub" else None
     most, least = (float(info.max), float(info.smallest_normal)) if info else (np.inf, 0.0)
     terms = np.nan_to_num(np.asarray(magnitude, np.longdouble), posinf=0.0)
     for one, other in parts:

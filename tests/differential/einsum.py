@@ -60,7 +60,7 @@ async def check(device: Device, random: np.random.Generator) -> str | None:
         options: dict[str, Any] = {}
         if chance(random, 0.2):
             options["out"] = await case.output(expected.shape, arrays[0].dtype)
-        optimize = choose(random, (True, False, "greedy", "optimal"))
+        optimize: Any = choose(random, (True, False, "greedy", "optimal"))
         case.tell(optimize=optimize)
         await case.poison(expected.size * arrays[0].itemsize)
         made = await device.tensor.einsum(text, *refs, optimize=optimize, **options)

@@ -152,7 +152,7 @@ async def along(case: Case) -> str | None:
     case.tell(op=name, axis=at)
     library: Any = case.device.array
     if name == "take":
-        mode = choose(random, (None, "wrap", "clip"))
+        mode: Any = choose(random, (None, "wrap", "clip"))
         reach = length if mode is None else 2 * length
         indices = random.integers(-length if mode != "clip" else 0, reach, shape(random, 0, 2))
         if mode == "wrap":

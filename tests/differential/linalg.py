@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def _fits(name: str, case: dict[str, Any]) -> bool:
     """Whether sizes go together: least squares by halves are of tall matrices."""
     del name
-    tall = case.get("refine") is None or case.get("m", 0) >= case.get("n", 0)
-    if case.get("subset") is not None and case["n"] <= case["subset"][1]:
+    m, n = int(case.get("m", 99)), int(case.get("n", 99))
+    if case.get("subset") is not None and n <= case["subset"][1]:
         return False
-    return tall and (case.get("k") or 0) <= min(case.get("m", 99), case.get("n", 99))
+    return (case.get("refine") is None or m >= n) and int(case.get("k") or 0) <= min(m, n)
 
 
 TABLE: Final = Table(OPERATIONS, vary=("m", "n"), sizes=(1, 2, 3, 5, 8, 17, 32, 33), fits=_fits)

@@ -38,10 +38,11 @@ KINDS: Final = (
 
 def steps(random: Random) -> list[Step]:
     """The ops of a program: a kind and the slots that it reads and writes."""
-    return [
-        (choose(random, KINDS), *(int(each) for each in random.integers(0, SLOTS, 3)))
-        for _ in range(int(random.integers(1, 9)))
-    ]
+    found: list[Step] = []
+    for _ in range(int(random.integers(1, 9))):
+        a, b, c = (int(each) for each in random.integers(0, SLOTS, 3))
+        found.append((choose(random, KINDS), a, b, c))
+    return found
 
 
 def model(slots: list[Array], step: Step) -> None:

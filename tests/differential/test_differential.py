@@ -34,7 +34,7 @@ async def outcome(
 ) -> worker.Outcome:
     """What becomes of a case of a library that only this test has."""
     name = f"{worker.__package__}.made_up"
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(check=check))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(check=check))
     return await run_case(device, "made_up", 7)
 
 

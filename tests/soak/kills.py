@@ -427,7 +427,7 @@ async def soak(
     before = held()
     with tempfile.TemporaryDirectory() as folder:
         hosts = partial(soak_processes, harm=harm, standby=standby, **options)
-        body = hosts if isolation == "process" else soak_threads
+        body: Callable[..., Awaitable[None]] = hosts if isolation == "process" else soak_threads
         with LoopFlusher() as watch:
             most = Most(kills, begun + seconds, turns)
             await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))
