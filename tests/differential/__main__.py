@@ -58,6 +58,7 @@ class Tally:
 
     checked: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, int] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     absent: str = ""
     seconds: float = 0.0
@@ -68,6 +69,7 @@ class Tally:
             self.checked += 1
         elif kind == "refused":
             self.refused[reason] += 1
+            self.examples.setdefault(reason, seed)
         elif kind == "absent":
             self.absent = reason
         else:
@@ -255,7 +257,7 @@ def show(run: Run, seconds: float) -> bool:
         )
     for library, tally in run.tallies.items():
         for reason, count in tally.refused.most_common():
-            print(f"{library} refused {count}: {reason}")
+            print(f"{library} refused {count}, as --case {tally.examples[reason]}: {reason}")
     for library, tally in run.tallies.items():
         alike = Counter(re.sub(r"\d+", "#", each["reason"])[:60] for each in tally.failures)
         shown: Counter[str] = Counter()

@@ -168,7 +168,8 @@ def garbage(of: Sequence[int], dtype: Any) -> Array:
     if kind.kind == "b":
         return np.ones(tuple(of), kind)
     raw: Array = np.full(math.prod(of) * kind.itemsize, POISON, np.uint8)
-    return raw.view(kind).reshape(tuple(of))
+    made: Array = raw.view(kind).reshape(tuple(of))
+    return made
 
 
 @dataclass
