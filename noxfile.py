@@ -149,10 +149,18 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run the tests that need a CUDA device; ``--no-venv`` takes this interpreter as it is."""
+    """Run the tests that need a CUDA device; ``--no-venv`` takes this interpreter as it is.
+
+    Without words that choose some of them, random cases of every library and ten minutes of
+    faults under load come next.
+    """
     _install(session, "-e", ".[cuda12]", *dependency_groups(PYPROJECT, "test"))
     pytest = ("-m", "pytest", "-m", "gpu", *session.posargs)
     _python(session, *pytest, env={"ATOMR_TEST_BACKEND": "cuda"})
+    if not session.posargs:
+        words = ("--backend", "cuda", "--cases", "20000")
+        _python(session, "-m", "tests.differential", *words)
+        _python(session, "-m", "tests.soak.faults", "--backend", "cuda", "--seconds", "600")
 
 
 @nox.session
@@ -231,11 +239,25 @@ def scipy_fft(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Kill hosts 5,000 times under load; words go on, as in ``soak --kills 100``."""
+    """Kill hosts 5,000 times under load; words go on, as in ``soak --kills 100``.
+
+    ``python -m tests.soak.faults --seconds 600`` ends contexts by faults of every kind, too.
+    """
     _install(session, "-e", ".")
     for isolation in ("process", "thread"):
         words = ("--isolation", isolation, *session.posargs)
         _python(session, "-m", "tests.soak.kills", *words)
+
+
+@nox.session
+def differential(session: nox.Session) -> None:
+    """Compare random calls of every library with NumPy, SciPy and torch, on the CPU backend.
+
+    Words go on, as in ``differential array fft --cases 20000 --seed 7``, and choose another
+    backend, too: ``--backend cuda``. The session ``gpu`` does that with 20,000 cases of each.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    _python(session, "-m", "tests.differential", "--backend", "cpu", *session.posargs)
 
 
 @nox.session

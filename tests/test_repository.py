@@ -307,6 +307,7 @@ PROMISES = {
     "transfers",
     "run",
     "soak",
+    "differential",
     "gpu",
     "benchmarks",
 }

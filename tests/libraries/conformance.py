@@ -5,7 +5,7 @@ A library's test module holds rows of ``Operation``; ``conform`` makes tests of 
     test_blas_conforms = conform([Operation("blas.gemv", DTYPES, cases=[...], ...), ...])
 
 Each case gets random inputs of its own (see ``seeds``), runs on a device whose free memory was
-filled with ``0x7f`` bytes (a NaN in every float type), and is compared with a reference computed
+filled with ``0xff`` bytes (a NaN in every float type), and is compared with a reference computed
 in higher precision. Inputs must come out as they went in, unless the row says that the op
 writes them. A failure names the case and the seed that repeats it.
 
@@ -46,7 +46,7 @@ _WIDE: Final[dict[str, np.dtype[Any]]] = {
 }
 """The type in which references are computed; float64 for all others."""
 
-_POISON: Final = 0x7F
+_POISON: Final = 0xFF
 
 
 def on_cuda() -> bool:

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,8 +40,6 @@ from atomr_accel.testing import poison
 from atomr_accel.testing._garbage import collect_garbage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from atomr_accel import Device, GpuRef
     from atomr_accel.device._room import StandbyMode
     from atomr_accel.lanes import Isolation
@@ -50,6 +49,10 @@ PATIENCE: Final = 60
 """Seconds after which an answer counts as lost."""
 
 FAULTS: Final = (ContextPoisoned, GpuRefStale)
+
+
+Harm = Callable[["Device", random.Random], Awaitable["str | None"]]
+"""What is done to a device under load: a word for it, or None if nothing could be done."""
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
+    harm: Counter[str] = field(default_factory=Counter)
     longest: list[tuple[float, str]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -77,6 +81,7 @@ class Report:
     def __str__(self) -> str:
         longest = ", ".join(f"{1e3 * held:.1f} ({what})" for held, what in self.longest[:3])
         lines = [
+            *([f"harm {dict(self.harm)}"] if len(self.harm) > 2 else []),
             f"kills {self.kills}, generations {self.generations}, {self.seconds:.0f} s",
             f"asked {self.asked}, answered {self.answered}, by the fault {self.failed_by_fault}",
             f"lost {self.lost}, double {self.twice}, wrong {len(self.wrong)}, left {self.left}",
@@ -307,6 +312,23 @@ def check_marks(report: Report, marks: str, acknowledged: set[int]) -> None:
         report.wrong.append(f"{missing} functions were answered and have not run")
 
 
+async def kill(device: Device, chance: random.Random) -> str | None:
+    """Kill one of the hosts, or end the context by a fault; how, or None if there is no host."""
+    alive = children()
+    if not alive:
+        await trio.lowlevel.checkpoint()
+        return None
+    if chance.random() < 0.9:
+        # Nothing is awaited in between, so it is ours still, though it may be dying.
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(alive), signal.SIGKILL)
+        await trio.lowlevel.checkpoint()
+        return "kill"
+    with suppress(*FAULTS):
+        await poison(device)
+    return "fault"
+
+
 async def soak_processes(
     report: Report,
     turns: LoopFlusher,
@@ -315,16 +337,17 @@ async def soak_processes(
     seed: int,
     backend: str,
     marks: str,
-    standby: StandbyMode = "warm",
+    harm: Harm = kill,
+    **options: Any,
 ) -> None:
-    """Kill hosts while tasks go on."""
+    """Do harm to hosts while tasks go on."""
     chance = random.Random(seed)
     async with open_device(
         0,
         backend=backend,
-        standby=standby,
         max_restarts=10**9,
         backoff=Backoff(initial=0.0, base=0.0),
+        **options,
     ) as device:
         load = Load(device, report, seed, marks, 0)
         await load.prepare()
@@ -333,18 +356,11 @@ async def soak_processes(
                 nursery.start_soon(load.task, number)
             while not most.reached(report.kills):
                 await turns.wait(chance.randrange(most.turns) + 1)
-                alive = children()
-                if alive and chance.random() < 0.9:
-                    # Nothing is awaited in between, so it is ours still, though it may be dying.
-                    with suppress(ProcessLookupError):
-                        os.kill(chance.choice(alive), signal.SIGKILL)
-                    report.kills += 1
-                elif not alive:
+                how = await harm(device, chance)
+                if how is None:
                     continue
-                else:
-                    with suppress(*FAULTS):
-                        await poison(device)
-                    report.kills += 1
+                report.kills += 1
+                report.harm[how] += 1
                 if report.kills % 500 == 0:
                     print(f"{report.kills} kills, generation {device.generation}", flush=True)
             load.stopped = True
@@ -361,6 +377,8 @@ async def soak_processes(
         used -= sum(library.statistics().workspace for library in workspaces)
         if used > sealed.nbytes:
             report.left.append(f"{used - sealed.nbytes} bytes of the device")
+        if pinned := device.statistics().pinned.used:
+            report.left.append(f"{pinned} bytes of page-locked memory")
 
 
 async def soak_threads(
@@ -400,14 +418,16 @@ async def soak(
     seconds: float = math.inf,
     turns: int = 200,
     standby: StandbyMode = "warm",
+    harm: Harm = kill,
+    **options: Any,
 ) -> Report:
     """Do all of it once, and see what is left afterwards."""
     report = Report()
     begun = time.monotonic()
     before = held()
     with tempfile.TemporaryDirectory() as folder:
-        hosts = partial(soak_processes, standby=standby)
-        body = hosts if isolation == "process" else soak_threads
+        hosts = partial(soak_processes, harm=harm, standby=standby, **options)
+        body: Callable[..., Awaitable[None]] = hosts if isolation == "process" else soak_threads
         with LoopFlusher() as watch:
             most = Most(kills, begun + seconds, turns)
             await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))

@@ -8,6 +8,7 @@ import msgspec
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
+from ...memory import span
 from .._arguments import (
     alignment,
     not_contiguous,
@@ -118,9 +119,12 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         """
         a, b, _, side, scale_a, scale_b, scale_out, out, aux, factors = self.operands
         plan, added = self.plan, self.added
-        epilogue, result = plan.epilogue, out
-        if result is None or scratch:
+        epilogue, result, begin = plan.epilogue, out, plan.offset_d
+        if result is None or (scratch and result._strides is None):
             result = driver.output(plan.shape if out is None else out.shape, plan.dtype)
+        elif scratch:  # of a view, with room for its gaps: they are part of the plan
+            low, high = span(result.shape, result.strides, result.dtype.itemsize)
+            result, begin = driver.output((high - low,), _UINT8), begin - low
         results: Results = result
         writes = [result._block]
         largest = None
@@ -155,7 +159,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
             zeros or a._place.address + plan.offset_a,
             zeros or b._place.address + plan.offset_b,
             0 if added is None else added._place.address + (plan.offset_d if added is out else 0),
-            result._place.address + plan.offset_d,
+            result._place.address + begin,
             0 if side is None else side._block.address,
             0 if aux is None else aux._block.address,
             0 if scale_a is None else scale_a._block.address,

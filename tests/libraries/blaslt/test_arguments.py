@@ -507,3 +507,29 @@ async def test_a_batch_takes_an_algorithm_that_is_known(device: Device) -> None:
     async with device.batch() as batch:
         product = batch.blaslt.matmul(a, a, algorithm=number)
     assert (await device.get(product) == 16).all()
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("step", [1, -1])
+async def test_tuning_writes_nothing_beside_its_scratch_memory(
+    device: Device, lead: tuple[int, ...], step: int
+) -> None:
+    rng = seeds.rng()
+    a, b, c = (
+        rng.integers(-3, 4, (*lead, *shape)).astype(np.float32)
+        for shape in ((8, 16), (16, 24), (8, 24))
+    )
+    around = np.full((*lead, 8, 72), 7, np.float32)
+    around[..., 24:48] = c
+    x, y, whole = [await device.put(array) for array in (a, b, around)]
+    # Scratch memory is where something of its size was before, with something else behind it.
+    freed = [await device.zeros(c.shape, np.float32) for _ in range(2)]
+    beside = [await device.full(around.shape, 7, np.float32) for _ in range(4)]
+    for ref in freed:
+        await device.free(ref)
+    out = whole[..., ::step, 24:48]
+    await device.blaslt.matmul(x, y, out=out, beta=2.0, autotune=True)
+    around[..., ::step, 24:48] = a @ b + 2 * around[..., ::step, 24:48]
+    assert np.array_equal(await device.get(whole), around)
+    for ref in beside:
+        assert (await device.get(ref) == 7).all()

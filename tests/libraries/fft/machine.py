@@ -109,6 +109,8 @@ class Machine:
         real_out = not layout.target_type.startswith("complex") and "x2" not in layout.target_type
         half = (*layout.sizes[:-1], layout.sizes[-1] // 2 + 1)
         assert 1 <= len(layout.sizes) <= 3
+        if real_in or real_out:
+            assert layout.sizes[-1] > 1 or len(layout.sizes) == 1, "cuFFT drops the real axis"
         widths = _plan.ITEMSIZE[layout.source_type], _plan.ITEMSIZE[layout.target_type]
         before = self.grid(
             half if real_out else layout.sizes,

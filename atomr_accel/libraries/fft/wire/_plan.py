@@ -310,6 +310,9 @@ class _Planner:
         real = axes[-1]
         # The real axis must be the innermost one of its plan.
         outer = sorted(axis for axis in axes[:-1] if axis < real)
+        if self._logical[real] == 1:
+            # cuFFT drops an axis of one element, and takes the one before it for the real one.
+            outer = []
         group = (*outer[len(outer) - min(len(outer), _RANK - 1) :], real)
         alone = (real,)
         if not self._direct(kind, group, data, self._result) and self._direct(

@@ -1,0 +1,314 @@
+"""Random tests of every library against NumPy, SciPy and torch.
+
+``python -m tests.differential array fft --cases 1000 --seed 7`` runs a thousand random cases of
+each, in as many processes as there are cores, and says how many were right, refused and wrong.
+``python -m tests.differential array --case 123`` repeats a single one, whose seed that is.
+It exits with 1 if a result was wrong, a context ended, or a process died or hung.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from .worker import seed_of
+
+FOLDER: Final = Path(__file__).parent
+ROOT: Final = FOLDER.parents[1]
+
+CHUNK: Final = 250
+"""Cases that a worker is given at a time, at most."""
+
+SHOWN: Final = 6
+"""Failures of a library that are printed; ``--report`` has all."""
+
+
+def libraries() -> list[str]:
+    """The modules of this folder that check something."""
+    return sorted(
+        path.stem
+        for path in FOLDER.glob("*.py")
+        if re.search(r"^async def check\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+
+
+def calls_of(library: str) -> int:
+    """How many calls one case of a library makes: there are as many fewer cases."""
+    text = (FOLDER / f"{library}.py").read_text(encoding="utf-8")
+    found = re.search(r"^EACH: Final = (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 1
+
+
+@dataclass
+class Tally:
+    """What came of the cases of one library."""
+
+    checked: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, int] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    absent: str = ""
+    seconds: float = 0.0
+
+    def count(self, kind: str, seed: int, reason: str) -> None:
+        """Take note of a case."""
+        if kind == "checked":
+            self.checked += 1
+        elif kind == "refused":
+            self.refused[reason] += 1
+            self.examples.setdefault(reason, seed)
+        elif kind == "absent":
+            self.absent = reason
+        else:
+            self.failures.append({"kind": kind, "seed": seed, "reason": reason})
+
+    def number(self, kind: str) -> int:
+        """How many failures there are of one kind."""
+        return sum(each["kind"] == kind for each in self.failures)
+
+
+class Run:
+    """A run of many workers."""
+
+    def __init__(self, words: argparse.Namespace) -> None:
+        self._words = words
+        self._until = None if words.seconds is None else time.monotonic() + words.seconds
+        self._lock = threading.Lock()
+        self.tallies = {library: Tally() for library in words.libraries}
+        self.backend = words.backend
+        self._chunks: deque[tuple[str, list[int]]] = deque()
+        if words.case is not None:
+            self._chunks.append((words.libraries[0], [words.case]))
+            return
+        cases = {library: -(-words.cases // calls_of(library)) for library in words.libraries}
+        size = max(1, min(CHUNK, words.cases // (2 * words.jobs)))
+        for first in range(0, words.cases, size):
+            for library, count in cases.items():
+                indices = range(first, min(first + size, count))
+                seeds = [seed_of(library, words.seed, index) for index in indices]
+                if seeds:
+                    self._chunks.append((library, seeds))
+
+    def run(self) -> None:
+        """Run all of it."""
+        jobs = min(self._words.jobs, len(self._chunks))
+        threads = [threading.Thread(target=self._work, name=f"worker {at}") for at in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _next(self) -> tuple[str, list[int]] | None:
+        with self._lock:
+            while self._chunks:
+                if self._until is not None and time.monotonic() > self._until:
+                    return None
+                library, seeds = self._chunks.popleft()
+                if not self.tallies[library].absent:
+                    return library, seeds
+            return None
+
+    def _work(self) -> None:
+        worker: Worker | None = None
+        left: list[int] = []
+        library = ""
+        while True:
+            if not left:
+                if (chunk := self._next()) is None:
+                    break
+                library, left = chunk
+            if worker is None:
+                worker = Worker(self._words.backend, self._words.hang)
+            begun = time.monotonic()
+            current: int | None = None
+            dead = "died"
+            try:
+                worker.ask(library=library, seeds=left, until=self._until)
+                while not (answer := worker.answer()).get("done"):
+                    if "backend" in answer:
+                        self.backend = answer["backend"]
+                    elif "begin" in answer:
+                        current = answer["begin"]
+                    else:
+                        with self._lock:
+                            count = self.tallies[library].count
+                            count(answer["kind"], answer["end"], answer["reason"])
+                        left = left[1:]
+                        current = None
+                left = []
+            except TimeoutError:
+                dead = "hung"
+            except (OSError, EOFError):
+                pass
+            else:
+                dead = ""
+            with self._lock:
+                self.tallies[library].seconds += time.monotonic() - begun
+                if dead:
+                    words = worker.end(dead)
+                    worker = None
+                    if current is None and left == (chunk or ("", []))[1]:
+                        current = -1
+                    self.tallies[library].count(dead, current or -1, words)
+                    left = left[1:]
+        if worker is not None:
+            worker.close()
+
+
+class Worker:
+    """A process that runs cases."""
+
+    def __init__(self, backend: str, hang: float) -> None:
+        self._hang = hang
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
+        threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.worker", backend],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **threads},
+        )
+        self._selector = selectors.DefaultSelector()
+        assert self._process.stdout is not None
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+        self._buffer = b""
+
+    def ask(self, **words: Any) -> None:
+        """Send a chunk of cases."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(words).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """The next line; raises TimeoutError if none comes, EOFError if none ever will."""
+        assert self._process.stdout is not None
+        while b"\n" not in self._buffer:
+            if not self._selector.select(self._hang):
+                raise TimeoutError
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not data:
+                raise EOFError
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def end(self, how: str) -> str:
+        """End it; the last that it said."""
+        if how == "hung":
+            self._process.send_signal(signal.SIGUSR1)  # it says where it is
+            time.sleep(1)
+            self._process.kill()
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace")[-3000:]
+        self._free()
+        return f"the process {how} ({self._process.returncode})\n{said}"
+
+    def close(self) -> None:
+        """Have it end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._free()
+
+    def _free(self) -> None:
+        self._selector.close()
+        self._errors.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def show(run: Run, seconds: float) -> bool:
+    """Print what was found; whether all of it is right."""
+    good = True
+    head = f"{'library':16}{'checked':>9}{'refused':>9}{'wrong':>7}{'faults':>8}{'died':>6}"
+    print(f"backend {run.backend}, {seconds:.0f} s\n{head}{'hung':>6}{'cases/s':>9}")
+    for library, tally in run.tallies.items():
+        if tally.absent:
+            print(f"{library:16} not here: {tally.absent.splitlines()[0][:90]}")
+            continue
+        counts = [tally.number(kind) for kind in ("wrong", "fault", "died", "hung")]
+        refused = sum(tally.refused.values())
+        rate = (tally.checked + refused + sum(counts)) / max(tally.seconds, 1e-9)
+        good &= not any(counts)
+        print(
+            f"{library:16}{tally.checked:9}{refused:9}{counts[0]:7}{counts[1]:8}{counts[2]:6}"
+            f"{counts[3]:6}{rate:9.1f}"
+        )
+    for library, tally in run.tallies.items():
+        for reason, count in tally.refused.most_common():
+            print(f"{library} refused {count}, as --case {tally.examples[reason]}: {reason}")
+    for library, tally in run.tallies.items():
+        alike = Counter(re.sub(r"\d+", "#", each["reason"])[:60] for each in tally.failures)
+        shown: Counter[str] = Counter()
+        for each in tally.failures:
+            kind = re.sub(r"\d+", "#", each["reason"])[:60]
+            shown[kind] += 1
+            if shown[kind] > 2 or shown.total() > SHOWN:
+                continue
+            print(f"\n{library} --case {each['seed']}: {each['kind']} (1 of {alike[kind]} alike)")
+            print("    " + "\n    ".join(each["reason"].splitlines()[:12]))
+    return good
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
+    there = libraries()
+    parser.add_argument("libraries", nargs="*", metavar="LIBRARY", help=", ".join(there))
+    parser.add_argument(
+        "--cases",
+        type=int,
+        default=1000,
+        help="of each library; fewer where a case is several calls",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int, help="the seed of a single case of one library")
+    parser.add_argument("--backend", choices=["cpu", "cuda", "auto"], default="auto")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, help="begin no more cases after so long")
+    parser.add_argument("--hang", type=float, default=300, help="seconds that a case may take")
+    parser.add_argument("--report", type=Path, help="a file for all that was found, as JSON")
+    words = parser.parse_args()
+    if unknown := set(words.libraries) - set(there):
+        parser.error(f"no such library: {', '.join(sorted(unknown))}; there are {', '.join(there)}")
+    words.libraries = words.libraries or there
+    if words.case is not None and len(words.libraries) != 1:
+        parser.error("--case needs the name of its library")
+    print(f"seed {words.seed}" if words.case is None else f"case {words.case}", flush=True)
+    begun = time.monotonic()
+    run = Run(words)
+    run.run()
+    seconds = time.monotonic() - begun
+    if words.report is not None:
+        found = {
+            library: {**vars(tally), "refused": dict(tally.refused)}
+            for library, tally in run.tallies.items()
+        }
+        words.report.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    good = show(run, seconds)
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()
