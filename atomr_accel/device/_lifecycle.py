@@ -66,6 +66,7 @@ class Lifecycle:
         self._served = core.memory.epoch
         core.ports = ports
         core.info = info
+        core.reserve.settle()
         core.ask_for_times()
         if core.instruments.active:
             core.instruments("generation_ready", core, core.generation, core.startup)
@@ -251,6 +252,7 @@ class Lifecycle:
             memory.bump()
         memory.close()
         core.staging.close(self._end)
+        core.reserve.close()
         core.copiers.close()
         core.pinned.close(self._end)
 
