@@ -110,10 +110,12 @@ class Context:
             await trio.sleep(core.start_backoff.delay(core.failed_starts + 1))
         core.failed_starts += 1  # until this one is up
         self._begun = trio.current_time()
+        core.reserve.use()
         if self._core.whole is None:
             self.prepared = await self._take_standby() or Prepared(
-                await start_host(self._core.isolation, self._core.sanitizer)
+                await start_host(self._core.isolation, self._core.sanitizer, core.reserve)
             )
+        self.host.reserve = core.reserve
         failures: ExceptionGroup[Any] | None = None
         up = False
         try:
@@ -170,6 +172,7 @@ class Context:
         for port in self.prepared.ports.values():
             port.end(self.not_finished)
             port.close()
+        self._core.reserve.fill()
         # Also what no fault has answered: the program's other tasks get their turns, however
         # much it is. No later context begins before that, so no op of it waits for these.
         while self._core.in_flight:
@@ -465,6 +468,8 @@ class Context:
         try:
             await port.run(self._on_fault)
         finally:
+            if not self._handed_over:
+                self._core.reserve.returned(1)
             if part is not None:
                 part.end()
         if self.prepared.ports.get(port.name) is port:  # or the lane was closed

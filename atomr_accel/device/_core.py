@@ -21,12 +21,14 @@ from .._errors import Unsupported
 from ..actors._instrument import Instruments
 from ..actors._logs import fields
 from ..lanes import (
+    NO_RESERVE,
     STAGING_BYTES,
     UNWATCHED,
     DeviceInstrument,
     Op,
     PinnedPool,
     Port,
+    Reserve,
     uninterrupted,
 )
 from ..libraries._library import LaneSpec
@@ -214,6 +216,7 @@ class DeviceCore:
         self.standby: Standby | None = None
         self.place: Final = Place(self)
         self.lifecycle: Final = Lifecycle(self)
+        self.reserve: Final = Reserve() if whole is None else NO_RESERVE
         self.memory.bump()
         self._backend = backend
         self._thread = get_ident()

@@ -65,6 +65,7 @@ class Lifecycle:
         core.serving = context
         core.ports = ports
         core.info = info
+        core.reserve.settle()
         core.ask_for_times()
         if core.instruments.active:
             core.instruments("generation_ready", core, core.generation, core.startup)
@@ -278,6 +279,7 @@ class Lifecycle:
             watcher.close()
         memory.close()
         core.staging.close(self._end)
+        core.reserve.close()
         core.copiers.close()
         core.pinned.close(self._end)
 

@@ -192,7 +192,8 @@ class Prepared:
                     failed[spec.name] = error
                     continue
                 index = core.lane_number(spec.name)
-                for ends, sock in zip((ours, theirs), socket.socketpair(), strict=True):
+                pair = self.host.reserve.make(socket.socketpair)
+                for ends, sock in zip((ours, theirs), pair, strict=True):
                     ends.append(sock)
                 thread = core.thread_of(spec)
                 lanes.append(OpenLane(spec.name, index, executor, spec.max_streams, thread))
@@ -219,6 +220,7 @@ class Prepared:
         finally:
             for sock in theirs:
                 sock.close()
+            self.host.reserve.fill()
             taken = {port.index for port in self.ports.values()}
             for lane, sock in zip(lanes, ours, strict=False):
                 if lane.index not in taken:

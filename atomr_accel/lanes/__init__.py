@@ -15,12 +15,14 @@ from ._loop_flusher import Gate
 from ._op import UNWATCHED, Op, Template
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Port, fail_some
+from ._reserve import NO_RESERVE, Reserve
 from ._sanitizer import Sanitizer, SanitizerTool, find_sanitizer, first_error
 from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit, start_host
 
 __all__ = [
     "CHUNK",
     "END_SECONDS",
+    "NO_RESERVE",
     "STAGING_BYTES",
     "UNWATCHED",
     "Bytes",
@@ -39,6 +41,7 @@ __all__ = [
     "PinnedPool",
     "PinnedStatistics",
     "Port",
+    "Reserve",
     "Sanitizer",
     "SanitizerTool",
     "Template",

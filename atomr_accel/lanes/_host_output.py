@@ -107,6 +107,11 @@ class HostOutput:
             while left > 0 and (count := self._read(pipe)):
                 left -= count
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is read any more."""
+        return all(pipe.fd < 0 for pipe in self._pipes)
+
     def close(self) -> None:
         """Tell the rest. Nobody reads what comes later."""
         self.drain()

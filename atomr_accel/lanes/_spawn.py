@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import msgspec
@@ -31,6 +32,7 @@ from ..wire import (
 from ..wire._channel import Incoming, Outgoing, ProtocolError, close_all
 from ..wire._threads import start
 from ._host_output import HostOutput, output_pipes
+from ._reserve import NO_RESERVE, Reserve
 from ._spawner import spawner
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class HostHandle:
 
     Attributes:
         reason: why it was given up, if it was.
+        reserve: where the program has descriptors for it, if there are no others.
         output: what it writes; None for a thread, which has the program's descriptors.
         sanitizer: what it runs under, if it does.
     """
@@ -111,6 +114,7 @@ class HostHandle:
         sanitizer: Sanitizer | None = None,
     ) -> None:
         self.reason: str | None = None
+        self.reserve: Reserve = NO_RESERVE
         self.sanitizer: Final = sanitizer
         self.output: Final = output
         self._control = control
@@ -158,7 +162,7 @@ class HostHandle:
         with contextlib.ExitStack() as duplicates:
             mine = []
             for fd in fds:
-                mine.append(os.dup(fd))
+                mine.append(self.reserve.make(partial(os.dup, fd)))
                 duplicates.callback(os.close, mine[-1])
             outgoing = Outgoing(encoder.encode(request), mine)
             await self._acquire(name, required=required)
@@ -166,6 +170,7 @@ class HostHandle:
                 reply, brought = await self._ask(name, outgoing)
             finally:
                 self._lock.release()
+        self.reserve.fill()
         if len(brought) > isinstance(request, FETCH_DESCRIPTOR):
             close_all(brought)
             what = f"was killed, because it sent {len(brought)} descriptors uncalled for"
@@ -382,14 +387,17 @@ class HostHandle:
         if self._control.fileno() >= 0:
             trio.lowlevel.notify_closing(self._control)
             self._control.close()
+            self.reserve.returned(1)
 
     def _release(self) -> None:
-        if self.output is not None:
+        if self.output is not None and not self.output.closed:
             self.output.close()
+            self.reserve.returned(2)
         if self._pidfd >= 0:
             trio.lowlevel.notify_closing(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+            self.reserve.returned(1)
 
 
 def describe_exit(code: int | None) -> str:
@@ -405,30 +413,36 @@ def describe_exit(code: int | None) -> str:
 
 
 @trio.lowlevel.enable_ki_protection
-async def start_host(isolation: Isolation, sanitizer: Sanitizer | None = None) -> HostHandle:
+async def start_host(
+    isolation: Isolation, sanitizer: Sanitizer | None = None, reserve: Reserve = NO_RESERVE
+) -> HostHandle:
     """Start a host; it answers on its control socket as soon as it is up.
 
     Args:
         isolation: whether it is a process or a thread.
         sanitizer: what a process runs under.
+        reserve: where the program has descriptors for it, if there are no others.
 
     Raises:
         OSError: there is no room for another process, thread or descriptor.
     """
-    ours, theirs = socket.socketpair()
+    ours, theirs = reserve.make(socket.socketpair)
     ours.setblocking(False)
     output: HostOutput | None = None
     try:
         if isolation == "thread":
             return _start_thread(ours, theirs)
         with theirs:
-            output, writers = output_pipes()
+            output, writers = reserve.make(output_pipes)
             fds = (theirs.fileno(), *writers)
             try:
                 command = _command(*fds, sanitizer)
-                process, pidfd = await spawner.spawn(command, fds, group=sanitizer is not None)
+                process, pidfd = await spawner.spawn(
+                    command, fds, group=sanitizer is not None, reserve=reserve
+                )
             finally:
                 close_all(writers)
+        reserve.fill()
         try:
             ended = _watched(process.pid) if pidfd < 0 else None
         except BaseException:

@@ -15,12 +15,14 @@ import queue
 import signal
 import subprocess
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import outcome
 import trio
 
 from ..wire._threads import start
+from ._reserve import NO_RESERVE, Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +46,12 @@ class Spawner:
 
     @trio.lowlevel.enable_ki_protection
     async def spawn(
-        self, command: Sequence[str], fds: tuple[int, ...], *, group: bool = False
+        self,
+        command: Sequence[str],
+        fds: tuple[int, ...],
+        *,
+        group: bool = False,
+        reserve: Reserve = NO_RESERVE,
     ) -> Spawned:
         """Start a process that inherits ``fds``.
 
@@ -54,6 +61,7 @@ class Spawner:
             command: its words.
             fds: descriptors.
             group: whether it has a process group of its own, with what it starts itself.
+            reserve: where the program has descriptors for it, if there are no others.
 
         Raises:
             OSError: there is no room for another process, thread or descriptor.
@@ -63,7 +71,8 @@ class Spawner:
         task = trio.lowlevel.current_task()
 
         def job() -> None:
-            result = outcome.capture(_spawn, command, fds, 0 if group else None)
+            make = partial(_spawn, command, fds, 0 if group else None)
+            result = outcome.capture(reserve.make, make)
             token.run_sync_soon(trio.lowlevel.reschedule, task, result)
 
         self._start()

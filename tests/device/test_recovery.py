@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +14,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
 from atomr_accel.testing import FAULTS, kill_host, poison
 from atomr_accel.testing._faults import sleep_for_ever, source_of
-from tests.harness import cpu_only, opened, program
+from tests.harness import cpu_only, no_descriptors, opened, program, same_bits
 
 from .. import seeds
 
@@ -148,3 +150,37 @@ async def test_poison_says_which_faults_there_are() -> None:
         with pytest.raises(ValueError, match=r"fault must be one of .*illegal_address.*, not 'f"):
             await poison(device, "f")  # type: ignore[arg-type]
         assert device.generation == 1
+
+
+class Greedy(trio.abc.Instrument):
+    """Takes every descriptor that becomes free, in every turn of the loop."""
+
+    def __init__(self) -> None:
+        self._taken: list[int] = []
+
+    def before_io_wait(self, timeout: float) -> None:
+        with suppress(OSError):
+            while True:
+                self._taken.append(os.open(os.devnull, os.O_RDONLY))
+
+    def close(self) -> None:
+        for fd in self._taken:
+            os.close(fd)
+
+
+@pytest.mark.slow
+@cpu_only
+@program
+async def test_a_device_is_rebuilt_when_others_take_all_descriptors() -> None:
+    async with opened(isolation="process", max_restarts=4) as device:
+        x = await device.put(np.eye(4), sealed=True)
+        greedy = Greedy()
+        try:
+            with no_descriptors():
+                trio.lowlevel.add_instrument(greedy)
+                for _ in range(4):
+                    await kill_host(device)
+                    assert same_bits(await device.get(x), np.eye(4))
+        finally:
+            trio.lowlevel.remove_instrument(greedy)
+            greedy.close()

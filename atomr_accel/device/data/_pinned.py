@@ -48,11 +48,7 @@ class Pinned:
         self._dropped: Final[deque[Piece]] = deque()
         self._gave_up = trio.Event()
         self._unmapping: Final = trio.Lock()
-        self._pool = PinnedPool(
-            limit,
-            core.memory.new_slab_id,
-            lambda: self._gave_up.set(),  # noqa: PLW0108 (the event is replaced)
-        )
+        self._pool = PinnedPool(limit, core.memory.new_slab_id, self._note_given_up)
         self._pieces: SortedDict[int, Piece] = SortedDict()
 
     def array(
@@ -221,6 +217,9 @@ class Pinned:
         """Have unmapped what a companion has given up in the host that is this device's now."""
         for number, host in companion._pool.unmapped:
             self._pool.note_unmapped(number, host)
+
+    def _note_given_up(self) -> None:
+        self._gave_up.set()
 
     def close(self, over: AccelError) -> None:
         """The device is closed; arrays that are still held keep their memory."""

@@ -1,0 +1,95 @@
+"""Descriptors that are kept for the next host, so that nobody else can take them.
+
+A program that has no descriptor left loses what asks for one, but not its devices: a context that
+ends passes its descriptors on, in the very turn of the loop in which it closes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+RESERVED: Final = 16
+"""What starting a host takes beside its lanes: sockets, pipes, and those of starting a process."""
+
+_STEP: Final = 4
+"""So many are let go of at a time."""
+
+
+@final
+class Reserve:
+    """Descriptors that a device keeps for its rebuilds.
+
+    Args:
+        size: how many; 0 for one that keeps none.
+    """
+
+    def __init__(self, size: int = RESERVED) -> None:
+        self._size = size
+        self._returned = 0
+        self._usable = True
+        self._kept: list[int] = []
+
+    def use(self) -> None:
+        """A host is to be started: from now on ``make`` may take what is kept."""
+        self._usable = True
+
+    def settle(self) -> None:
+        """There is a host: keep what the next one takes, and only that."""
+        self._usable = False
+        self._returned = 0
+        self.fill()
+        self._let_go(len(self._kept) - self._size)
+
+    def returned(self, count: int) -> None:
+        """Keep descriptors of the last host, which were just closed, until ``settle``."""
+        if self._size:
+            self._returned += count
+            self.fill()
+
+    def fill(self) -> None:
+        """Keep as many as are wanted, if there are: right after some were closed."""
+        with suppress(OSError):
+            while len(self._kept) < self._size + self._returned:
+                self._kept.append(os.open(os.devnull, os.O_RDONLY))
+
+    def close(self) -> None:
+        """Keep none any more."""
+        self._size = self._returned = 0
+        self._let_go(len(self._kept))
+
+    def make(self, create: Callable[[], T]) -> T:
+        """Call ``create``, and again with descriptors that are kept if there are no others.
+
+        Args:
+            create: what takes descriptors; without them it raises and leaves nothing.
+
+        Raises:
+            OSError: those that are kept are not enough.
+        """
+        while True:
+            try:
+                made = create()
+            except OSError as error:
+                short = error.errno in (errno.EMFILE, errno.ENFILE)
+                if not (short and self._usable and self._kept):
+                    raise
+                self._let_go(_STEP)
+            else:
+                if self._usable:
+                    self.fill()
+                return made
+
+    def _let_go(self, most: int) -> None:
+        for _ in range(min(most, len(self._kept))):
+            os.close(self._kept.pop())
+
+
+NO_RESERVE: Final = Reserve(0)
