@@ -71,9 +71,9 @@ async def gmres(
     sums = await device.full((size, size + 1), 0, dtype)  # a row for each vector
     weights = await device.full((size,), 0, dtype)
     length = await device.full((1,), beta, np.float64)
-    async with device.record() as cycle:
+    async with device.record(shared=True) as cycle:
         _orthogonalize(cycle, given, basis, sums, r, size)
-    async with device.record() as update:
+    async with device.record(shared=True) as update:
         made = update.blas.gemv(basis[:size], weights, trans=1)
         update.evaluate(x + given.precondition(update, made), out=x)
         update.evaluate(b - given.multiply(update, x), out=r)

@@ -195,7 +195,7 @@ async def minres(
         s, s_before = await _scalar(given, 0.0), await _scalar(given, 0.0)
         scale = await device.full((1,), 1, np.float64)
 
-        async with device.record() as program:
+        async with device.record(shared=True) as program:
             first = program.evaluate(np.sqrt(dot(v, given.precondition(program, v))))
             program.evaluate(ratio(norm(v), np.abs(first).astype(np.float64)), out=scale)
             program.copy(first, gamma)
@@ -252,7 +252,7 @@ async def _solve(
         return x, info
     step: Step = await begin(x, r)
     state = await progress(device, size, tolerance, most)
-    async with device.record() as program:
+    async with device.record(shared=True) as program:
         for _ in range(steps):
             state.begin(program)
             step(program, state)

@@ -70,12 +70,12 @@ async def lobpcg(
     space = await device.full((n, 3 * k), 0, X.dtype)
     chosen = await device.full((3 * k, 2 * k), 0, X.dtype)
     values = await device.full((k,), 0, X.dtype)
-    async with device.record() as begin:
+    async with device.record(shared=True) as begin:
         begin.evaluate(X, out=space[:, :k])
-    async with device.record() as project:
+    async with device.record(shared=True) as project:
         images = applied(project, A, space)
         grams = [project.blas.gemm(space, each, trans_a=2) for each in (images, space)]
-    async with device.record() as update:
+    async with device.record(shared=True) as update:
         made = update.blas.gemm(space, chosen)
         ahead = update.blas.gemm(images, chosen)
         # What was chosen is (vectors, directions), side by side.

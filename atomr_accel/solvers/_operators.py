@@ -64,7 +64,7 @@ class System:
 
     async def residual(self, x: GpuRef) -> GpuRef:
         """``b - a @ x``, in a buffer of its own."""
-        async with self.device.record() as program:
+        async with self.device.record(shared=True) as program:
             made = program.evaluate(self.b - self.multiply(program, x))
         await program.replay()
         return await self.device.copy(made)
