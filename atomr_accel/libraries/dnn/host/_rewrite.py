@@ -1,5 +1,4 @@
-"""Graphs rewritten into what cuDNN takes: without dead steps, cut into parts, and with fewer
-dimensions.
+"""Graphs rewritten into what cuDNN takes: without dead steps, in parts, and of fewer dimensions.
 
 All of these leave the tensors their numbers and their memory, so the result is run with the same
 addresses. Pure functions of graphs; the CPU can interpret what they return, too.

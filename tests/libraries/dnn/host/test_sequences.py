@@ -329,7 +329,7 @@ def test_queries_without_keys(
         steps = (rows * heads * width, width, heads * width)
         sizes = (batch, heads, rows, 4, *steps, width, itemsize)
         mask = (left, right, top_left)
-        blank = Blank(target, source, *places, sinks, *sizes, *mask, before.nbytes, 250)
+        blank = Blank(*(target, source, *places, sinks, *sizes, *mask, before.nbytes, 250))
         message = Attend((), None, NOTHING, (), RUN, (), (blank,), ())
         (got,) = both.compare(message, target)
         expected = before.reshape(-1, heads, width).copy()
