@@ -391,8 +391,8 @@ async def test_a_library_that_leaves_queries_without_keys_alone(
 
     def seen(inputs: Any, attributes: Any) -> Array:
         scores = _cpu_attention._scores(inputs, attributes, attributes["attn_scale"])
-        rows: Array = np.broadcast_to(scores.seen, scores.value.shape).any(-1, keepdims=True)
-        return rows
+        whole = np.broadcast_to(scores.seen, scores.value.shape)
+        return np.asarray(whole.any(-1, keepdims=True))
 
     def forward(inputs: Any, attributes: Any, outputs: Any) -> Any:
         found = _cpu_attention._sdpa(inputs, attributes, outputs)

@@ -317,7 +317,7 @@ def conv_graphs(dtype: str) -> list[Graph]:
 @needs_compiler
 def test_convolutions(tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = np.random.default_rng(9)
-    kernels = {}
+    kernels: dict[str, str] = {}
     for dtype in DTYPES:
         t, a = C_TYPES[dtype], "double" if dtype == "float64" else "float"
         members = f"{t}* a; {t}* b; {t}* c; Conv conv; i64 count"
