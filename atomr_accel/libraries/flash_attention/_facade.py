@@ -128,8 +128,8 @@ class FlashAttention(AttentionCalls[D]):
             **options: see ``FlashOptions``.
 
         Returns:
-            Shape (batch, queries, heads, value_size), a query that sees no key is 0 by our
-            kernels; with ``return_attn_probs`` also the logarithms of the sums of exponentials
+            Shape (batch, queries, heads, value_size), zeros for a query that sees no
+            key; with ``return_attn_probs`` also the logarithms of the sums of exponentials
             of scores, float32 (batch, heads, queries).
         """
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)

@@ -391,8 +391,8 @@ async def test_a_library_that_leaves_queries_without_keys_alone(
 
     def seen(inputs: Any, attributes: Any) -> Array:
         scores = _cpu_attention._scores(inputs, attributes, attributes["attn_scale"])
-        rows: Array = np.broadcast_to(scores.seen, scores.value.shape).any(-1, keepdims=True)
-        return rows
+        whole = np.broadcast_to(scores.seen, scores.value.shape)
+        return np.asarray(whole.any(-1, keepdims=True))
 
     def forward(inputs: Any, attributes: Any, outputs: Any) -> Any:
         found = _cpu_attention._sdpa(inputs, attributes, outputs)
@@ -402,9 +402,10 @@ async def test_a_library_that_leaves_queries_without_keys_alone(
 
     def backward(inputs: Any, attributes: Any, outputs: Any) -> Any:
         found = _cpu_attention._sdpa_backward(inputs, attributes, outputs)
-        rows = np.broadcast_to(seen(inputs, attributes), inputs["stats"].shape)
+        rows: Array = np.broadcast_to(seen(inputs, attributes), inputs["stats"].shape)
         if "seq_len_q" in inputs:
-            rows = rows | (np.arange(rows.shape[2])[:, None] >= inputs["seq_len_q"])
+            behind = np.arange(rows.shape[2])[:, None] >= inputs["seq_len_q"]
+            rows = np.logical_or(rows, behind)
         if not (rows | (inputs["stats"] > 1e29)).all():
             return {name: np.full_like(each, np.nan) for name, each in found.items()}
         found["dQ"] = np.where(seen(inputs, attributes), found["dQ"], np.nan)

@@ -286,7 +286,7 @@ def test_norms_whose_parameters_lie_differently_are_not_computed() -> None:
 # --- convolution --------------------------------------------------------------------------
 
 
-def conv_graphs() -> list[Graph]:
+def conv_graphs(dtype: str) -> list[Graph]:
     graphs = []
     for image, weight, window in (
         ((2, 4, 7), (6, 2, 3), ((1,), (2,), (2,), (1,))),
@@ -299,7 +299,7 @@ def conv_graphs() -> list[Graph]:
             builders = [Builder() for _ in range(3)]
 
             def tensor(builder: Builder, shape: tuple[int, ...], last: bool = last) -> Any:
-                return builder.tensor(shape, "float64", last=last)
+                return builder.tensor(shape, dtype, last=last)
 
             x, w = tensor(builders[0], image), tensor(builders[0], weight)
             y = builders[0].node("conv_fprop", image=x, weight=w, **given)["y"]
@@ -317,11 +317,14 @@ def conv_graphs() -> list[Graph]:
 @needs_compiler
 def test_convolutions(tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = np.random.default_rng(9)
-    members = "double* a; double* b; double* c; Conv conv; i64 count"
-    kernels = {f"{name}<double, double>": members for name in ("forward", "images", "filters")}
+    kernels: dict[str, str] = {}
+    for dtype in DTYPES:
+        t, a = C_TYPES[dtype], "double" if dtype == "float64" else "float"
+        members = f"{t}* a; {t}* b; {t}* c; Conv conv; i64 count"
+        kernels |= {f"{name}<{a}, {t}>": members for name in ("forward", "images", "filters")}
     folder = tmp_path_factory.mktemp("convs")
     compiled = compile_kernels(on_host(_own_convs.SOURCE), kernels, folder)
-    for graph in conv_graphs():
+    for graph in [graph for dtype in DTYPES for graph in conv_graphs(dtype)]:
         assert _own_convs.computes(graph)
         arrays = filled(graph, rng)
         written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
@@ -424,8 +427,9 @@ def test_nvrtc_compiles_the_norms() -> None:
 def test_nvrtc_compiles_the_convolutions(name: str) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
-    image, *_ = compile_cubin(_own_convs.SOURCE.text, f"{name}<double, double>", (), (9, 0))
-    assert image[:4] == b"\x7fELF"
+    for types in ("double, double", "float, h16"):
+        image, *_ = compile_cubin(_own_convs.SOURCE.text, f"{name}<{types}>", (), (9, 0))
+        assert image[:4] == b"\x7fELF"
 
 
 @pytest.mark.headers
@@ -494,7 +498,7 @@ def test_a_graph_that_runs_again_has_other_pointers_and_numbers(
         *pointwise_graphs(),
         *reduction_graphs(),
         *norm_graphs(),
-        *conv_graphs(),
+        *conv_graphs("float64"),
         *product_graphs(),
     ):
         buffers, numbers = graph.buffers(), graph.scalars()
