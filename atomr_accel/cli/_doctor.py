@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from .._install import install_command
+from ..lanes._threads import openblas_threads, usable_cores
 from ..libraries.host._disk_cache import base_folder
 from ._documents import DoctorDocument, FindingPart, Level
 from ._errors import ExitCode
@@ -337,12 +338,15 @@ def _tracing(machine: Machine) -> FindingPart | None:
 
 
 def _cores(machine: Machine) -> FindingPart:
-    del machine
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if count is None or count > 1:
-        return _finding("processors", "ok", f"{count or 'unknown'}")
+    groups = machine.root / "sys/fs/cgroup"
+    count = usable_cores(groups)
+    threads, variable = openblas_threads(machine.environ, groups)
+    said = f"{count}; OpenBLAS has {threads} thread{'s' * (threads > 1)} in hosts"
+    said += f", by {variable}" if variable else ""
+    if count > 1:
+        return _finding("processors", "ok", said)
     advice = "program and host take turns on one; give it two"
-    return _finding("processors", "warning", "1", advice)
+    return _finding("processors", "warning", said, advice)
 
 
 EXAMINATIONS: Final[tuple[Callable[[Machine], FindingPart | None], ...]] = (

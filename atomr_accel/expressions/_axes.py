@@ -24,7 +24,7 @@ def whole(axis: Any) -> Axis:
         TypeError: one is no whole number, in NumPy's words, or a bool.
     """
     if axis is None or type(axis) is int:
-        return axis  # type: ignore[no-any-return]
+        return axis
     if isinstance(axis, tuple | list):
         return tuple([whole_number(each) for each in axis])
     return whole_number(axis)

@@ -324,7 +324,9 @@ def _norm(
         return size.sum(axes, keepdims=keepdims)
     if ord == 0:
         return cast(ufunc("not_equal", given, 0), size.dtype).sum(axes, keepdims=keepdims)
-    return (size**ord).sum(axes, keepdims=keepdims) ** (1 / ord)
+    power: Any = ord
+    made: Operand = (size**power).sum(axes, keepdims=keepdims) ** (1 / power)
+    return made
 
 
 # --- elementwise ----------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import trio
 
 from ..wire._threads import start
 from ._reserve import NO_RESERVE, Reserve
+from ._threads import with_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +104,13 @@ def _not_now(_raise_cancel: object) -> trio.lowlevel.Abort:
 
 
 def _spawn(command: Sequence[str], fds: tuple[int, ...], group: int | None) -> Spawned:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, process_group=group)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        process_group=group,
+        env=with_threads(os.environ),
+    )
     if not hasattr(os, "pidfd_open"):
         return process, -1
     try:

@@ -68,7 +68,9 @@ class Factors(LinalgPart[D]):
         Returns:
             ``(lu, piv)``: both factors in one matrix, without the ones of ``l``; and for each row
             the one it was exchanged with, int32 from 0 on. A matrix that is singular has a zero on
-            the diagonal, and is no error.
+            the diagonal, and is no error. Rows of complex matrices may be exchanged otherwise than
+            by SciPy: LAPACK takes ``|re| + |im|`` for the size of a pivot, and routines of vendors
+            may take the modulus. Both make up the same matrix, as exactly.
 
         Raises:
             LinAlgError: fewer than two dimensions.

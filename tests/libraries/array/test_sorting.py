@@ -464,3 +464,32 @@ async def test_what_is_refused(device: Device) -> None:
     ):
         with pytest.raises(error, match=text):
             await call()
+
+
+@settings(max_examples=40)
+@given(
+    dtype=st.sampled_from(["float16", "float32", "float64", "int8", "int64", "uint16", "bool"]),
+    descending=st.booleans(),
+    zeros=st.booleans(),
+    size=st.sampled_from([0, 1, 7, 60, 3000]),
+    seed=SEEDS,
+)
+@on_shared
+async def test_sorting_keeps_the_order_of_zeros_with_a_sign(
+    device: Device, dtype: str, descending: bool, zeros: bool, size: int, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    host = draw.integers(-9, 9, size).astype(dtype)
+    if host.dtype.kind == "f":
+        host[draw.random(size) < 0.1] = np.nan
+        host[draw.random(size) < 0.1] = -np.inf
+        host[host == 0] = draw.choice([0.0, -0.0] if zeros else [0.0], (host == 0).sum())
+    x = await device.put(host)
+    order = await device.get(await device.array.argsort(x, kind="stable", descending=descending))
+    found = await device.get(await device.array.sort(x, descending=descending))
+    np.testing.assert_array_equal(found, host[order])  # NaN equals NaN
+    if host.dtype.kind == "f":
+        numbers = ~np.isnan(found)
+        assert (np.signbit(found) == np.signbit(host[order]))[numbers].all()
+    if not descending:
+        np.testing.assert_array_equal(found, np.sort(host))
