@@ -159,6 +159,10 @@ def _process_signature(
     _app: Sphinx, what: str, _name: str, thing: Any, _options: Any, signature: Any, result: Any
 ) -> tuple[Any, Any]:
     """Say how a class is made only where programs make it: what others make, they are given."""
+    # Sphinx prints a signature as it is, with all modules, if a default is not Python.
+    signature = signature and re.sub(
+        r"<(?:function|class) '?(?:\w+\.)*(\w+)[^>]*>", r"\1", signature
+    )
     if what not in {"class", "exception"}:
         return signature, result
     made_by_programs = "Args:" in (thing.__doc__ or "") or (
@@ -167,6 +171,13 @@ def _process_signature(
         and what == "class"
     )
     return (signature, result) if made_by_programs else ("", None)
+
+
+def _process_bases(_app: Sphinx, _name: str, _thing: Any, _options: Any, bases: list[Any]) -> None:
+    """Name public classes in the place of those that only share code."""
+    for at, base in enumerate(bases):
+        if isinstance(base, type):
+            bases[at] = next(each for each in base.__mro__ if not each.__name__.startswith("_"))
 
 
 def _skip(
@@ -178,10 +189,11 @@ def _skip(
 
 def _public_names() -> dict[str, str]:
     """The names that programs write, by those of the modules that define them."""
+    facades = {name: get_origin(kind) for name, kind in get_type_hints(Libraries).items()}
     names = {
         f"{facade.__module__}.{facade.__qualname__}": f"device.{library}"
-        for library, hint in get_type_hints(Libraries).items()
-        if isinstance(facade := get_origin(hint) or hint, type)
+        for library, facade in facades.items()
+        if facade is not None
     }
     for module in PUBLIC:
         exported = import_module(module)
@@ -222,4 +234,5 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _process_docstring, priority=400)
     app.connect("autodoc-process-docstring", _process_property, priority=600)
     app.connect("autodoc-process-signature", _process_signature)
+    app.connect("autodoc-process-bases", _process_bases)
     app.connect("autodoc-skip-member", _skip)
