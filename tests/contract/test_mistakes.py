@@ -81,7 +81,9 @@ async def test_what_can_be_put_is_to_be_put_under_the_name_of_the_parameter() ->
         assert "] = await" not in str(info.value)
 
 
-@pytest.mark.parametrize("wrong", [5, 1.5, "a", np.int8, [], object()], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [5, 1.5, "a", np.int8, [], object()], ids=lambda wrong: type(wrong).__name__
+)
 @program
 async def test_a_buffer_of_another_type_raises_a_type_error(wrong: Any) -> None:
     async with opened(isolation="thread") as device:

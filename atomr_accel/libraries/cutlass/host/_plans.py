@@ -178,6 +178,9 @@ def _fill(kernel: Kernel, sizes: Sizes, swizzle: int, processors: int) -> Plan:
         none_default = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         stream = check("cuStreamCreate", driver.cuStreamCreate(none_default))
         made.callback(driver.cuStreamDestroy, stream)
+        # The kernel leaves padding alone, where marks of an earlier plan could be left.
+        total = nbytes + _GRID_BYTES
+        check("cuMemsetD8Async", driver.cuMemsetD8Async(memory, 0, total, stream))
         numbers = *sizes, processors, swizzle  # as many as are aligned for pointers
         problem = struct.pack(f"<{len(numbers)}iQQ", *numbers, memory, memory + nbytes)
         arguments = Arguments(problem)
