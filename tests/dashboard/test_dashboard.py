@@ -206,7 +206,7 @@ async def test_who_takes_nothing_does_not_hold_up_the_end(monkeypatch: pytest.Mo
 async def test_without_a_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hypercorn.config", None)
     async with open_system("s") as system:
-        with pytest.raises(LibraryMissing, match=r"atomr-accel\[dashboard\]"):
+        with pytest.raises(LibraryMissing, match=r"pip install .*\[dashboard\]"):
             async with open_dashboard(system):
                 pass
 

@@ -64,8 +64,16 @@ async def an_index() -> int:
         ),
         *(
             ({name: wrong}, ValueError, f"{name} must be positive, not {wrong}")
-            for name in ("memory_limit", "pinned_limit", "stream_pool")
+            for name in ("pinned_limit", "stream_pool")
             for wrong in (0, -1)
+        ),
+        *(
+            (
+                {"memory_limit": wrong},
+                ValueError,
+                f"memory_limit must be at least 2097152, not {wrong}",
+            )
+            for wrong in (0, -1, (2 << 20) - 1)
         ),
         ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0, not -1"),
         ({"index": None}, TypeError, "index must be a whole number, not None"),

@@ -124,7 +124,7 @@ async def test_nans_have_a_sign_and_classes_may_change(device: Device) -> None:
         assert (await device.get(await scaled(x, Rate))).tolist() == [value, 2 * value]
         async with device.batch() as batch:
             found = batch.get(batch.using(scaled)(x, Rate))
-        assert found.tolist() == [value, 2 * value]
+        assert found.value.tolist() == [value, 2 * value]
 
 
 @on_shared

@@ -278,7 +278,7 @@ class Recording:
     def close(self) -> None:
         """Answer what is left, as the context does."""
         for port in self.ports:
-            port.end()
+            port.end(lambda op: RuntimeError(op.name))
         while self.in_flight:
             fail_some(self.in_flight, lambda op: RuntimeError(op.name))
 

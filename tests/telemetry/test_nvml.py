@@ -187,7 +187,7 @@ async def test_without_the_package_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     async with open_system("demo") as system:
-        with pytest.raises(LibraryMissing, match=r"atomr-accel\[telemetry\]") as info:
+        with pytest.raises(LibraryMissing, match=r"pip install .*\[telemetry\]") as info:
             async with open_nvml(system):
                 pass
         assert info.value.library == "nvidia-ml-py"

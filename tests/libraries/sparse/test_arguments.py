@@ -269,7 +269,8 @@ async def test_products_take_views_on_both_sides(device: Device, form: str, n: i
     out = await device.full((6, *tail), np.nan)
     async with device.batch() as batch:
         batch.sparse.matmul(a, x, out=out[::2])
-        found = batch.get(out)
+        later = batch.get(out)
+    found = later.value
     np.testing.assert_array_equal(found[::2], expected)
     assert np.isnan(found[1::2]).all()
 
