@@ -468,11 +468,12 @@ class Context:
         try:
             await port.run(self._on_fault)
         finally:
-            if not self._handed_over:
+            ended = self.prepared.ports.get(port.name) is port  # or the lane was closed
+            if ended and not self._handed_over:
                 self._core.reserve.returned(1)
             if part is not None:
                 part.end()
-        if self.prepared.ports.get(port.name) is port:  # or the lane was closed
+        if ended:
             self.report_dead()
 
     def remove_lane(self, name: str) -> None:

@@ -626,8 +626,8 @@ from atomr_accel import open_device
 from atomr_accel.device import _context
 
 @trio.lowlevel.enable_ki_protection
-async def interrupted(isolation, sanitizer):
-    host = await start(isolation)
+async def interrupted(*args, **options):
+    host = await start(*args, **options)
     os.killpg(0, signal.SIGINT)  # as a terminal does
     return host
 

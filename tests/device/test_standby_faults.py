@@ -117,7 +117,7 @@ class _Program:
         number = int(self.rng.integers(1000))
         weights = await self.device.put(number * np.eye(3), sealed=True)
         x = await self.device.put(np.eye(3))
-        async with self.device.record(x) as program:
+        async with self.device.record(x, shared=True) as program:
             product = program.blas.gemm(x, weights)
         self.programs.append((number, program, product))
         await self.replay()

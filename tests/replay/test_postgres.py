@@ -153,7 +153,7 @@ async def test_a_server_that_is_not_there() -> None:
 @program
 async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
-    with pytest.raises(LibraryMissing, match=r"atomr-accel\[postgres\]"):
+    with pytest.raises(LibraryMissing, match=r"pip install .*\[postgres\]"):
         async with PostgresStorage("host=/nowhere", "run").open(create=False):
             pass
 
