@@ -21,7 +21,7 @@ Random = np.random.Generator
 FIXED: Final[dict[str, Any]] = {
     "tile": (128, 128, 64), "cluster": (1, 1, 1), "schedule": "pingpong",
 }  # fmt: skip
-KERNELS: Final = 8
+KERNELS: Final = 12
 SIZES: Final = (8, 16, 24, 40, 64, 136, 200)
 
 
