@@ -34,7 +34,8 @@ _LEAST: Final = 3
 _SPARE: Final = 2
 """Rows of ones on the diagonal behind those of pentadiagonal systems, in the same buffers.
 
-cuSPARSE may write behind the last row of systems of three: what lay there was zero after it.
+On one device, systems of three rows were solved as if the first row of the right sides were zero.
+These rows keep other buffers safe from a solver that writes behind the last row.
 """
 
 
