@@ -46,11 +46,21 @@ def on_copies(
 ) -> Request[T]:
     """The request that a call makes, on copies in the place of views that are not contiguous."""
 
-    def prepare(driver: Driver) -> Submission[T]:
-        staging = _Staging(driver)
+    def staged(driver: Driver, *, by_columns: bool) -> Submission[T]:
+        staging = _Staging(driver, by_columns=by_columns)
         given, named = staging.put(args), staging.put(kwargs)
         request = make(facade, *given, **named)
         return staging.around(request, request.prepare(staging))
+
+    def prepare(driver: Driver) -> Submission[T]:
+        # Copies lie by rows. Some ops take matrices by columns, or no others: they may only have
+        # refused another of the views.
+        if _ways_of(args, kwargs) == {True, False}:
+            try:
+                return staged(driver, by_columns=True)
+            except NotContiguous:
+                pass
+        return staged(driver, by_columns=False)
 
     # Some calls look at their buffers at once: for that, any of these shapes will do.
     given, named = replaced(args, "", _seen_contiguous), replaced(kwargs, "", _seen_contiguous)
@@ -100,6 +110,23 @@ def _mapped(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
     return value
 
 
+def _ways_of(*values: Any) -> set[bool]:
+    """Whether views among arguments lie by columns: what there is of both."""
+    found = set()
+
+    def note(ref: GpuRef, _name: str) -> GpuRef:
+        found.add(_by_columns(ref))
+        return ref
+
+    replaced(values, "", note)
+    return found
+
+
+def _by_columns(ref: GpuRef) -> bool:
+    """Whether the elements of each column of a matrix lie one behind the other."""
+    return ref.ndim > 1 and ref.strides[-2] == ref.dtype.itemsize
+
+
 def _seen_contiguous(ref: GpuRef, _name: str) -> GpuRef:
     """What says of itself what a contiguous copy would: nothing must be made of where it is."""
     return GpuRef(ref._place, ref.shape, ref.dtype, ref.nbytes)
@@ -113,8 +140,9 @@ class _Staging(Preparing):
         scratch: by the identity of a view: what to call it, the view, and its copy.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, *, by_columns: bool) -> None:
         self._driver = driver
+        self._by_columns = by_columns  # whether what lies by columns is given as it is
         self.home: Final[Home] = driver.home
         self.memory: Final[MemoryMap] = driver.memory
         self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
@@ -125,7 +153,7 @@ class _Staging(Preparing):
         return _mapped(value, "argument", self._copy_of)
 
     def _copy_of(self, ref: GpuRef, name: str) -> GpuRef:
-        if ref._strides is None:
+        if ref._strides is None or (self._by_columns and _by_columns(ref)):
             self._plain.append((name, ref))
             return ref
         if id(ref) not in self.scratch:

@@ -200,9 +200,11 @@ def _computed(
 ) -> list[tuple[Array, Array]]:
     """All tensors, with where a jump is near."""
     wide = [array.astype(np.float64) for array in arrays]
+    # A tensor that comes out is stored in its dtype, and later steps may read what is stored.
+    stored = max(ROUGH, eps_of(dtype_of(drawn.dtype)))
     found = [(array, np.zeros(array.shape, bool)) for array in wide]
     with np.errstate(all="ignore"):
-        for name, ats, more in drawn.steps:
+        for at, (name, ats, more) in enumerate(drawn.steps, len(arrays)):
             given = [found[at][0] for at in ats]
             unsure = [found[at][1] for at in ats]
             if name in MODES:
@@ -216,7 +218,8 @@ def _computed(
                     jumps = jumps | _jumps(name, given)
                 jumps = np.broadcast_to(jumps, value.shape)
             if noise is not None:
-                value = value * (1 + ROUGH * noise.uniform(-1, 1, value.shape))
+                rough = stored if at in drawn.outputs else ROUGH
+                value = value * (1 + rough * noise.uniform(-1, 1, value.shape))
             found.append((value, jumps | ~np.isfinite(value) | (abs(value) > MOST)))
     return found
 

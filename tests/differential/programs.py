@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import trio
 
 from .cases import Case, chance, choose, same
 
@@ -174,12 +175,19 @@ async def check(device: Device, random: Random) -> str | None:
             if fetched is None:
                 got = [await device.get(ref) for ref in slots]
             else:
-                got = [np.asarray(each) for each in fetched]
+                got = [each.value for each in fetched]
         else:
-            async with device.record() as program:
+            shared = chance(random, 0.5)
+            case.tell(shared=shared)
+            async with device.record(shared=shared) as program:
                 await run(program, slots, todo, wait=False)
-            for _ in range(times):
-                await program.replay()
+            if shared:  # each task may replay it
+                async with trio.open_nursery() as nursery:
+                    for _ in range(times):
+                        nursery.start_soon(program.replay)
+            else:
+                for _ in range(times):
+                    await program.replay()
             got = [await device.get(ref) for ref in slots]
         model_slots = list(arrays)
         originals = list(arrays)

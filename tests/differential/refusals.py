@@ -32,12 +32,6 @@ class Refusal:
 
 DOCUMENTED: Final = [
     Refusal(
-        "sparselt",
-        ValueError,
-        "must lie by columns",
-        "b of narrow types by rows (the page of libraries, cuSPARSELt)",
-    ),
-    Refusal(
         "*",
         ValueError,
         "begins at a multiple of .* bytes only",

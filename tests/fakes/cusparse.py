@@ -127,6 +127,7 @@ class FakeSparseLibrary:
 
     def __init__(self) -> None:
         self.called: list[str] = []
+        self.behind: list[Array] = []  # what lay behind the rows of pentadiagonal systems
         self.things: dict[int, Any] = {}
         self.pointer_mode = ENUMS["CUSPARSE_POINTER_MODE_HOST"]
         self.functions = {name: self._function(name) for name in PROTOTYPES}
@@ -416,6 +417,8 @@ class FakeSparseLibrary:
         if m < 3:
             raise Refusal(INVALID_VALUE)
         stacks = [vector(each, count * m, dtype).reshape(m, count) for each in pointers]
+        rows = [vector(each, count * (m + 2), dtype).reshape(-1, count) for each in pointers]
+        self.behind = [each[m:].copy() for each in rows]
         for each in range(count):
             *diagonals, right = (stack[:, each] for stack in stacks)
             self._band(diagonals, right)

@@ -272,6 +272,9 @@ class Indexing(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Add to chosen elements, as often as they are chosen; as ``numpy.add.at``.
 
+        Each sum is rounded to the dtype of ``x``. If many terms of a 16-bit float go to the same
+        element, add them to a float32 array.
+
         Args:
             x: what is added to.
             key: as for ``setitem``.

@@ -31,6 +31,13 @@ _numbers: Final = itertools.count(1)
 _LEAST: Final = 3
 """Rows that cuSPARSE's banded solvers want at least; smaller systems get ones on the diagonal."""
 
+_SPARE: Final = 2
+"""Rows of ones on the diagonal behind those of pentadiagonal systems, in the same buffers.
+
+On one device, systems of three rows were solved as if the first row of the right sides were zero.
+These rows keep other buffers safe from a solver that writes behind the last row.
+"""
+
 
 @final
 class TriangularAnalysis(msgspec.Struct, frozen=True, eq=False):
@@ -285,8 +292,9 @@ class Solves(SparsePart[D]):
         interleaved = reach == 2
 
         def scratch(rows: int, value: int) -> GpuRef:
-            made = steps.evaluate(broadcast_constant((rows * size,), dtype, value))
-            return made.reshape(size, rows).T if interleaved else made.reshape(rows, size)
+            lines = size + _SPARE if interleaved else size
+            made = steps.evaluate(broadcast_constant((rows * lines,), dtype, value))
+            return made.reshape(lines, rows)[:size].T if interleaved else made.reshape(rows, lines)
 
         diagonals = []
         for offset in range(-reach, reach + 1):

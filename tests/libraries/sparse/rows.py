@@ -258,7 +258,8 @@ def triangle_solved(
         np.fill_diagonal(triangle, 1)
     a = taken(triangle, trans).astype(np.complex128 if triangle.dtype.kind == "c" else float)
     value = np.linalg.solve(a, arrays[3].astype(a.dtype))
-    return Near(value, np.abs(np.linalg.inv(a)) @ np.abs(a) @ np.abs(value))
+    # Each element is a sum of up to n terms that are rounded one after the other, in any order.
+    return Near(value, n * (np.abs(np.linalg.inv(a)) @ np.abs(a) @ np.abs(value)))
 
 
 TRIANGLES: Final = [

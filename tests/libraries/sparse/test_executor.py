@@ -56,6 +56,20 @@ async def test_scratch_memory_is_asked_for_once(device: Device, library: FakeSpa
     assert library.called.count("cusparseSpMV_bufferSize") == 1
 
 
+async def test_solve_banded_has_rows_to_spare_behind_pentadiagonal_systems(
+    device: Device, library: FakeSparseLibrary
+) -> None:
+    ab = np.ones((5, 3), np.complex64)
+    ab[2] += 8
+    await device.sparse.solve_banded(
+        (2, 2), await device.put(ab), await device.put(np.ones((3, 64), np.complex64))
+    )
+    *_, main, _, _, right = library.behind
+    assert (main == 1).all()
+    for each in (*library.behind[:2], *library.behind[3:5], right):
+        assert not each.any()
+
+
 async def test_an_analysis_is_made_once_and_forgotten(
     device: Device, library: FakeSparseLibrary, driver: FakeDriver
 ) -> None:

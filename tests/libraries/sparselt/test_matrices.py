@@ -145,6 +145,23 @@ async def test_only_16_bit_types_lie_by_rows(device: Device, dtype: str) -> None
     await device.sparselt.matmul(a, (await device.copy(b.T)).T)
 
 
+@pytest.mark.parametrize("batch", [False, True])
+async def test_matmul_takes_b_by_columns_when_bias_is_strided(device: Device, batch: bool) -> None:
+    a = await device.sparselt.compress(
+        await device.sparselt.prune(await device.put(random("int8")))
+    )
+    b = (await device.put(random("int8", 32, 96))).T
+    numbers = np.arange(128, dtype=np.float32)
+    bias, strided = await device.put(numbers[::2].copy()), (await device.put(numbers))[::2]
+    expected = await device.get(await device.sparselt.matmul(a, b, bias=bias))
+    if batch:
+        async with device.batch() as program:
+            made = program.sparselt.matmul(a, b, bias=strided)
+    else:
+        made = await device.sparselt.matmul(a, b, bias=strided)
+    np.testing.assert_array_equal(await device.get(made), expected)
+
+
 async def test_narrow_types_are_not_added_to(device: Device) -> None:
     lt = device.sparselt
     a = await lt.compress(await lt.prune(await device.put(random("float8_e4m3fn"))))
