@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,35 @@ def test_ops_that_follow_each_other(timeline: Timeline) -> None:
     found = [watch.read(token) for token in tokens]
     assert np.abs(np.array(found) - np.array(expected)).max() <= 200
     assert len(timeline.events) <= 7  # events are used again
+
+
+def test_lanes_that_share_a_stream_measure_in_turn(timeline: Timeline) -> None:
+    _, stream = timeline.cuStreamCreate(0)
+    clock = DeviceClock()
+    watch = CudaStopwatch(lambda: clock, stream)
+    token = watch.stop(watch.start())
+    timeline.work(stream, 1_000)
+    asked: list[int] = []
+    inside, done = threading.Event(), threading.Event()
+
+    def query(_event: int) -> Any:  # another lane's op ends while this one looks at the last mark
+        asked.append(threading.get_ident())
+        inside.set()
+        assert not done.wait(0.02)
+        return (NOT_READY,)
+
+    timeline.cuEventQuery = query  # type: ignore[method-assign]
+
+    def end() -> None:
+        inside.wait()
+        watch.stop(token[0])
+        done.set()
+
+    other = threading.Thread(target=end)
+    other.start()
+    assert watch.start() is token[1]
+    other.join()
+    assert done.is_set()
 
 
 def test_clocks_are_compared_again_and_nothing_is_left(timeline: Timeline) -> None:
