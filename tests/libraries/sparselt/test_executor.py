@@ -94,7 +94,7 @@ async def test_tuning_leaves_nothing_when_an_algorithm_fails(
             return STATUSES["CUSPARSE_STATUS_EXECUTION_FAILED"]
         return matmul(*args)
 
-    library.Matmul = failing  # type: ignore[method-assign]
+    library.Matmul = failing  # type: ignore[method-assign,assignment]
     with pytest.raises(LibraryError):
         await device.sparselt.matmul(a, b, autotune=True)
     assert library.held == held
