@@ -13,7 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from ..wire import SLAB_SHIFT
+from .._errors import OutOfMemory
+from ..wire import PLACE, SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._ref import Block, Epoch, block_at
@@ -41,6 +42,9 @@ _LIMIT_SHARE: Final = 16
 GRANULARITY: Final = 2 << 20
 """What ``cuMemCreate`` allocates in on every device so far."""
 
+_LAST_SLAB: Final = (PLACE >> SLAB_SHIFT) - 1
+"""The last number of a slab: numbers are not used twice, and messages tell addresses from places
+by their size."""
 
 _numbers: Final = itertools.count()
 
@@ -333,8 +337,19 @@ class MemoryMap:
         return sorted({size for size in sizes if size <= room}, reverse=True)
 
     def new_slab_id(self) -> int:
-        """A number no slab of this device has had."""
-        return next(self._slab_ids)
+        """A number no slab of this device has had.
+
+        Raises:
+            OutOfMemory: there is none left from which addresses could be made.
+        """
+        number = next(self._slab_ids)
+        if number > _LAST_SLAB:
+            raise OutOfMemory(
+                f"{self.device} has had {_LAST_SLAB} slabs of memory, and has no addresses for "
+                "more; close the device and open it again",
+                requested=0,
+            )
+        return number
 
     def add_slab(self, slab: Slab) -> None:
         """Take a slab into use; the map owns its descriptor from now on."""

@@ -104,6 +104,36 @@ def test_ops_that_follow_each_other(timeline: Timeline) -> None:
     assert len(timeline.events) <= 7  # events are used again
 
 
+def test_lanes_that_share_a_stream_measure_in_turn(timeline: Timeline) -> None:
+    """What the events and their users are is looked at by one thread at a time."""
+    _, stream = timeline.cuStreamCreate(0)
+    clock = DeviceClock()
+    watch = CudaStopwatch(lambda: clock, stream)
+    refused: list[str] = []
+
+    def alone(name: str) -> None:
+        call = getattr(timeline, name)
+
+        def called(*args: Any) -> Any:
+            if args[-1] == stream or name != "cuEventRecord":
+                assert not watch._lock.acquire(blocking=False)
+                refused.append(name)
+            return call(*args)
+
+        setattr(timeline, name, called)
+
+    for name in ("cuEventQuery", "cuEventRecord", "cuEventDestroy"):
+        alone(name)
+    watch.drop(watch.start())
+    timeline.work(stream, 1_000)
+    token = watch.stop(watch.start())
+    watch.drop(watch.start())
+    timeline.now += 10_000
+    watch.read(token)
+    watch.close()
+    assert set(refused) == {"cuEventQuery", "cuEventRecord", "cuEventDestroy"}
+
+
 def test_clocks_are_compared_again_and_nothing_is_left(timeline: Timeline) -> None:
     _, stream = timeline.cuStreamCreate(0)
     clock = DeviceClock()

@@ -37,7 +37,10 @@ ENUMS: Final = prototypes.ENUMS
 DTYPE_OF: Final = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
 MULTIPLES: Final = {1: 16, 2: 8, 4: 4}
 SCRATCH: Final = 96
-"""Bytes that products and compressions need."""
+"""Bytes that compressions need, and products for each number of their algorithm."""
+ALGORITHMS: Final = 4
+REFUSED: Final = 2
+"""The number of an algorithm that is for no operands."""
 INVALID_VALUE: Final = 3
 
 
@@ -48,6 +51,8 @@ class FakeSparseLt:
         self.numbers = itertools.count(1)
         self.things: dict[int, Any] = {}
         self.called: list[str] = []
+        self.ran: list[int] = []
+        self.room: Callable[[int], int] = lambda _pointer: 0
         self.functions: dict[str, Any] = {}
         for name, words in prototypes.PROTOTYPES.items():
             kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
@@ -175,21 +180,42 @@ class FakeSparseLt:
         return 0
 
     def MatmulAlgSelectionInit(self, _handle: int, struct: int, *_: int) -> int:  # noqa: N802
-        return self.make(struct, chosen=True)
+        return self.make(struct, algorithm=0)
 
-    def MatmulPlanInit(self, _handle: int, struct: int, product: int, _algorithm: int) -> int:  # noqa: N802
-        return self.make(struct, product=self.of(product))
+    def MatmulAlgGetAttribute(  # noqa: N802
+        self, _handle: int, chosen: int, name: int, value: int, size: int
+    ) -> int:
+        assert (name, size) == (ENUMS["CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID"], 4)
+        assert self.of(chosen)
+        ctypes.c_int.from_address(value).value = ALGORITHMS
+        return 0
+
+    def MatmulAlgSetAttribute(  # noqa: N802
+        self, _handle: int, chosen: int, name: int, value: int, size: int
+    ) -> int:
+        assert (name, size) == (ENUMS["CUSPARSELT_MATMUL_ALG_CONFIG_ID"], 4)
+        self.of(chosen).algorithm = ctypes.c_int.from_address(value).value
+        return 0
+
+    def MatmulPlanInit(self, _handle: int, struct: int, product: int, chosen: int) -> int:  # noqa: N802
+        algorithm = self.of(chosen).algorithm
+        if algorithm == REFUSED:
+            return ENUMS["CUSPARSE_STATUS_NOT_SUPPORTED"]
+        return self.make(struct, product=self.of(product), algorithm=algorithm)
 
     def MatmulGetWorkspace(self, _handle: int, plan: int, size: Any) -> int:  # noqa: N802
-        assert self.of(plan).product
-        size[0] = SCRATCH
+        size[0] = SCRATCH * self.of(plan).algorithm
         return 0
 
     def Matmul(self, _handle: int, plan: int, *args: Any) -> int:  # noqa: N802
         alpha, a_at, b_at, beta, c_at, d_at, scratch, streams, count = args
         assert count == 1
         assert streams
-        memory(scratch, SCRATCH)[:] = 0x7F
+        algorithm = self.of(plan).algorithm
+        self.ran.append(algorithm)
+        if algorithm:
+            assert self.room(scratch) == SCRATCH * algorithm
+            memory(scratch, SCRATCH * algorithm)[:] = 0x7F
         product = self.of(plan).product
         a, b, c, d = product.matrices
         left = dense(a_at, a)[::-1]
@@ -212,9 +238,6 @@ class FakeSparseLt:
                 value = np.rint(value)
             dense(d_at, d)[...] = saturate(value, d.dtype)
         return 0
-
-    def MatmulSearch(self, *args: Any) -> int:  # noqa: N802
-        return self.Matmul(*args)
 
 
 def dense(pointer: int, found: Any) -> Array:

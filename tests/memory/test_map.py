@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import threading
@@ -23,10 +24,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale
+from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale, OutOfMemory
 from atomr_accel.libraries._arguments import require_readable, require_writable
 from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_size
 from atomr_accel.memory._allocator import ALIGNMENT
+from atomr_accel.wire import OFFSET_MASK, PLACE, SLAB_SHIFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -241,6 +243,17 @@ def test_refs_may_be_dropped_by_any_thread_at_any_time(memory: MemoryMap) -> Non
     for thread in threads:
         thread.join()
     assert memory.statistics().used == 0
+
+
+def test_slabs_have_numbers_for_as_long_as_addresses_are_no_places(memory: MemoryMap) -> None:
+    last = (PLACE >> SLAB_SHIFT) - 1
+    memory._slab_ids = itertools.count(last)
+    companion = memory.companion()
+    number = memory.new_slab_id()
+    assert (number << SLAB_SHIFT | OFFSET_MASK) < PLACE
+    for each in (memory, companion, memory):
+        with pytest.raises(OutOfMemory, match=f"has had {last} slabs"):
+            each.new_slab_id()
 
 
 def test_stale_slabs_go_with_their_last_ref(memory: MemoryMap) -> None:

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -48,6 +49,9 @@ SIDE: Final = 16
 PATIENCE: Final = 60
 """Seconds after which an answer counts as lost."""
 
+PROGRESS: Final = 60
+"""Seconds after which a line says how it goes."""
+
 FAULTS: Final = (ContextPoisoned, GpuRefStale)
 
 
@@ -70,13 +74,23 @@ class Report:
     left: list[str] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
     harm: Counter[str] = field(default_factory=Counter)
+    harmless: list[str] = field(default_factory=list)
     longest: list[tuple[float, str]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def good(self) -> bool:
-        """Whether nothing was lost, doubled, wrong or left."""
-        return not (self.lost or self.twice or self.wrong or self.left)
+        """Whether nothing was lost, doubled, wrong or left, and all harm had its effect."""
+        return not (self.lost or self.twice or self.wrong or self.left or self.harmless)
+
+    @property
+    def so_far(self) -> str:
+        """A line while it goes on."""
+        return (
+            f"harm {dict(self.harm)}, without effect {len(self.harmless)}, "
+            f"asked {self.asked}, answered {self.answered}, by the fault {self.failed_by_fault}, "
+            f"lost {self.lost}, wrong {len(self.wrong)}"
+        )
 
     def __str__(self) -> str:
         longest = ", ".join(f"{1e3 * held:.1f} ({what})" for held, what in self.longest[:3])
@@ -86,6 +100,8 @@ class Report:
             f"asked {self.asked}, answered {self.answered}, by the fault {self.failed_by_fault}",
             f"lost {self.lost}, double {self.twice}, wrong {len(self.wrong)}, left {self.left}",
             f"the loop was held for at most {longest} ms of processor time",
+            *([f"harm without effect {len(self.harmless)}"] if self.harmless else []),
+            *self.harmless[:10],
             *self.wrong[:10],
         ]
         return "\n".join(lines)
@@ -354,9 +370,17 @@ async def soak_processes(
         async with trio.open_nursery() as nursery:
             for number in range(tasks):
                 nursery.start_soon(load.task, number)
+            begun = told = time.monotonic()
             while not most.reached(report.kills):
                 await turns.wait(chance.randrange(most.turns) + 1)
-                how = await harm(device, chance)
+                if (now := time.monotonic()) - told >= PROGRESS:
+                    told = now
+                    print(f"{now - begun:.0f} s: {report.so_far}", flush=True)
+                try:
+                    how = await harm(device, chance)
+                except AssertionError as error:
+                    report.harmless.append(f"generation {device.generation}: {error}")
+                    continue
                 if how is None:
                     continue
                 report.kills += 1
@@ -430,7 +454,10 @@ async def soak(
         body: Callable[..., Awaitable[None]] = hosts if isolation == "process" else soak_threads
         with LoopFlusher() as watch:
             most = Most(kills, begun + seconds, turns)
-            await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))
+            try:
+                await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))
+            except Exception as error:  # noqa: BLE001 (the report is wanted all the same)
+                report.wrong.append("".join(traceback.format_exception(error)))
         report.longest = watch.longest
     collect_garbage()
     after = held()

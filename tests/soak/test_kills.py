@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
-from ..harness import BACKEND, ROOT
+from ..harness import BACKEND, ROOT, program
+from .kills import soak
+
+if TYPE_CHECKING:
+    import random
+
+    from atomr_accel import Device
 
 
 @pytest.mark.slow
@@ -21,3 +29,24 @@ def test_whatever_is_killed_every_answer_comes_once_and_is_right(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"kills {kills}" in done.stdout
+
+
+@pytest.mark.slow
+@program
+async def test_harm_without_effect_and_a_harm_that_fails_are_told_at_the_end() -> None:
+    done = 0
+
+    async def harm(_device: Device, _chance: random.Random) -> str | None:
+        nonlocal done
+        done += 1
+        await trio.lowlevel.checkpoint()
+        if done == 1:
+            raise AssertionError("no harm")
+        raise OSError("no more")
+
+    report = await soak(5, 1, harm=harm, backend=BACKEND)
+    assert not report.good
+    assert [each.endswith("no harm") for each in report.harmless] == [True]
+    assert len(report.wrong) == 1
+    assert "no more" in report.wrong[0]
+    assert "harm without effect 1" in str(report)

@@ -267,6 +267,32 @@ def test_a_plan_is_filled_once_and_each_call_has_its_own_operands(driver: Kernel
         do.handlers[Matmul](matmul(a, b, None, out, bias))
 
 
+def test_marks_of_an_earlier_plan_in_padding_are_not_taken_for_its_own(driver: Kernels) -> None:
+    allocate, launch = driver.cuMemAlloc, driver.cuLaunchKernel
+    stale = (POINTER_MARK << 32) + 256 * 200
+
+    def dirty(nbytes: int) -> Any:
+        status, pointer = allocate(nbytes)
+        memory(pointer, nbytes // 8 * 8).view(np.uint64)[:] = stale
+        return status, pointer
+
+    def fill(function: str, *rest: Any) -> Any:
+        params = struct.unpack_from("<Q", parameters(rest[-1])[-16:])[0]
+        padding = memory(params, 8)  # where the kernel writes nothing
+        before = padding.copy()
+        done = launch(function, *rest)
+        padding[:] = before
+        return done
+
+    driver.change(cuMemAlloc=dirty, cuLaunchKernel=fill)
+    do = executor()
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(0, 9, shape).astype(np.float32) for shape in ((4, 8), (12, 8)))
+    bias, out = np.zeros(12, np.float32), np.full((4, 12), 77, np.float32)
+    do.handlers[Matmul](matmul(a, b, None, out, bias))
+    assert (out == (a @ b.T) / 2).all()
+
+
 def test_what_is_added_to_is_zeros_first(driver: Kernels) -> None:
     node = Node("sum_columns", (Node("amax", (PRODUCT,), "float32", 1),), "float32", 2)
     one = spec(**F32, tile=(128, 128, 32), epilogue=node)

@@ -10,6 +10,8 @@ import pytest
 
 from atomr_accel import LibraryError, LinAlgError, Unsupported
 from atomr_accel.libraries.linalg._facade import LANE
+from atomr_accel.libraries.linalg.host import _cuda
+from atomr_accel.libraries.linalg.host._sizes import Sizes
 
 from ... import seeds
 from ...fakes.cublas import FakeContext, FakeLibrary
@@ -36,7 +38,6 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSolverLibrary:
     from atomr_accel.libraries.blas.host import _cuda_handle
-    from atomr_accel.libraries.linalg.host import _cuda
 
     blas, solver = FakeLibrary(), FakeSolverLibrary()
     monkeypatch.setattr(_cuda_handle, "load_cublas", lambda: blas)
@@ -268,6 +269,32 @@ async def test_the_mode_is_the_devices(
     library.functions["cusolverDnSetDeterministicMode"] = set_mode
     await device.linalg.det(await device.put(np.eye(2)))
     assert modes == [mode]
+
+
+async def test_plans_are_dropped_with_their_memory_but_for_what_a_graph_has(
+    device: Device, library: FakeSolverLibrary, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cuda, "_MOST_PLANS", 2)
+    held = []
+    for size in (6, 7, 8, 9, 6):
+        a = await device.put(4 * np.eye(size))
+        async with device.batch() as batch:
+            made = batch.linalg.cholesky(a)
+        np.testing.assert_array_equal(await device.get(made), 2 * np.eye(size))
+        held.append(len(driver.held))
+    assert held[1:] == [held[1]] * 4
+    assert library.called.count("Xpotrf_bufferSize") == 5
+
+
+def test_memory_of_a_plan_outlives_it_in_graphs(driver: FakeDriver) -> None:
+    plan = _cuda._Plan(None, Sizes(256))  # type: ignore[arg-type]
+    plan.graphs = 2
+    plan.work(0)
+    plan.close()
+    plan.leave()
+    assert driver.held
+    plan.leave()
+    assert not driver.held
 
 
 async def test_handles_and_memory_are_given_back(

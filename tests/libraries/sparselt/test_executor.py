@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryMissing, Unsupported
+from atomr_accel import LibraryError, LibraryMissing, Unsupported
 from atomr_accel.libraries.sparselt._facade import LANE
+from atomr_accel.libraries.sparselt.host._prototypes import STATUSES
 
-from ...fakes.cusparselt import FakeCudaSparseLt, FakeSparseLt
+from ...fakes.cusparselt import ALGORITHMS, SCRATCH, FakeCudaSparseLt, FakeSparseLt
 from ..conformance import conform, on_cuda
 from .rows import OPERATIONS, PLAIN
 
@@ -27,6 +28,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSparseLt
     from atomr_accel.libraries.sparselt.host import _cuda
 
     fake = FakeSparseLt()
+    fake.room = lambda pointer: len(driver.held[pointer])
     monkeypatch.setattr(_cuda, "load_cusparselt", lambda: fake)
     assert isinstance(LANE.executors, dict)
     monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaSparseLt.__module__}:FakeCudaSparseLt")
@@ -60,18 +62,44 @@ async def test_plans_are_kept_by_all_that_they_depend_on(
     assert [await plans(bias=each) for each in (*biases, *biases)] == [1, 1, 0, 0]
     assert await plans(order="F") == 1
     assert await plans(epilogue="relu") == 1
-    assert await plans(autotune=True) == 1
+    assert [await plans(autotune=True) for _ in range(2)] == [1 + ALGORITHMS, 0]
 
 
-async def test_algorithms_are_searched_once_on_results_that_nobody_needs(
-    device: Device, library: FakeSparseLt, driver: FakeDriver
+@pytest.mark.parametrize("fastest", [0, 1, 3])
+async def test_algorithms_are_timed_once_in_scratch_memory_of_their_own(
+    device: Device, library: FakeSparseLt, driver: FakeDriver, fastest: int
 ) -> None:
     a, b = await operands(device)
     out = await device.put(np.ones((32, 16), np.float16))
+    driver.change(cuEventElapsedTime=lambda *_: (0, float(library.ran[-1] != fastest)))
     for _ in range(2):
         await device.sparselt.matmul(a, b, out=out, beta=1.0, autotune=True)
     assert (await device.get(out) == 33).all()
-    assert library.called.count("MatmulSearch") == 1
+    assert set(library.ran) == {0, 1, 3}
+    assert library.ran[-2:] == [fastest, fastest]
+    scratch = [len(each) for each in driver.held.values()]
+    assert scratch == [SCRATCH * fastest] * (fastest > 0)
+    assert driver.events == 0
+
+
+async def test_tuning_leaves_nothing_when_an_algorithm_fails(
+    device: Device, library: FakeSparseLt, driver: FakeDriver
+) -> None:
+    a, b = await operands(device)
+    held = library.held
+    matmul = library.Matmul
+
+    def failing(*args: Any) -> int:
+        if library.of(args[1]).algorithm == 3:
+            return STATUSES["CUSPARSE_STATUS_EXECUTION_FAILED"]
+        return matmul(*args)
+
+    library.Matmul = failing  # type: ignore[method-assign,assignment]
+    with pytest.raises(LibraryError):
+        await device.sparselt.matmul(a, b, autotune=True)
+    assert library.held == held
+    assert not driver.held
+    assert driver.events == 0
 
 
 async def test_what_is_made_for_a_call_is_destroyed(

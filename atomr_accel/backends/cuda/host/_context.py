@@ -213,6 +213,7 @@ class CudaContext:
         self._streams_lock = threading.Lock()
         self.events: dict[int, Any] = {}
         self._clock: DeviceClock | None = None
+        self._clock_lock = threading.Lock()
         self._stopwatches: dict[int, CudaStopwatch] = {}
         version = start_driver()
         attributes = driver.CUdevice_attribute
@@ -353,15 +354,17 @@ class CudaContext:
 
     def stopwatch(self, pointer: int, handle: Any) -> CudaStopwatch:
         """What measures a stream."""
-        found = self._stopwatches.get(pointer)
-        if found is None:
-            found = self._stopwatches[pointer] = CudaStopwatch(self._device_clock, handle)
-        return found
+        with self._streams_lock:
+            found = self._stopwatches.get(pointer)
+            if found is None:
+                found = self._stopwatches[pointer] = CudaStopwatch(self._device_clock, handle)
+            return found
 
     def _device_clock(self) -> DeviceClock:
-        if self._clock is None:
-            self._clock = DeviceClock()
-        return self._clock
+        with self._clock_lock:
+            if self._clock is None:
+                self._clock = DeviceClock()
+            return self._clock
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps (``cuEventElapsedTime``)."""

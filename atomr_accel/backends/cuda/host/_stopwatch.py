@@ -102,7 +102,7 @@ class _Mark:
 
 @final
 class CudaStopwatch:
-    """Measures what one stream executes, for all lanes that use it.
+    """Measures what one stream executes, for all lanes that use it, each in a thread of its own.
 
     Args:
         clock: gives the device's clock when it is first wanted.
@@ -112,52 +112,61 @@ class CudaStopwatch:
     def __init__(self, clock: Callable[[], DeviceClock], stream: Any) -> None:
         self._clock = clock
         self._stream = stream
+        self._lock: Final = threading.Lock()
         self._events: list[Any] = []
         self._last: _Mark | None = None
 
     def start(self) -> _Mark:
         """Where work begins that is about to be queued: behind what is there, or now."""
-        last = self._last
-        if last is not None:
-            (status,) = driver.cuEventQuery(last.event)
-            if status == NOT_READY:
-                last.users += 1
-                return last
-        return self._mark()
+        with self._lock:
+            last = self._last
+            if last is not None:
+                (status,) = driver.cuEventQuery(last.event)
+                if status == NOT_READY:
+                    last.users += 1
+                    return last
+            return self._mark()
 
     def stop(self, begun: _Mark) -> tuple[_Mark, _Mark]:
         """From there to where it ends: here."""
-        end = self._mark()
-        if self._last is not None:
-            self.drop(self._last)
-        end.users += 1
-        self._last = end
-        return begun, end
+        with self._lock:
+            end = self._mark()
+            if self._last is not None:
+                self._drop(self._last)
+            end.users += 1
+            self._last = end
+            return begun, end
 
     def drop(self, mark: _Mark) -> None:
         """One fewer wants to know when that is."""
-        mark.users -= 1
-        if not mark.users:
-            self._events.append(mark.event)
-            self._clock().release(mark.anchor)
+        with self._lock:
+            self._drop(mark)
 
     def read(self, token: tuple[_Mark, _Mark]) -> tuple[int, int]:
         """When the device was there, in nanoseconds of ``time.monotonic_ns``."""
         begun, end = token
         started = begun.anchor.at + _elapsed(begun.anchor.event, begun.event)
         ended = started + _elapsed(begun.event, end.event)
-        self.drop(begun)
-        self.drop(end)
+        with self._lock:
+            self._drop(begun)
+            self._drop(end)
         return started, ended
 
     def close(self) -> None:
         """Destroy the events: the stream is about to be."""
-        if self._last is not None:
-            self.drop(self._last)
-            self._last = None
-        for event in self._events:
-            check("cuEventDestroy", driver.cuEventDestroy(event))
-        self._events.clear()
+        with self._lock:
+            if self._last is not None:
+                self._drop(self._last)
+                self._last = None
+            for event in self._events:
+                check("cuEventDestroy", driver.cuEventDestroy(event))
+            self._events.clear()
+
+    def _drop(self, mark: _Mark) -> None:
+        mark.users -= 1
+        if not mark.users:
+            self._events.append(mark.event)
+            self._clock().release(mark.anchor)
 
     def _mark(self) -> _Mark:
         anchor = self._clock().take()  # before the event, which is compared with it

@@ -19,6 +19,7 @@ from ...blas.host._cuda_handle import Handle, load_cublas
 from ...host._cuda_kernels import Arguments, Kernels
 from ...host._numbers import Scalars
 from ...host._vendor import VendorLibrary, undone_on_error
+from ...wire._recent import Recent
 from ..wire._forms import forms
 from ..wire._messages import Compute, ComputeAll, Plan, Problem, Require
 from ._cuda_routines import SILENT, WAITING, routine_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ._cuda_routines import Routine
 
+_MOST_PLANS: Final = 256
 _LEAST_ROOM: Final = 64
 _CELLS: Final = 64
 """Numbers that the least of cells has room for, and how many of them are allocated at a time."""
@@ -51,7 +53,7 @@ class CudaSolver:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._plans: dict[Problem, _Plan] = {}
+        self._plans: Recent[Problem, _Plan] = Recent(_MOST_PLANS, self._drop)
         with undone_on_error() as self._made:
             self._solver: Final = Solver(context, stream)
             self._made.callback(self._solver.close)
@@ -77,10 +79,13 @@ class CudaSolver:
 
     def close(self) -> None:
         """Destroy the handles, and release what plans have."""
-        for plan in self._plans.values():
-            plan.close()
         self._plans.clear()
         self._made.close()
+
+    def _drop(self, plan: _Plan) -> None:
+        if not self._stream.captures:  # else nothing is executed here
+            self._stream.synchronize()  # a call that is queued may have its memory
+        plan.close()
 
     def _prepare(self, message: Plan) -> int:
         return self._plan(message.problem).device
@@ -89,7 +94,8 @@ class CudaSolver:
         plan = self._plans.get(problem)
         if plan is None:
             routine = routine_of(problem)
-            plan = self._plans[problem] = _Plan(routine, routine.sizes(self._solver, problem))
+            made = _Plan(routine, routine.sizes(self._solver, problem))
+            plan = self._plans.keep(problem, made)
         return plan
 
     def _compute(self, message: Compute) -> Later | None:
@@ -107,6 +113,9 @@ class CudaSolver:
             known = message.work and message.work >= plan.device
             brought = pointer(message.workspace) if known else 0
             buffers = tuple(map(pointer, message.buffers))
+            if self._stream.captures:
+                plan.graphs += 1
+                self._stream.keep(plan, plan.leave)
             work = plan.work(brought)
             if plan.routine.whole:
                 plan.routine.run(self._solver, problem, buffers, info, work)
@@ -220,9 +229,12 @@ class _Plan:
     Attributes:
         routine: what executes it.
         device: bytes of workspace on the device.
+        graphs: how many captured calls may have its memory.
     """
 
     def __init__(self, routine: Routine, sizes: Sizes) -> None:
+        self.graphs = 0
+        self._closed = False
         self.routine: Final = routine
         self._sizes = sizes
         self._host = create_string_buffer(sizes.host) if sizes.host else None
@@ -233,7 +245,7 @@ class _Plan:
         """The workspace of a call.
 
         A batch or a recording does not know how much it takes, and brings none. What it gets then
-        lives as long as the plan, because a graph may have it.
+        lives as long as the plan and the graphs that have it.
         """
         if self.device and not brought:
             self._own = self._own or int(check("cuMemAlloc", driver.cuMemAlloc(self.device)))
@@ -242,8 +254,17 @@ class _Plan:
         return Work(brought, self._sizes.vendor, host, self._sizes.host)
 
     def close(self) -> None:
-        """Release what it has."""
-        if self._own:
+        """Release what it has, once no graph has it."""
+        self._closed = True
+        self._release()
+
+    def leave(self) -> None:
+        """A captured call is gone with its graph."""
+        self.graphs -= 1
+        self._release()
+
+    def _release(self) -> None:
+        if self._own and self._closed and not self.graphs:
             check("cuMemFree", driver.cuMemFree(self._own))
             self._own = 0
 

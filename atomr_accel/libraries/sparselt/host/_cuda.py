@@ -6,7 +6,8 @@ A program need not have cuSPARSELt, so it is loaded when the lane is first used.
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack
+import math
+from contextlib import ExitStack, contextmanager
 from ctypes import byref, c_int, c_size_t, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
@@ -15,6 +16,7 @@ from ...._dtypes import DTYPES
 from ...._errors import LibraryError, Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ...host._numbers import CUDA_TYPES, Scalars
+from ...host._timing import timing_events
 from ...host._vendor import VendorLibrary, undone_on_error
 from ...wire._recent import Recent
 from ..wire._messages import Check, Compress, Measure, Multiply, Prune, decode
@@ -28,11 +30,16 @@ from ._prototypes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ..wire._messages import Dense, Spec, Structured
 
 _MOST_PLANS: Final = 256
+_RUNS: Final = 10
+"""Products by which an algorithm is timed."""
 _ALIGNMENT: Final = 16
+_INT: Final = ctypes.sizeof(c_int)
 _N: Final = ENUMS["CUSPARSE_OPERATION_NON_TRANSPOSE"]
 _IS_A: Final = 1
 _ROW: Final = ENUMS["CUSPARSE_ORDER_ROW"]
@@ -143,9 +150,10 @@ class CudaSparseLt:
         key = message.spec, bias
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans.keep(key, self._plan(spec, bias))
+            plan = self._plan(spec, bias)
             if spec.tuned and not self._stream.captures:
-                plan.search(a, b, self._numbers(message), self._stream)
+                plan = self._tune(plan, spec, bias, a, b, self._numbers(message))
+            self._plans.keep(key, plan)
         if self._stream.captures:
             plan.pinned = True  # a graph has its scratch memory
             self._stream.keep(plan)
@@ -154,6 +162,39 @@ class CudaSparseLt:
     def _numbers(self, message: Multiply) -> tuple[Any, Any]:
         pointer = self._scalars.pointer
         return pointer("float32", message.alpha), pointer("float32", message.beta)
+
+    def _tune(
+        self, plan: _Plan, spec: Spec, bias: int, a: int, b: int, numbers: tuple[Any, Any]
+    ) -> _Plan:
+        """Time the algorithms, on results that nobody needs; the plan of the fastest.
+
+        Each has a plan, and so scratch memory, of its own. ``cusparseLtMatmulSearch`` runs all of
+        them, and may split k as well, in the scratch memory of one. A plan that is not the fastest
+        is destroyed, and on an error so are all.
+        """
+        stream = self._stream
+        best = plan
+        try:
+            with _nobodys_memory(spec.d) as out, timing_events() as events:
+                least = plan.time(a, b, out, numbers, stream, events)
+                for algorithm in range(plan.algorithms):
+                    try:
+                        other = _Plan(self._handle(), spec, bias, algorithm)
+                    except LibraryError as error:
+                        if error.status not in REFUSALS:
+                            raise
+                        continue  # not for these operands
+                    slower = other
+                    try:
+                        taken = other.time(a, b, out, numbers, stream, events)
+                        if taken < least:
+                            slower, best, least = best, other, taken
+                    finally:
+                        slower.drop()
+        except BaseException:
+            best.drop()
+            raise
+        return best
 
     def _plan(self, spec: Spec, bias: int) -> _Plan:
         try:
@@ -174,6 +215,18 @@ def _struct() -> Any:
     memory = ctypes.create_string_buffer(STRUCT_BYTES + STRUCT_ALIGNMENT)
     offset = -ctypes.addressof(memory) % STRUCT_ALIGNMENT
     return (ctypes.c_char * STRUCT_BYTES).from_buffer(memory, offset)
+
+
+@contextmanager
+def _nobodys_memory(target: Dense) -> Iterator[int]:
+    """Memory for a result that nobody needs, with the gaps that it has, or for what is added."""
+    count = target.ld * (target.rows if target.by_rows else target.columns)
+    widest = max(DTYPES[target.dtype].itemsize, 2)  # what is added to fp8 has 16 bits
+    memory = int(check("cuMemAlloc", driver.cuMemAlloc(count * widest)))
+    try:
+        yield memory
+    finally:
+        check("cuMemFree", driver.cuMemFree(memory))
 
 
 @final
@@ -226,13 +279,18 @@ class _Handle:
 class _Plan:
     """A product as the library knows it, with one bias.
 
+    Args:
+        algorithm: by its number; the library's default if None.
+
     Attributes:
+        algorithms: how many there are, numbered from 0; some may not be for these operands.
         pinned: whether a graph has it, so that it must stay.
     """
 
-    def __init__(self, handle: _Handle, spec: Spec, bias: int) -> None:
+    def __init__(
+        self, handle: _Handle, spec: Spec, bias: int, algorithm: int | None = None
+    ) -> None:
         self._handle = handle
-        self._target = spec.d
         self.pinned = False
         compute = ENUMS[f"CUSPARSE_COMPUTE_{'32I' if spec.a.dtype == 'int8' else '32F'}"]
         with undone_on_error() as made:
@@ -247,12 +305,18 @@ class _Plan:
             if bias:
                 self._set("BIAS_POINTER", c_void_p(bias))
             default = ENUMS["CUSPARSELT_MATMUL_ALG_DEFAULT"]
-            algorithm = handle.create(
+            chosen = handle.create(
                 *(made, "MatmulAlgSelection", "MatmulAlgSelection", self._product, default)
             )
-            self._plan = handle.create(
-                *(made, "MatmulPlan", "MatmulPlan", self._product, algorithm)
-            )
+            count = c_int()
+            most = ENUMS["CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID"]
+            handle.call("cusparseLtMatmulAlgGetAttribute", chosen, most, byref(count), _INT)
+            self.algorithms = count.value
+            if algorithm is not None:
+                number = ENUMS["CUSPARSELT_MATMUL_ALG_CONFIG_ID"]
+                told = byref(c_int(algorithm))
+                handle.call("cusparseLtMatmulAlgSetAttribute", chosen, number, told, _INT)
+            self._plan = handle.create(*(made, "MatmulPlan", "MatmulPlan", self._product, chosen))
             self._scratch = self._allocate(self._work())
 
     def drop(self) -> None:
@@ -275,20 +339,33 @@ class _Plan:
         alpha, beta = numbers
         self._handle.call(function, self._plan, alpha, a, b, beta, c, d, self._scratch, streams, 1)
 
-    def search(self, a: int, b: int, numbers: tuple[Any, Any], stream: CudaStream) -> None:
-        """Time the algorithms, on results that nobody needs, and take the fastest from now on."""
-        target = self._target
-        count = target.ld * (target.rows if target.by_rows else target.columns)
-        nobodys = int(
-            check("cuMemAlloc", driver.cuMemAlloc(count * DTYPES[target.dtype].itemsize * 2))
-        )
+    def time(
+        self,
+        a: int,
+        b: int,
+        out: int,
+        numbers: tuple[Any, Any],
+        stream: CudaStream,
+        events: list[Any],
+    ) -> float:
+        """Milliseconds that some products take; infinity if the library refuses them.
+
+        Memory for a result is also what is added, whose numbers do not matter.
+        """
+        begin, end = events
+        arguments = "cusparseLtMatmul", a, b, out, out, numbers, stream
         try:
-            # What is added is not looked at: it may be of another type, and has no numbers yet.
-            self.run("cusparseLtMatmulSearch", a, b, nobodys, nobodys, numbers, stream)
-            check("cuStreamSynchronize", driver.cuStreamSynchronize(stream.handle))
-        finally:
-            check("cuMemFree", driver.cuMemFree(nobodys))
-        self._scratch = self._allocate(self._work())
+            self.run(*arguments)  # the first loads the kernel
+            check("cuEventRecord", driver.cuEventRecord(begin, stream.handle))
+            for _ in range(_RUNS):
+                self.run(*arguments)
+        except LibraryError as error:
+            if error.status not in REFUSALS:
+                raise
+            return math.inf
+        check("cuEventRecord", driver.cuEventRecord(end, stream.handle))
+        check("cuEventSynchronize", driver.cuEventSynchronize(end))
+        return float(check("cuEventElapsedTime", driver.cuEventElapsedTime(begin, end)))
 
     def _set(self, name: str, value: Any) -> None:
         size = ctypes.sizeof(value)

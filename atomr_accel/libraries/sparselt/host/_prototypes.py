@@ -6,8 +6,6 @@ from typing import Final
 
 from ...host._numbers import DATA_TYPES
 
-_EXECUTE: Final = "ptr ptr ptr ptr ptr ptr ptr ptr ptr ptr* int"
-
 PROTOTYPES: Final = {
     "cusparseLtInit": "ptr",
     "cusparseLtDestroy": "ptr",
@@ -25,11 +23,12 @@ PROTOTYPES: Final = {
     "cusparseLtMatmulDescSetAttribute": "ptr ptr int ptr size",
     "cusparseLtMatmulAlgSelectionInit": "ptr ptr ptr int",
     "cusparseLtMatmulAlgSelectionDestroy": "ptr",
+    "cusparseLtMatmulAlgGetAttribute": "ptr ptr int ptr size",
+    "cusparseLtMatmulAlgSetAttribute": "ptr ptr int ptr size",
     "cusparseLtMatmulPlanInit": "ptr ptr ptr ptr",
     "cusparseLtMatmulPlanDestroy": "ptr",
     "cusparseLtMatmulGetWorkspace": "ptr ptr size*",
-    "cusparseLtMatmul": _EXECUTE,
-    "cusparseLtMatmulSearch": _EXECUTE,
+    "cusparseLtMatmul": "ptr ptr ptr ptr ptr ptr ptr ptr ptr ptr* int",
 }
 
 STATUSES: Final = {
@@ -54,6 +53,8 @@ ENUMS: Final = {
     "CUSPARSELT_PRUNE_SPMMA_TILE": 0,
     "CUSPARSELT_PRUNE_SPMMA_STRIP": 1,
     "CUSPARSELT_MATMUL_ALG_DEFAULT": 0,
+    "CUSPARSELT_MATMUL_ALG_CONFIG_ID": 0,
+    "CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID": 1,
     "CUSPARSELT_MATMUL_ACTIVATION_RELU": 0,
     "CUSPARSELT_MATMUL_ACTIVATION_GELU": 3,
     "CUSPARSELT_MATMUL_BIAS_POINTER": 8,
