@@ -49,25 +49,25 @@ _GRADIENTS: Final = {
     "dBias": "dbias",
     "dSink_token": "dsink",
 }
-"""What our kernels call the gradients of graphs."""
+"""Names that our kernels have for the gradients of graphs."""
 
 
 @final
 class FlashAttention(AttentionCalls[D]):
     """Attention under flash-attn's names: by cuDNN, or by kernels of this package.
 
-    cuDNN computes what it can, and kernels of this package what it refuses or computes wrongly;
-    ``backend="cudnn"`` and ``"kernel"`` force one. On the CPU NumPy computes the same. Inputs are
-    float16 or bfloat16, sums and the softmax float32. Sequences may be empty. What lies behind
-    their ends may be anything, infinities and NaN too.
+    cuDNN computes most calls. Kernels of this package compute those that it refuses or computes
+    wrongly. ``backend="cudnn"`` and ``"kernel"`` force one. On the CPU NumPy computes the same.
+    Inputs are float16 or bfloat16, sums and the softmax float32. Sequences may be empty. Memory
+    behind their ends may hold any values, even infinities and NaN.
 
     All methods raise:
         ValueError: shapes or options that do not fit.
         TypeError: dtypes that do not fit.
-        Unsupported: sizes that are no multiples of 8, in fp8 of 16, or above 256; what
-            ``backend`` has not.
-        GpuRefStale: of an older generation, or freed.
-        OutOfMemory: no room for results or scratch memory.
+        Unsupported: sizes above 256, or that are not multiples of 8 (in fp8, of 16); calls that
+            ``backend`` does not support.
+        GpuRefStale: a ref is of an older generation, or was freed.
+        OutOfMemory: there is not enough memory for results or scratch memory.
     """
 
     traced = True
@@ -226,8 +226,8 @@ class FlashAttention(AttentionCalls[D]):
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
             cu_seqlens_k: the same of ``k``; in pages, only the differences count.
             max_seqlen_q: the most queries of a sequence, or any more.
-            max_seqlen_k: the most keys of a sequence, or any more. Where there is dropout the
-                backward pass takes the same two numbers.
+            max_seqlen_k: the most keys of a sequence, or any more. With dropout the backward pass
+                must be called with the same two numbers.
             dropout_p: the share of probabilities that is dropped.
             softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
@@ -317,8 +317,8 @@ class FlashAttention(AttentionCalls[D]):
                 cache.
             cache_batch_idx: int32 (batch,): which sequence of the cache is whose; the cache may
                 have more of them then.
-            block_table: int32 (batch, columns): the pages of each sequence; what comes after its
-                last one is not looked at.
+            block_table: int32 (batch, columns): the pages of each sequence. Later columns of a
+                row are ignored.
             softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
             window_size: how many keys before and after its own a query sees; -1 for all.
@@ -430,13 +430,13 @@ class FlashAttention(AttentionCalls[D]):
         Kernels of this package always sum in one order.
 
         Args:
-            dout: gradient by the result.
+            dout: gradient with respect to the result.
             q: queries, shape (batch, queries, heads, size).
             k: keys, shape (batch, keys, kv_heads, size).
             v: values, shape (batch, keys, kv_heads, value_size).
             out: what ``flash_attn_func`` gave.
             softmax_lse: the logarithms that it gave with ``return_attn_probs``.
-            dropout_p: as in the forward pass, and so are all that follow.
+            dropout_p: as in the forward pass, like all that follow.
             softmax_scale: what ``q @ k.T`` is multiplied by.
             causal: whether a query sees no later keys than its own.
             window_size: how many keys before and after its own a query sees.
@@ -445,12 +445,12 @@ class FlashAttention(AttentionCalls[D]):
             deterministic: whether cuDNN, too, has to sum in one order.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
             seqlens_k: int32 (batch,): keys of each sequence.
-            grads: where to put the gradients by q, k and v. Made if absent.
+            grads: buffers for the gradients with respect to q, k and v. Made if absent.
             **options: see ``FlashOptions``.
 
         Returns:
-            The gradients by q, k and v; then those by ``bias`` and by ``sink`` where these are
-            given. Behind the ends of sequences those of our kernels are 0.
+            The gradients with respect to q, k and v; then to ``bias`` and ``sink`` if given. Those
+            of our kernels are 0 behind the ends of sequences.
         """
         name = "flash_attn_backward"
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -506,28 +506,28 @@ class FlashAttention(AttentionCalls[D]):
         Kernels of this package always sum in one order.
 
         Args:
-            dout: gradient by the result.
+            dout: gradient with respect to the result.
             q: shape (total_q, heads, size).
             k: shape (total_k, kv_heads, size), not in pages.
             v: shape (total_k, kv_heads, value_size).
             out: what ``flash_attn_varlen_func`` gave.
             softmax_lse: the logarithms that it gave with ``return_attn_probs``.
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
-            cu_seqlens_k: the same of ``k``.
+            cu_seqlens_k: the same for ``k``.
             max_seqlen_q: the most queries of a sequence, or any more.
             max_seqlen_k: the most keys of a sequence, or any more.
-            dropout_p: as in the forward pass, and so are all that follow.
+            dropout_p: as in the forward pass, like all that follow.
             softmax_scale: what ``q @ k.T`` is multiplied by.
             causal: whether a query sees no later keys than its own.
             window_size: how many keys before and after its own a query sees.
             softcap: of scores.
             alibi_slopes: as for ``flash_attn_func``.
             deterministic: whether cuDNN, too, has to sum in one order.
-            grads: where to put the gradients by q, k and v. Made if absent.
+            grads: buffers for the gradients with respect to q, k and v. Made if absent.
             **options: see ``FlashOptions``; no ``bias``.
 
         Returns:
-            The gradients by q, k and v, and by ``sink`` where it is given.
+            The gradients with respect to q, k and v, and to ``sink`` if given.
         """
         name = "flash_attn_varlen_backward"
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -670,11 +670,11 @@ def _given(
 def _checked(
     op: str, given: Mapping[str, Any], options: Any, *, without: tuple[str, ...] = ()
 ) -> tuple[Options, str]:
-    """All options, and the backend.
+    """Return all options, and the backend.
 
     Raises:
-        TypeError: there is no such option, or one is of another type.
-        ValueError: a value that it cannot have.
+        TypeError: an option does not exist, or its value is of another type.
+        ValueError: a value that an option cannot have.
     """
     known = FlashOptions.__annotations__.keys() - set(without)
     if unknown := sorted(options.keys() - known):
@@ -689,7 +689,7 @@ def _checked(
 
 
 def _for_cudnn(given: Mapping[str, Any], options: Any) -> Any:
-    """The options without those that are as they are by default."""
+    """Return the options that differ from their defaults."""
     found = {**given, **options}
     found.pop("backend", None)
     return {name: value for name, value in found.items() if value != _DEFAULTS.get(name)}
@@ -715,7 +715,7 @@ def _scored(options: Options) -> dict[str, GpuRef | None]:
 
 
 def _targets(grads: tuple[GpuRef, GpuRef, GpuRef] | None) -> dict[str, GpuRef | None]:
-    """Where the gradients by q, k and v go."""
+    """Return the buffers for the gradients with respect to q, k and v, by name."""
     return dict(zip(("dq", "dk", "dv"), grads or (None,) * 3, strict=True))
 
 

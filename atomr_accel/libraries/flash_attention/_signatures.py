@@ -1,4 +1,4 @@
-"""How functions of ``device.flash_attention`` are called, where a flag decides what they return."""
+"""Types of the functions of ``device.flash_attention`` whose result depends on a flag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ More_co = TypeVar("More_co", covariant=True)
 
 
 class FlashOptions(TypedDict, total=False):
-    """Options that flash-attn has not.
+    """Options that flash-attn does not have.
 
     Attributes:
         bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).

@@ -1,4 +1,4 @@
-"""What calls of attention have in common: options, and their checks."""
+"""Options that calls of attention share, and their checks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Options:
         return None if self.window[1] < 0 else self.window[1]
 
     def scale(self, size: int) -> float:
-        """What ``q @ k.T`` is multiplied by."""
+        """Return the factor of ``q @ k.T``."""
         if self.softmax_scale is None:
             return 1 / math.sqrt(size)
         return self.softmax_scale
@@ -100,10 +100,9 @@ _APART: Final = _SEEDS.union(BUFFERS)
 
 
 def split(options: Any, *values: Any) -> tuple[Any, tuple[GpuRef | None, ...]]:
-    """Options and other arguments as a key, and the buffers among the options, if there are.
+    """Return a key of options and other arguments, and the buffers among the options, if any.
 
-    There is no key (it is None) where dropout is seeded, because that differs from call to
-    call.
+    The key is None if dropout has a seed, because seeds differ from call to call.
     """
     if not options:
         return exact(values), ()
@@ -162,7 +161,7 @@ _CHECKS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "offset": _number,
     "deterministic": flag,
 }
-"""What makes of each option what ``Options`` has, or raises."""
+"""Converters from each option to its value in ``Options``. They raise for bad values."""
 
 NAMES: Final = frozenset(field.name for field in fields(Options))
 
@@ -170,17 +169,17 @@ NAMES: Final = frozenset(field.name for field in fields(Options))
 def checked(
     op: str, given: Any, *, without: tuple[str, ...] = (), called: Mapping[str, str] = _AS_THEY_ARE
 ) -> Options:
-    """Options with their defaults.
+    """Return the checked options, with defaults for absent ones.
 
     Args:
         op: what to call the op in errors.
-        given: what the caller has given.
-        without: what this op has not.
-        called: what the op calls those to which it gives other names.
+        given: the caller's options.
+        without: options that this op does not have.
+        called: names in errors of options that the op renames.
 
     Raises:
-        TypeError: there is no such option, or it is of another type.
-        ValueError: a value that it cannot have.
+        TypeError: an option does not exist, or its value is of another type.
+        ValueError: a value that an option cannot have.
     """
     known = NAMES - set(without)
     if unknown := sorted(given.keys() - known):

@@ -110,7 +110,7 @@ class Output(NamedTuple):
     Attributes:
         id: its tensor.
         shape: its shape as the caller sees it.
-        name: what to call it in errors.
+        name: name in errors.
         in_place: whether it may be a buffer that is read, too.
         result: whether the caller gets it.
     """

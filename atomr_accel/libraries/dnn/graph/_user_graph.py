@@ -432,7 +432,7 @@ class Plan(DnnPart[D], Generic[D, R]):
         Raises:
             TypeError: something is missing, or not known; a dtype that does not fit.
             ValueError: a shape that does not fit, aliasing.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             OutOfMemory: no room for a result.
         """
         return self._run_by(self, given)
@@ -510,7 +510,7 @@ class Graphs(DnnPart[D]):
         Raises:
             TypeError: something is missing, or not known; a dtype that does not fit.
             ValueError: a shape that does not fit, aliasing.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             OutOfMemory: no room for a result.
         """
         home = getattr(plan, "_device", None)

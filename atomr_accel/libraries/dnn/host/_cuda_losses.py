@@ -152,7 +152,7 @@ class CudaLosses:
         self._launch("total", kinds, THREADS, data)
 
     def _places(self, message: Any, *names: str) -> dict[str, int]:
-        """The pointers of a message; 0 for what is not there."""
+        """Return the pointers of a message; 0 for absent ones."""
         addresses = {name: getattr(message, name) for name in names}
         return {name: self._pointer(at) if at else 0 for name, at in addresses.items()}
 

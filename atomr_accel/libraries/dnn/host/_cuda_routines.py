@@ -184,7 +184,7 @@ class CudaRoutines:
         return self._descriptors.tensor(tensor.dtype, tensor.shape, tensor.strides)
 
     def _places(self, message: Pool | Softmax | Normalize) -> dict[str, int]:
-        """The pointers of a message; 0 for what is not there."""
+        """Return the pointers of a message; 0 for absent ones."""
         addresses = {name: getattr(message, name) for name in ("x", "y", "dy", "dx")}
         return {name: self._pointer(at) if at else 0 for name, at in addresses.items()}
 

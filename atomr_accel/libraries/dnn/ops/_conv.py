@@ -79,7 +79,7 @@ class Convolutions(DnnPart[D]):
             padding: zeros around the image: a number; a number or a pair (before, after)
                 for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
+            groups: number of groups that channels are split into.
             activation: ``"relu"``, ``"sigmoid"``, ``"tanh"``, ``"gelu"``, ``"gelu_tanh"``,
                 ``"silu"`` or ``"swish"``, ``"elu"``, ``"softplus"``.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, which is the faster one on
@@ -91,11 +91,11 @@ class Convolutions(DnnPart[D]):
             (N, K, ...) or (N, ..., K), of the dtype of ``x``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         node = _activation(activation)
 
@@ -149,8 +149,8 @@ class Convolutions(DnnPart[D]):
                 after) for each dimension; ``"valid"`` for nothing.
             output_padding: additional size of the result at its end, less than ``stride``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            groups: number of groups that channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -158,11 +158,11 @@ class Convolutions(DnnPart[D]):
             ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
 
         def make(last: bool) -> _Made:
@@ -226,26 +226,26 @@ class Convolutions(DnnPart[D]):
         Vendor operation: ``conv_dgrad``.
 
         Args:
-            grad: the gradient by the result of ``conv``.
+            grad: the gradient with respect to the result of ``conv``.
             w: the filters.
             shape: the shape of the images.
             stride: steps of the filter; a number, or one for each dimension.
             padding: zeros around the image: a number; a number or a pair (before, after)
                 for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            groups: number of groups that channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         sizes = tuple(shape)
 
@@ -282,25 +282,25 @@ class Convolutions(DnnPart[D]):
 
         Args:
             x: the images.
-            grad: the gradient by the result of ``conv``.
+            grad: the gradient with respect to the result of ``conv``.
             shape: the shape of the filters.
             stride: steps of the filter; a number, or one for each dimension.
             padding: zeros around the image: a number; a number or a pair (before, after)
                 for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            groups: number of groups that channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         sizes = tuple(shape)
 
@@ -326,19 +326,19 @@ class Convolutions(DnnPart[D]):
         Vendor operation: ``reduction``.
 
         Args:
-            grad: the gradient by the result of ``conv``.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            grad: the gradient with respect to the result of ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
             (K,), float32, or float64 for float64.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
 
         def make(last: bool) -> _Made:

@@ -199,7 +199,7 @@ class Activations(DnnPart[D]):
 
         Raises:
             ValueError: an axis that is not there, or twice; a largest or smallest of no elements.
-            TypeError: a dtype that does not fit, an argument that is no GpuRef.
+            TypeError: a dtype that does not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
         """
         if mode not in _REDUCTIONS:

@@ -163,7 +163,7 @@ class Resampling(ResamplingPart[D]):
         """The gradient of ``adaptive_avg_pool``; see the class.
 
         Args:
-            grad: gradient by the result, whose shape tells how many windows there were.
+            grad: gradient with respect to the result, whose shape is that of the windows.
             shape: of ``x``.
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
@@ -213,7 +213,7 @@ class Resampling(ResamplingPart[D]):
         See the class.
 
         Args:
-            grad: gradient by the result, whose shape tells how many windows there were.
+            grad: gradient with respect to the result, whose shape is that of the windows.
             x: what ``adaptive_max_pool`` was called with.
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
@@ -285,7 +285,7 @@ class Resampling(ResamplingPart[D]):
         """The gradient of ``interpolate``; see the class.
 
         Args:
-            grad: gradient by the result, whose shape tells the size.
+            grad: gradient with respect to the result, whose shape tells the size.
             shape: of ``x``.
             mode: as ``interpolate`` had it.
             align_corners: as ``interpolate`` had it.

@@ -122,7 +122,7 @@ class Rnn(Facade[D]):
             ValueError: other shapes, or another number of them.
             TypeError: another dtype.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
@@ -155,7 +155,7 @@ class Rnn(Facade[D]):
         Raises:
             ValueError: no packed weights of this network.
             TypeError: another dtype.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def prepare(driver: Driver) -> Submission[list[GpuRef]]:
@@ -209,8 +209,8 @@ class Rnn(Facade[D]):
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not do this; or inside a batch, where the sizes of
                 scratch memory for these shapes are not known yet.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         flag(training, "training")
@@ -269,8 +269,8 @@ class Rnn(Facade[D]):
             ValueError: shapes that do not fit; no tape.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         if tape is None:
             raise ValueError("there is no tape: the forward pass needs training=True")

@@ -41,12 +41,12 @@ class Routines(RoutinePart[D]):
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax(x, axis, out, log=False)
 
@@ -68,12 +68,12 @@ class Routines(RoutinePart[D]):
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax(x, axis, out, log=True)
 
@@ -86,8 +86,8 @@ class Routines(RoutinePart[D]):
         Vendor function: ``cudnnSoftmaxBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``softmax`` gave.
+            grad: gradient with respect to the result.
+            y: result of ``softmax``.
             axis: along which one it was.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
@@ -95,12 +95,12 @@ class Routines(RoutinePart[D]):
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax_backward(grad, y, axis, out, log=False)
 
@@ -113,8 +113,8 @@ class Routines(RoutinePart[D]):
         Vendor function: ``cudnnSoftmaxBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``log_softmax`` gave.
+            grad: gradient with respect to the result.
+            y: result of ``log_softmax``.
             axis: along which one it was.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
@@ -122,12 +122,12 @@ class Routines(RoutinePart[D]):
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax_backward(grad, y, axis, out, log=True)
 
@@ -191,10 +191,10 @@ class Routines(RoutinePart[D]):
 
         Raises:
             ValueError: numbers out of range, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            GpuRefStale: of an older generation, or freed.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         share = real(p, "p", least=0, below=1)
@@ -231,7 +231,7 @@ class Routines(RoutinePart[D]):
             alpha: of the formula.
             beta: of the formula, at least 0.01.
             k: of the formula, at least 1e-5.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the result. Made if absent.
 
@@ -240,11 +240,11 @@ class Routines(RoutinePart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
 
@@ -272,14 +272,14 @@ class Routines(RoutinePart[D]):
         Vendor function: ``cudnnLRNCrossChannelBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``local_response_norm`` gave.
+            grad: gradient with respect to the result.
+            y: result of ``local_response_norm``.
             x: what ``local_response_norm`` was called with, shape (batch, channels, ...space).
             size: how many channels count, at most 16.
             alpha: of the formula.
             beta: of the formula, at least 0.01.
             k: of the formula, at least 1e-5.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
@@ -288,11 +288,11 @@ class Routines(RoutinePart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
         given = {"grad": grad, "y": y, "x": x}

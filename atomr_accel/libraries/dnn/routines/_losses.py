@@ -91,7 +91,7 @@ class Losses(DnnPart[D]):
         """The gradient of ``cross_entropy`` by ``x``; see the class.
 
         Args:
-            grad: gradient by the result, of its shape, dtype of ``x``.
+            grad: gradient with respect to the result, of its shape, dtype of ``x``.
             x: scores.
             target: the right classes.
             weight: how much each class counts.
@@ -176,7 +176,7 @@ class Losses(DnnPart[D]):
         unless ``zero_infinity``. See the class.
 
         Args:
-            grad: gradient by the result, of its shape, dtype of ``log_probs``.
+            grad: gradient with respect to the result, of its shape, dtype of ``log_probs``.
             log_probs: logarithms of probabilities.
             targets: classes.
             input_lengths: how many steps each sequence has.
@@ -287,11 +287,11 @@ class _Entropy:
         self._smoothing = real(label_smoothing, "label_smoothing", least=0, most=1)
 
     def scratch(self, *, gradient: bool) -> int:
-        """How many numbers it needs."""
+        """Return the length of the scratch memory, in numbers."""
         return 1 if gradient else 2 * self._shape[0] * self._shape[2]
 
     def message(self, places: dict[str, Any]) -> CrossEntropy:
-        """What the lane executes, with its addresses."""
+        """Return the message for the lane, with its addresses."""
         return CrossEntropy(
             shape=self._shape,
             dtype=self.dtype.name,
@@ -369,12 +369,12 @@ class _Classification:
             )
 
     def scratch(self, *, gradient: bool) -> int:
-        """How many numbers it needs."""
+        """Return the length of the scratch memory, in numbers."""
         steps, batch, _ = self._shape
         return scratch_count(steps, batch, self._size, gradient=gradient)
 
     def message(self, places: dict[str, Any]) -> Ctc:
-        """What the lane executes, with its addresses."""
+        """Return the message for the lane, with its addresses."""
         return Ctc(
             shape=self._shape,
             dtype=self.dtype.name,

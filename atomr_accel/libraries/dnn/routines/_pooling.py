@@ -59,7 +59,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the result. Made if absent.
 
@@ -68,11 +68,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
@@ -97,14 +97,14 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``max_pool`` gave.
+            grad: gradient with respect to the result.
+            y: result of ``max_pool``.
             x: what ``max_pool`` was called with, shape (batch, channels, ...space).
             window: its size.
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
@@ -113,11 +113,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
@@ -148,7 +148,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
             count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the result. Made if absent.
 
@@ -157,11 +157,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         mode = _average(include=count_include_pad)
         require_readable(x, self._device.memory, "x")
@@ -187,14 +187,14 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:
-            grad: gradient by the result.
+            grad: gradient with respect to the result.
             shape: of ``x``.
             window: its size.
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
             count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
@@ -203,11 +203,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(grad, self._device.memory, "grad")
         like = _Like(tuple(shape), grad.dtype)
@@ -339,7 +339,7 @@ class _Pooling:
         }
 
     def message(self, *, x: Any, y: Any, dy: Any = 0, dx: Any = 0) -> Pool:
-        """What the lane executes, with its addresses."""
+        """Return the message for the lane, with its addresses."""
         return Pool(self.mode, *self._numbers, *self._tensors, x, y, dy, dx)
 
 

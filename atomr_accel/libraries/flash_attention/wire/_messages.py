@@ -1,4 +1,4 @@
-"""What the FlashAttention lane executes: one call of our own kernels."""
+"""Messages of the FlashAttention lane: one call of our own kernels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ READS: Final = (
     *("q", "k", "v", "begin_q", "begin_k", "count_q", "count_k", "table"),
     *("slopes", "sink", "bias", "scale_q", "scale_k", "scale_v"),
 )
-"""What a call may read, by the names that the kernels have for it."""
+"""Inputs that a call may have, by the names that the kernels have for them."""
 
 BACKWARD_READS: Final = ("o", "lse", "grad")
-"""What the backward pass reads beside."""
+"""Additional inputs of the backward pass."""
 
 FORWARD_WRITES: Final = ("o", "lse")
 BACKWARD_WRITES: Final = ("dq", "dk", "dv", "dbias", "dsink")
@@ -94,9 +94,9 @@ class Flash(Message, frozen=True):
     """Compute attention, or its gradients.
 
     Attributes:
-        form: which.
-        places: addresses in the order of ``PLACES``, 0 for what is not there.
-        append: what to write to a cache before.
+        form: shapes and options of the call.
+        places: addresses in the order of ``PLACES``, 0 for absent ones.
+        append: rows to write to a cache first.
     """
 
     form: Form

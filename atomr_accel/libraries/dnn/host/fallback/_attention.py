@@ -37,7 +37,7 @@ _FLOATS: Final = frozenset({"float16", "bfloat16", "float32"})
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _OPS or graph.compute != "float32" or not is_single(graph, node):
         return False
@@ -53,7 +53,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
     tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}

@@ -27,7 +27,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     family = next(family for family in _FAMILIES if family.computes(graph))
     found: list[Form] = family.forms(graph)
     return found

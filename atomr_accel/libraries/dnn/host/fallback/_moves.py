@@ -33,7 +33,7 @@ _CONVERTED: Final = frozenset(C_TYPES)
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernel computes a graph of one node."""
+    """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     if node.op not in LAYOUT:
         return False
@@ -46,7 +46,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ((_, target),) = node.outputs
     out, attributes = graph.tensors[target], dict(node.attributes)

@@ -43,7 +43,7 @@ _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
     return (node.op in OPERATIONS or node.op in ("reduction", "genstats")) and all(
@@ -142,7 +142,7 @@ def _words(values: Sequence[int]) -> bytes:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     if node.op == "genstats":
         return [

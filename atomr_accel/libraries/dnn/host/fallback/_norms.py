@@ -51,7 +51,7 @@ class Axis(NamedTuple):
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _FORWARD | _BACKWARD:
         return False
@@ -130,7 +130,7 @@ def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     axes = axes_of(graph, node)
     ids = dict((*node.inputs, *node.outputs))

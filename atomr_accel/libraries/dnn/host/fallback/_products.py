@@ -30,7 +30,7 @@ assert _SIDE * _SIDE == THREADS
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernel computes a graph of one node."""
+    """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
     return node.op == "matmul" and all(
@@ -40,7 +40,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
     a, b, c = tensors = [graph.tensors[ids[name]] for name in ("A", "B", "c")]
