@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .._request import Driver
 
 _numbers: Final = itertools.count(1)
-"""Of CUDA arrays, in all hosts."""
+"""Numbers of CUDA arrays, unique in all hosts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +46,11 @@ class _Copy:
 
 @final
 class ArrayMemory:
-    """A CUDA array in the host, as all copies of its handle know it.
+    """A CUDA array in the host, shared by all copies of its handle.
 
     Args:
-        ref: what it is made of; kept only if it is sealed, since nothing else survives a fault.
-        layout: the same as texels.
+        ref: its source; kept only if it is sealed, since other buffers do not survive a fault.
+        layout: the source as texels.
         surface: whether surfaces may be made of it.
 
     Attributes:
@@ -72,7 +72,7 @@ class ArrayMemory:
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
 
     def make(self, driver: Driver, ref: GpuRef) -> Submission[None]:
-        """What makes it in the host of a device, with the content of ``ref``."""
+        """Prepare to make the array in the host of a device, with the content of ``ref``."""
         block = require_readable(ref, driver.memory, "the array")
         keeper: Any = driver.memory.owner
         copy = self._copies.get(keeper)
@@ -98,12 +98,12 @@ class ArrayMemory:
         return Submission(message, (block,), (copy.kept,), done=done)
 
     def there(self, driver: Driver) -> Block:
-        """What stands for it; it is made again first, if a fault has taken it and that can be.
+        """Return the block that stands for the array. Rebuild the array after a fault if possible.
 
         Raises:
             ValueError: it is of another device.
-            GpuRefStale: it was freed, or a fault has taken it, and what it was made of; or this is
-                a recording, which makes nothing.
+            GpuRefStale: it was freed; or a fault ended it together with its source; or this is a
+                recording, which cannot rebuild it.
         """
         keeper, source = driver.memory.owner, self._source
         what = f"a CUDA array of {NAMES[self.dtype]}{[*self.shape]}"
@@ -128,11 +128,11 @@ class ArrayMemory:
         return copy.kept
 
     def free(self, driver: Driver) -> Submission[None]:
-        """What releases it, in this host after the ops before; in others once they know.
+        """Prepare to free the array: in this host after earlier ops, in others when they learn it.
 
         Raises:
-            Unsupported: in a recording.
-            GpuRefStale: it was freed before, or is gone.
+            Unsupported: the call is part of a recording.
+            GpuRefStale: the array was already freed, or is of an older generation.
         """
         if driver.keeper is not driver.memory.owner:
             raise Unsupported(
@@ -179,9 +179,9 @@ class CudaArray(Facade[D]):
             ref: contiguous, of the array's shape and dtype.
 
         Raises:
-            TypeError: it is no buffer.
-            ValueError: it is of another shape or dtype.
-            GpuRefStale: it, or the array, is of an older generation, or freed.
+            TypeError: ``ref`` is not a buffer.
+            ValueError: ``ref`` is of another shape or dtype.
+            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
         """
         return self._copy(ref, to_array=True)
 
@@ -193,10 +193,10 @@ class CudaArray(Facade[D]):
             ref: contiguous, of the array's shape and dtype.
 
         Raises:
-            TypeError: it is no buffer.
-            ValueError: it is of another shape or dtype.
-            GpuRefSealed: it is sealed.
-            GpuRefStale: it, or the array, is of an older generation, or freed.
+            TypeError: ``ref`` is not a buffer.
+            ValueError: ``ref`` is of another shape or dtype.
+            GpuRefSealed: ``ref`` is sealed.
+            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
         """
         return self._copy(ref, to_array=False)
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @final
 class _Shared:
-    """What all lanes of a context have loaded: by number, with how many use it."""
+    """Modules that lanes of a context have loaded, by number, with the number of users."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
@@ -36,10 +36,10 @@ _numbered: Final[WeakKeyDictionary[object, dict[int, Any]]] = WeakKeyDictionary(
 
 @final
 class Numbered(Generic[T]):
-    """What a context has by numbers of the program, the same for all of its lanes.
+    """Objects of a context by the program's numbers, shared by all of its lanes.
 
     Args:
-        context: the host's.
+        context: the host's context.
     """
 
     def __init__(self, context: object) -> None:
@@ -47,7 +47,7 @@ class Numbered(Generic[T]):
             self._known: dict[int, T] = _numbered.setdefault(context, {})
 
     def add(self, number: int, thing: T) -> None:
-        """Have it from now on."""
+        """Add an object."""
         self._known[number] = thing
 
     def get(self, number: int) -> T:
@@ -55,7 +55,7 @@ class Numbered(Generic[T]):
         return self._known[number]
 
     def find(self, number: int) -> T | None:
-        """One that may be there."""
+        """Return an object, or None if it does not exist."""
         return self._known.get(number)
 
     def pop(self, number: int) -> T | None:

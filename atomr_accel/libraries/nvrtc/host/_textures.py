@@ -86,7 +86,7 @@ class _Array:
             return self.objects[argument][0]
 
     def destroy(self) -> None:
-        """Release it, with what is of it."""
+        """Release the array, with its texture and surface objects."""
         for _, destroy in self.objects.values():
             destroy()
         check("cuArrayDestroy", driver.cuArrayDestroy(self.handle))
@@ -94,14 +94,14 @@ class _Array:
 
 @final
 class Textures:
-    """Those of a lane's kernels; CUDA arrays are the whole context's.
+    """Textures of a lane's kernels. CUDA arrays belong to the whole context.
 
     Args:
-        context: the host's.
-        stream: the lane's.
+        context: the host's context.
+        stream: the lane's stream.
 
     Attributes:
-        handlers: what executes messages about CUDA arrays.
+        handlers: functions that execute messages about CUDA arrays.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
