@@ -37,7 +37,7 @@ _CLUSTERS_FROM: Final = (9, 0)
 
 
 class Geometry(NamedTuple):
-    """A launch without its arguments. ``grid`` is None if it has no threads."""
+    """A launch without its arguments. A launch without threads has a ``grid`` of None."""
 
     grid: Dim3 | None
     block: Dim3

@@ -102,7 +102,7 @@ _APART: Final = _SEEDS.union(BUFFERS)
 def split(options: Any, *values: Any) -> tuple[Any, tuple[GpuRef | None, ...]]:
     """Return a key of options and other arguments, and the buffers among the options, if any.
 
-    The key is None if dropout has a seed, because seeds differ from call to call.
+    With a seed of dropout the key is None, because seeds differ from call to call.
     """
     if not options:
         return exact(values), ()

@@ -1,4 +1,4 @@
-"""How plans are made and run: what is an output of a graph decides what its plan gives."""
+"""Types of making and running plans. The outputs of a graph decide the result of its plan."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def _relu_backward(
 
 
 def _within(x: Array, most: float) -> Array:
-    """Not further from zero than ``most``, where a function has come to its limit long ago.
+    """Clip values to ``most``, at which a function has already reached its limit.
 
-    There it would be a product of 0 and infinity. NaN stays NaN.
+    Beyond it the function would be a product of 0 and infinity. NaN stays NaN.
     """
     return np.clip(x, -most, most)
 

@@ -28,7 +28,7 @@ Parameters = dict[str, Array]
 
 
 class _Step(NamedTuple):
-    """What a step's gradient needs.
+    """Values of a step that its gradient needs.
 
     Attributes:
         x, h, c: input and states before.
@@ -169,7 +169,7 @@ class _Network:
         self.cn: Final = cn
 
     def _mask(self, layer: int, shape: tuple[int, ...]) -> Any:
-        """What the input of a layer is multiplied by."""
+        """Return the factors of the input of a layer."""
         p = self.spec.dropout
         if layer == 0 or not p or not self._message.training:
             return 1

@@ -29,7 +29,7 @@ def wide(array: Array) -> Array:
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    """The logarithm of ``softmax``, and NaN where that is: SciPy's is -inf beside infinity."""
+    """Return the logarithm of ``softmax``: NaN for rows with infinity, unlike SciPy's -inf."""
     with np.errstate(all="ignore"):
         shifted = x - x.max(axis, keepdims=True)
         made: Array = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
@@ -145,7 +145,7 @@ def _windows(x: Array, message: Pool) -> Array:
 
 
 def _taps(message: Pool, places: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """What each element of the window sees, over all places."""
+    """Yield for each element of the window a slice of its inputs, over all places."""
     for offsets in itertools.product(*map(range, message.window)):
         yield (
             ...,

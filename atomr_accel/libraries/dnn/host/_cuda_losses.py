@@ -1,4 +1,4 @@
-"""Losses on CUDA: kernels of our own, and where it is wanted the vendor's CTC."""
+"""Losses on CUDA: kernels of our own, and on request the vendor's CTC."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SOURCE: Final = CudaSource(__package__, "losses.cu", THREADS=THREADS)
 
 _ALIGNMENT: Final = 256
 _FEW: Final = 32
-"""Up to how many classes, one behind the other, a thread takes alone."""
+"""Largest number of consecutive classes that a single thread takes."""
 
 
 def group_of(classes: int, behind: int) -> int:
-    """How many threads take a row: neighbours read neighbours where rows lie side by side."""
+    """Return the number of threads for a row: one if it is short, or interleaved with others."""
     return 1 if behind > 1 or classes <= _FEW else THREADS
 
 
@@ -38,9 +38,9 @@ class CudaLosses:
 
     Args:
         context: the device.
-        stream: where kernels go.
+        stream: the stream of the kernels.
         descriptors: the vendor's functions.
-        scratch_of: memory of so many bytes for what is asked of the vendor.
+        scratch_of: returns scratch memory for the vendor's functions, from its size in bytes.
     """
 
     def __init__(

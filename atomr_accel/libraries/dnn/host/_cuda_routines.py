@@ -58,13 +58,13 @@ class Descriptors:
             raise error
 
     def get(self, kind: str, setter: str, *values: Any, key: Hashable) -> int:
-        """A descriptor such as cuDNN's ``kind`` that was set to ``values``.
+        """Return a descriptor of cuDNN's ``kind``, set to ``values``.
 
         Args:
             kind: as in ``cudnnCreate...Descriptor``.
             setter: the function that sets it.
-            values: what it is set to.
-            key: tells the values apart from others.
+            values: arguments of ``setter``.
+            key: a key that identifies the values.
         """
         found = self._made.get((kind, key))
         if found is not None:

@@ -36,8 +36,8 @@ class _Made(NamedTuple):
 
     Attributes:
         graph: the graph.
-        inputs: ids of what it reads, in the order of the arguments.
-        output: id of what it writes.
+        inputs: ids of its inputs, in the order of the arguments.
+        output: id of its output.
         shape: the result's shape as the caller sees it.
     """
 
@@ -67,12 +67,12 @@ class Convolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Cross-correlation of images with filters, as ``torch.nn.functional.conv2d``.
 
-        Vendor operation: ``conv_fprop``, with what follows it fused where cuDNN can.
+        Vendor operation: ``conv_fprop``, fused with bias and activation if cuDNN can.
 
         Args:
             x: images, (N, C, ...) or with ``layout="NHWC"`` (N, ..., C), with one to three
-                dimensions of space; float16, bfloat16, float32 or float64, which cuDNN's
-                frontend does not have: kernels of this package compute it, slowly.
+                dimensions of space. Their dtype is float16, bfloat16, float32 or float64. cuDNN's
+                frontend has no float64, so slower kernels of this package compute it.
             w: filters, (K, C / groups, ...) or (K, ..., C / groups), of the same dtype.
             bias: (K,), of the same dtype, added to each channel.
             stride: steps of the filter; a number, or one for each dimension.
@@ -145,17 +145,18 @@ class Convolutions(DnnPart[D]):
             w: filters (C, K / groups, ...), or (C, ..., K / groups).
             bias: (K,).
             stride: steps between the images of neighbouring inputs.
-            padding: what is cut off around the result: a number; a number or a pair (before,
-                after) for each dimension; ``"valid"`` for nothing.
-            output_padding: additional size of the result at its end, less than ``stride``.
+            padding: elements cut off around the result: a number; a number or a pair (before,
+                after) for each dimension; ``"valid"`` for none.
+            output_padding: additional elements behind the result, fewer than ``stride``.
             dilation: steps between the taps of a filter.
             groups: number of groups that channels are split into.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
-            (N, K, ...) or (N, ..., K), where a dimension of size ``s`` becomes
-            ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``.
+            (N, K, ...) or (N, ..., K). The size of a dimension is
+            ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``,
+            where ``s`` is that of ``x``.
 
         Raises:
             ValueError: shapes, options or a layout that do not fit, or aliasing.
@@ -221,7 +222,7 @@ class Convolutions(DnnPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``conv`` by its images, as ``torch.nn.grad.conv2d_input``.
+        """Gradient of ``conv`` with respect to its images, as ``torch.nn.grad.conv2d_input``.
 
         Vendor operation: ``conv_dgrad``.
 
@@ -276,7 +277,7 @@ class Convolutions(DnnPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``conv`` by its filters, as ``torch.nn.grad.conv2d_weight``.
+        """Gradient of ``conv`` with respect to its filters, as ``torch.nn.grad.conv2d_weight``.
 
         Vendor operation: ``conv_wgrad``.
 
@@ -321,7 +322,7 @@ class Convolutions(DnnPart[D]):
     def conv_grad_bias(
         self, grad: GpuRef, *, layout: str | None = None, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The gradient of ``conv`` by its bias: the sum over images and space.
+        """Gradient of ``conv`` with respect to its bias: the sum over images and space.
 
         Vendor operation: ``reduction``.
 

@@ -66,7 +66,7 @@ class Normalizations(NormalizationPart[D]):
         Args:
             x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C); (N, C) too.
             running_mean: (C,). In training it moves towards the mean of the batch, in
-                place, by ``momentum``; None for none. Else it is what is subtracted.
+                place, by ``momentum``; None for none. Otherwise it is subtracted.
             running_var: (C,); the same for the variance, unbiased in training.
             weight: (C,), the factor of each channel.
             bias: (C,), the term added to each channel.
@@ -361,9 +361,9 @@ class Normalizations(NormalizationPart[D]):
 
         Args:
             x: ``(..., *weight.shape)``.
-            weight: what normalised numbers are multiplied by; its shape says over which
-                dimensions they are normalised.
-            bias: what is added; of the shape of ``weight``.
+            weight: the factor of normalised numbers. Its shape determines the dimensions over
+                which they are normalised.
+            bias: the term that is added; of the shape of ``weight``.
             training: return the statistics, too.
             eps: added to the variance.
             out: where the result goes.
@@ -425,9 +425,9 @@ class Normalizations(NormalizationPart[D]):
 
         Args:
             x: ``(..., *weight.shape)``.
-            weight: what the quotients are multiplied by; its shape says over which
-                dimensions the mean is taken.
-            bias: what is added; of the shape of ``weight``.
+            weight: the factor of the quotients. Its shape determines the dimensions over which
+                the mean is taken.
+            bias: the term that is added; of the shape of ``weight``.
             training: return the statistics, too.
             eps: added to the mean square.
             out: where the result goes.
@@ -466,10 +466,10 @@ class Normalizations(NormalizationPart[D]):
             x: the array that was normalised.
             weight: the parameter of the forward pass.
             inv_variance: the statistic that came with the result.
-            has_bias: whether the gradient by the bias is wanted.
+            has_bias: whether to return the gradient with respect to the bias.
 
         Returns:
-            The gradients by ``x`` and ``weight``, and with ``has_bias`` by ``bias``.
+            The gradients with respect to ``x`` and ``weight``, and with ``has_bias`` to ``bias``.
 
         Raises:
             ValueError: shapes or numbers that do not fit, or aliasing.

@@ -1,4 +1,4 @@
-"""How normalisations are called, where a flag decides what they return."""
+"""Types of normalisations whose result depends on a flag."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ _Known = Recent[tuple[RnnSpec, RnnData | None, bool], _Sizes]
 
 
 class RnnOutput(NamedTuple):
-    """What a recurrent network gives.
+    """Results of a recurrent network.
 
     Attributes:
-        y: what the last layer puts out at each step; behind the end of a sequence zeros.
+        y: output of the last layer at each step; zeros behind the end of a sequence.
         hn: the last hidden states, (layers * directions, batch, output size).
-        cn: an LSTM's last cell states; None for others.
-        tape: what ``backward`` needs; None unless ``training``.
+        cn: an LSTM's last cell states; None for other networks.
+        tape: input of ``backward``; None unless ``training``.
     """
 
     y: GpuRef
@@ -53,9 +53,9 @@ class RnnGradients(NamedTuple):
     """The gradients of a recurrent network.
 
     Attributes:
-        dx: by the input.
-        dh0, dc0: by the first states; dc0 is None but for an LSTM.
-        dweights: by the packed weights, packed likewise.
+        dx: gradient with respect to the input.
+        dh0, dc0: gradients with respect to the first states; only an LSTM has dc0.
+        dweights: gradient with respect to the packed weights, packed in the same way.
     """
 
     dx: GpuRef
@@ -67,7 +67,7 @@ class RnnGradients(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class RnnTape:
-    """What a backward pass needs of the forward pass. Buffers must not change meanwhile."""
+    """Values of the forward pass that the backward pass needs. Its buffers must not change."""
 
     data: RnnData
     sizes: _Sizes
@@ -258,12 +258,12 @@ class Rnn(Facade[D]):
 
         Args:
             tape: of a run with ``training=True``; it serves once.
-            dy: gradient by ``y``; behind the end of a sequence it is ignored.
-            dhn: gradient by the last hidden states; zeros if absent.
-            dcn: gradient by an LSTM's last cell states; zeros if absent.
+            dy: gradient with respect to ``y``; ignored behind the end of a sequence.
+            dhn: gradient with respect to the last hidden states; zeros if absent.
+            dcn: gradient with respect to an LSTM's last cell states; zeros if absent.
 
         Returns:
-            The gradients by inputs, first states and packed weights.
+            The gradients with respect to inputs, first states and packed weights.
 
         Raises:
             ValueError: shapes that do not fit; no tape.
@@ -328,7 +328,7 @@ class Rnn(Facade[D]):
         )
 
     def _ask(self, driver: Driver, data: RnnData | None, *, training: bool) -> _Sizes:
-        """How much memory is needed."""
+        """Return the sizes of the buffers that a pass needs, in bytes."""
         key = (self.spec, data, training)
         found = self._sizes.get(key)
         if found is None:

@@ -22,7 +22,7 @@ _LEAST_K: Final = 1e-5
 
 
 class Routines(RoutinePart[D]):
-    """What cuDNN has routines for, and no graphs."""
+    """Operations for which cuDNN has routines, but no graphs."""
 
     # --- softmax --------------------------------------------------------------------------
 
@@ -173,11 +173,11 @@ class Routines(RoutinePart[D]):
     ) -> Request[GpuRef]:
         """Set elements to zero by chance, and divide the others by ``1 - p``.
 
-        Element ``i`` is decided by word ``offset + i`` of the Philox sequence of ``seed``
-        (Salmon et al., 2011), so a mask is two numbers: the same on every backend, after
-        every rebuild, and in the backward pass, which is this very function of the gradient.
-        Go on at ``offset + x.size`` for the next one. cuDNN's own generator has a state in
-        memory that a rebuild would lose, so it is not used here.
+        Word ``offset + i`` of the Philox sequence of ``seed`` (Salmon et al., 2011) decides
+        element ``i``. So two numbers determine the mask. It is the same on every backend, after
+        every rebuild, and in the backward pass, which is this same function of the gradient.
+        Continue at ``offset + x.size`` for the next call. cuDNN's own generator is not used,
+        because a rebuild would lose its state in memory.
 
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.
@@ -267,14 +267,14 @@ class Routines(RoutinePart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``local_response_norm`` by ``x``.
+        """Gradient of ``local_response_norm`` with respect to ``x``.
 
         Vendor function: ``cudnnLRNCrossChannelBackward``.
 
         Args:
             grad: gradient with respect to the result.
             y: result of ``local_response_norm``.
-            x: what ``local_response_norm`` was called with, shape (batch, channels, ...space).
+            x: argument of ``local_response_norm``, shape (batch, channels, ...space).
             size: how many channels count, at most 16.
             alpha: of the formula.
             beta: of the formula, at least 0.01.
@@ -325,7 +325,7 @@ class Routines(RoutinePart[D]):
 
 
 def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """What comes before an axis, the axis, and what comes behind."""
+    """Return the sizes before an axis, of the axis, and behind it."""
     axis = whole(axis, "axis")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"axis {axis} is out of bounds for shape {shape}")

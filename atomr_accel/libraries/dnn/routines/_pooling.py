@@ -92,14 +92,14 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``max_pool`` by ``x``; of equal elements the first one gets it.
+        """Gradient of ``max_pool`` with respect to ``x``. The first of equal elements gets it.
 
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:
             grad: gradient with respect to the result.
             y: result of ``max_pool``.
-            x: what ``max_pool`` was called with, shape (batch, channels, ...space).
+            x: argument of ``max_pool``, shape (batch, channels, ...space).
             window: its size.
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
@@ -182,7 +182,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``avg_pool`` by ``x``.
+        """Gradient of ``avg_pool`` with respect to ``x``.
 
         Vendor function: ``cudnnPoolingBackward``.
 
@@ -262,7 +262,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
 
 class _Like:
-    """What is known of a tensor that is not there."""
+    """Shape and dtype of an absent tensor."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape = shape
@@ -270,12 +270,12 @@ class _Like:
 
 
 class _Pooling:
-    """How a window moves, checked.
+    """The checked movement of a window.
 
     Attributes:
-        mode: as ``Pool`` has it.
-        partial: whether its last places are only partly inside, which the routine has not.
-        x_shape, y_shape: as the caller has them.
+        mode: as in ``Pool``.
+        partial: whether its last places are only partly inside, which the routine cannot do.
+        x_shape, y_shape: shapes in the caller's layout.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class _Pooling:
             yield from (*tensor.shape, *tensor.strides)
 
     def attributes(self) -> dict[str, Any]:
-        """Those of the node that has it, too, and places that are only partly inside."""
+        """Return the attributes of the node, which also has places that are only partly inside."""
         window, padding, stride = self._numbers
         return {
             "mode": _NODES[self.mode],

@@ -1,7 +1,7 @@
-"""What the DNN lane executes.
+"""Messages of the DNN lane.
 
-A graph is sent as bytes (``_graph.encode``): the lane keeps what it has prepared
-for it under those bytes, and decodes them only the first time.
+A graph is sent as bytes (``_graph.encode``). They are the key of the plan that the lane prepares
+for it, and are decoded only the first time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TuneGraph(Message, frozen=True):
     """Time all plans of a graph and keep the fastest; answered as ``PrepareGraph``.
 
     Attributes:
-        run: what to run, with outputs that nobody needs.
+        run: the run to time. Its outputs are discarded.
     """
 
     returns: ClassVar[Any] = tuple[int, str]

@@ -34,10 +34,10 @@ OPERATIONS: Final = frozenset(
         *("swish", "swish_backward", "tan", "tanh", "tanh_backward"),
     }
 )
-"""What ``pointwise.cu`` has a struct for."""
+"""Operations for which ``pointwise.cu`` has a struct."""
 
 _STATISTICS: Final = ("ADD", "SQUARES")
-"""What ``genstats`` computes, as modes of reductions."""
+"""Outputs of ``genstats``, as modes of reductions."""
 
 _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
@@ -109,11 +109,12 @@ def packed_reduction(graph: Graph, source: int, target: int) -> list[Part]:
 def _merged(
     shape: Sequence[int], lists: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """As few dimensions as there can be: a position costs a division for each but the first.
+    """Merge dimensions, because a position costs a division for each but the first.
 
     Args:
         shape: sizes.
-        lists: steps along them, of all tensors; the slowest of the first one comes first.
+        lists: steps along the dimensions, for each tensor. Results begin with the slowest
+            dimension of the first tensor.
     """
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in lists]
@@ -180,12 +181,12 @@ def _reduction(graph: Graph, mode: str, target: int) -> Form:
 
 
 def pointwise_name(op: str, compute: str, result: str, types: Sequence[str]) -> str:
-    """The kernel of a pointwise operation.
+    """Return the name of the kernel of a pointwise operation.
 
     Args:
         op: the operation.
-        compute: the dtype it computes in.
-        result: the dtype of what it gives.
+        compute: the dtype in which it computes.
+        result: the dtype of its result.
         types: the dtypes of its output and of its inputs.
     """
     operation = "".join(word.capitalize() for word in op.split("_"))

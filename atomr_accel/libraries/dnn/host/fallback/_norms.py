@@ -25,7 +25,7 @@ _STATISTICS: Final = (
 )
 _BACKWARD: Final = frozenset(f"{op}_backward" for op in _FORWARD)
 _ALIKE: Final = (("scale", "bias"), ("dscale", "dbias"), _STATISTICS)
-"""What the kernels walk through with the same steps."""
+"""Groups of tensors that must have the same steps."""
 
 _FORWARD_POINTERS: Final[tuple[str, ...]] = (
     *("y", "input", "scale", "bias", "mean", "inv_variance"),
@@ -71,7 +71,7 @@ def computes(graph: Graph) -> bool:
 
 
 def _alike(tensors: list[Tensor]) -> bool:
-    """Whether tensors have the same steps, as far as these count."""
+    """Return whether tensors have the same steps, except along dimensions of size 1."""
     steps = {tuple(_step(tensor, axis) for axis in range(len(tensor.shape))) for tensor in tensors}
     return len(steps) < 2
 

@@ -24,7 +24,8 @@ SOURCE: Final = CudaSource(__package__, "products.cu", SIDE=_SIDE, DIMS=_MOST_BA
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 _MANY: Final = 256
-"""Large squares take fewer reads; they are taken where there are enough for all processors."""
+"""Number of large squares from which they are used. They need fewer reads, but must be enough for
+all processors."""
 
 assert _SIDE * _SIDE == THREADS
 
