@@ -51,7 +51,7 @@ class Reason(NamedTuple):
     """A reason for a kernel of this package.
 
     Attributes:
-        what: what cuDNN does not do.
+        what: the feature that cuDNN lacks.
         holds: whether a case is of that kind.
     """
 

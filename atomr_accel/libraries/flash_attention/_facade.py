@@ -113,13 +113,13 @@ class FlashAttention(AttentionCalls[D]):
             k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of ``kv_heads``.
             v: values, shape (batch, keys, kv_heads, value_size).
             dropout_p: the share of probabilities that is dropped.
-            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees; -1 for all.
+            window_size: number of keys before and after its own that a query sees; -1 for all.
             softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
             alibi_slopes: float32 (heads,) or (batch, heads): scores become smaller by ``slope *
                 distance``. True for the slopes of the paper, with ``causal``.
-            deterministic: taken for its gradient's sake.
+            deterministic: without an effect here; accepted for the gradient.
             return_attn_probs: whether to return the logarithms that the backward pass needs; the
                 probabilities themselves are never in memory.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
@@ -229,12 +229,12 @@ class FlashAttention(AttentionCalls[D]):
             max_seqlen_k: the most keys of a sequence, or any more. With dropout the backward pass
                 must be called with the same two numbers.
             dropout_p: the share of probabilities that is dropped.
-            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees; -1 for all.
+            window_size: number of keys before and after its own that a query sees; -1 for all.
             softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
             alibi_slopes: as for ``flash_attn_func``.
-            deterministic: taken for its gradient's sake.
+            deterministic: without an effect here; accepted for the gradient.
             return_attn_probs: whether to return the logarithms that the backward pass needs.
             block_table: int32 (batch, columns): the pages of each sequence.
             out: where to put the result. Made if absent.
@@ -309,29 +309,29 @@ class FlashAttention(AttentionCalls[D]):
             k_cache: shape (batch, length, kv_heads, size), or with ``block_table`` pages of any
                 size, (pages, page, kv_heads, size).
             v_cache: shape (batch, length, kv_heads, value_size), or pages as for ``k_cache``.
-            k: new keys, (batch, new, kv_heads, size), of the cache's dtype. What does not fit is
-                not written.
+            k: new keys, (batch, new, kv_heads, size), of the cache's dtype. Rows that do not fit
+                are not written.
             v: new values, (batch, new, kv_heads, value_size). Both or none.
-            cache_seqlens: int32 (batch,): how long each sequence is before. A number, 0 too, where
-                all are as long, nothing is written and there are no pages; None for the whole
-                cache.
-            cache_batch_idx: int32 (batch,): which sequence of the cache is whose; the cache may
-                have more of them then.
+            cache_seqlens: int32 (batch,): length of each sequence before the call. A number, even
+                0, is for sequences of one length without new keys and without pages; None for the
+                whole cache.
+            cache_batch_idx: int32 (batch,): the sequence of the cache for each entry of the batch;
+                the cache may then have more sequences.
             block_table: int32 (batch, columns): the pages of each sequence. Later columns of a
                 row are ignored.
-            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees; -1 for all.
+            window_size: number of keys before and after its own that a query sees; -1 for all.
             softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
             alibi_slopes: as for ``flash_attn_func``.
-            num_splits: among how many blocks our kernel splits the keys of a sequence; 0 to have
-                it decide.
+            num_splits: number of blocks among which our kernel splits the keys of a sequence; 0
+                for an automatic choice.
             return_softmax_lse: whether to return the logarithms of the sums of exponentials.
-            q_descale: what queries in fp8 are multiplied by: float32, one or (batch, kv_heads).
-            k_descale: the same of keys in fp8.
-            v_descale: the same of values in fp8.
+            q_descale: factor of queries in fp8: float32, one or (batch, kv_heads).
+            k_descale: factor of keys in fp8, likewise.
+            v_descale: factor of values in fp8, likewise.
             max_seqlen_k: the most keys of a sequence, new ones too; by default what fits.
-            sink: float32 (heads,): a score of each head beside those of the keys.
+            sink: float32 (heads,): an additional score of each head.
             out: where to put the result. Made if absent.
             backend: see ``FlashOptions``.
 
@@ -434,13 +434,13 @@ class FlashAttention(AttentionCalls[D]):
             q: queries, shape (batch, queries, heads, size).
             k: keys, shape (batch, keys, kv_heads, size).
             v: values, shape (batch, keys, kv_heads, value_size).
-            out: what ``flash_attn_func`` gave.
-            softmax_lse: the logarithms that it gave with ``return_attn_probs``.
+            out: result of ``flash_attn_func``.
+            softmax_lse: the logarithms that it returned with ``return_attn_probs``.
             dropout_p: as in the forward pass, like all that follow.
-            softmax_scale: what ``q @ k.T`` is multiplied by.
+            softmax_scale: factor of ``q @ k.T``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees.
-            softcap: of scores.
+            window_size: number of keys before and after its own that a query sees.
+            softcap: softcap of scores.
             alibi_slopes: as for ``flash_attn_func``.
             deterministic: whether cuDNN, too, has to sum in one order.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
@@ -510,17 +510,17 @@ class FlashAttention(AttentionCalls[D]):
             q: shape (total_q, heads, size).
             k: shape (total_k, kv_heads, size), not in pages.
             v: shape (total_k, kv_heads, value_size).
-            out: what ``flash_attn_varlen_func`` gave.
-            softmax_lse: the logarithms that it gave with ``return_attn_probs``.
+            out: result of ``flash_attn_varlen_func``.
+            softmax_lse: the logarithms that it returned with ``return_attn_probs``.
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
             cu_seqlens_k: the same for ``k``.
             max_seqlen_q: the most queries of a sequence, or any more.
             max_seqlen_k: the most keys of a sequence, or any more.
             dropout_p: as in the forward pass, like all that follow.
-            softmax_scale: what ``q @ k.T`` is multiplied by.
+            softmax_scale: factor of ``q @ k.T``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees.
-            softcap: of scores.
+            window_size: number of keys before and after its own that a query sees.
+            softcap: softcap of scores.
             alibi_slopes: as for ``flash_attn_func``.
             deterministic: whether cuDNN, too, has to sum in one order.
             grads: buffers for the gradients with respect to q, k and v. Made if absent.
@@ -736,7 +736,7 @@ def _until(
     new: tuple[GpuRef | None, GpuRef | None],
     block_table: GpuRef | None,
 ) -> tuple[GpuRef, GpuRef]:
-    """The first rows of a cache, all of whose sequences are as long; one row of an empty one."""
+    """Return the first rows of a cache with sequences of one length, but at least one row."""
     if (new[0] is None) != (new[1] is None):
         raise ValueError("k and v belong together: new keys and new values")
     if new[0] is not None or block_table is not None:

@@ -55,7 +55,7 @@ class ArrayMemory:
 
     Attributes:
         number: the host's number of it.
-        shape, dtype: those of ``ref``.
+        shape, dtype: shape and dtype of ``ref``.
         layout: as given.
         surface: as given.
     """
@@ -150,13 +150,13 @@ class CudaArray(Facade[D]):
     """Memory in the order in which texture units read it (``cuArray3DCreate``).
 
     Made by ``device.nvrtc.cuda_array``. A ``Texture`` of it may have any filter and address mode,
-    and up to three axes; a ``Surface`` lets kernels write to it. After a fault it is made again
-    by itself if it was made of a sealed buffer; otherwise it is stale, as any buffer.
+    and up to three axes; a ``Surface`` lets kernels write to it. After a fault it is rebuilt
+    automatically if it was made of a sealed buffer. Otherwise it is stale, like any buffer.
 
     Attributes:
-        shape: of the array that it was made of; more than one channel are the last axis.
-        dtype: of a channel.
-        channels: of a texel: 1, 2 or 4.
+        shape: shape of its source; more than one channel are the last axis.
+        dtype: dtype of a channel.
+        channels: number of channels of a texel: 1, 2 or 4.
         surface: whether surfaces may be made of it.
     """
 

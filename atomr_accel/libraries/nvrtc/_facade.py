@@ -307,7 +307,7 @@ class Nvrtc(Facade[D]):
         Args:
             ref: contiguous, of one to three axes of texels: (u)int8, (u)int16, (u)int32, float16
                 or float32. If it is sealed the CUDA array is made again after a fault.
-            channels: of a texel: 1, 2, or 4; more than one are the last axis.
+            channels: number of channels of a texel: 1, 2, or 4; more than one are the last axis.
             surface: whether kernels may write to it.
 
         Returns:
@@ -346,7 +346,7 @@ class Nvrtc(Facade[D]):
         return _Plan(tuple(names), declarations, structs, variables, twins, pickled)
 
     def _require_declared(self, plan: _Plan) -> None:
-        """On the CPU, where perhaps no compiler looks, kernels are in plain sight."""
+        """Check on the CPU, perhaps without a compiler, that the source declares the kernels."""
         if not self._device.capabilities.python_kernels:
             return
         for name in plan.names:

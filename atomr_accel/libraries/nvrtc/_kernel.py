@@ -1,4 +1,4 @@
-"""Kernels: what programs launch."""
+"""Kernels that programs launch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Kernel(Facade[D]):
 
     Attributes:
         name: as given to ``compile``.
-        parameters: what ``launch`` takes, or None where the source does not tell.
+        parameters: parameters of ``launch``, or None if the source does not determine them.
         log: the compiler's warnings.
         twin: the function that stands for it on the CPU backend, or None.
     """

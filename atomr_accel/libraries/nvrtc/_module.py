@@ -47,7 +47,7 @@ class Module(Facade[D]):
 
     @op
     def kernel(self, name: str) -> Request[Kernel[D]]:
-        """One of the kernels. Nothing is sent.
+        """Return one of the kernels, without sending a message.
 
         Args:
             name: as given to ``compile_module``.

@@ -80,7 +80,7 @@ class Variable:
         Args:
             memory: where the address is.
             epoch: that in which it was asked for; a later one makes a buffer that is stale.
-            slab: what addresses of it begin with.
+            slab: number of the slab, with which its addresses begin.
             kept: the module, which is there for as long as its memory is used.
         """
         nbytes = len(self.content.data)

@@ -1,4 +1,4 @@
-"""Numbers by value: what a parameter, or a field of a struct, takes without losing anything."""
+"""Numbers by value, converted without loss for a parameter or a field of a struct."""
 
 from __future__ import annotations
 

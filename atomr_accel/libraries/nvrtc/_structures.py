@@ -21,7 +21,7 @@ StructType = np.dtype[np.void] | type[ctypes.Structure]
 StructValue = (
     np.void | np.ndarray[tuple[()], np.dtype[np.void]] | ctypes.Structure | tuple[Any, ...]
 )
-"""A struct as an argument; a tuple of its fields where the kernel's parameter tells the type."""
+"""A struct as an argument; a tuple of its fields if the type of the parameter is known."""
 
 _LARGEST: Final = 32764
 """Bytes of all of a kernel's parameters, on the newest devices."""
@@ -31,7 +31,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
     """The dtype for a C++ type.
 
     Args:
-        name: of the C++ type.
+        name: name of the C++ type.
         kind: a structured dtype, or a ``ctypes.Structure``.
 
     Raises:
@@ -72,7 +72,7 @@ def all_structured(structs: object) -> dict[str, np.dtype[np.void]]:
 def assertions(
     structs: Mapping[str, np.dtype[np.void]], variables: Mapping[str, np.ndarray[Any, Any]]
 ) -> Iterator[str]:
-    """C++ that does not compile unless all lies in memory as the dtypes say.
+    """Return C++ that compiles only if layouts in memory are those of the dtypes.
 
     Of what a type is made is known of numbers and of arrays of them alone: an enumeration, a class
     or a pointer may stand for what takes as many bytes. NVRTC has ``offsetof`` only with a header,
@@ -121,7 +121,7 @@ _KINDS: Final = "\n".join(
         ),
     ]
 )
-"""C++ that tells of what numbers a type is made."""
+"""C++ that determines the numbers of which a type is made."""
 
 
 def _assertion(there: str, name: str, nbytes: int, dtype: np.dtype[Any]) -> str:

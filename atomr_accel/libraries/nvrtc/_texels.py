@@ -39,8 +39,8 @@ class Texels(NamedTuple):
     Attributes:
         extent: texels along each axis, outermost first.
         format: the vendor's number of a channel's type.
-        channels: of a texel.
-        nbytes: of a texel.
+        channels: number of channels of a texel.
+        nbytes: bytes of a texel.
     """
 
     extent: tuple[int, ...]

@@ -49,7 +49,7 @@ _BEGIN: Final = 512
 
 
 def _check_begin(block: Block, name: str) -> None:
-    """A view begins where a texture may.
+    """Check that a view is aligned for textures.
 
     Raises:
         ValueError: it does not.

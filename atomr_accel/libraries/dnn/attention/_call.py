@@ -1,4 +1,4 @@
-"""One call of attention: its buffers, their checks, and the messages they become."""
+"""One call of attention: its buffers, their checks, and its messages."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Appending:
         return Append(*places, *self.sizes())
 
     def sizes(self) -> tuple[Any, ...]:
-        """All of the message but these addresses."""
+        """Return the fields of the message except for addresses."""
         pages, page = self.k_cache.shape[:2]
         batch, new = self.k.shape[:2]
         row = pages * page
@@ -172,7 +172,7 @@ _CLEANED: Final = {
 rows of q behind an end make only results that are never read."""
 
 _BLANKED: Final = {"o": 0, "stats": 0xFF800000, "dQ": 0}
-"""Results of queries that see no key, as bits: a sum of nothing, and its logarithm."""
+"""Results of queries that see no key, as bits: an empty sum, and its logarithm."""
 
 _HIDDEN: Final = 0x7149F2CA
 """1e30, a statistic that makes all of a query's probabilities 0. cuDNN makes NaN of -infinity."""
@@ -282,7 +282,7 @@ class SetupStage:
             self._kind = Grow if uploaded else Attend
 
     def message(self, run: RunGraph | TuneGraph, addresses: list[Any]) -> Attend:
-        """The message that makes what the graph needs, and then runs it."""
+        """Return the message that makes the graph's inputs, and then runs it."""
         append = None
         if self._append:
             append = Append(*[addresses[at] for at in self._append], *self._sizes)
@@ -313,7 +313,7 @@ def _blanked(
     nbytes: int,
     value: int,
 ) -> tuple[Any, ...]:
-    """All of ``Blank`` but its target and source, with places in the place of addresses."""
+    """Return the fields of ``Blank`` except target and source, with places for addresses."""
     spec, tensor = call.spec, attention.graph.tensors[attention.ids[name]]
     nowhere = places[""]
     lengths = [places.get(each, nowhere) for each in ("seq_len_q", "seq_len_kv")]
@@ -511,12 +511,11 @@ def columns_of(block_table: GpuRef) -> int:
 
 
 def gathered(call: AttentionCall) -> AttentionCall:
-    """Keys and values out of their pages, where several queries attend to them.
+    """Copy keys and values out of their pages if several queries attend to them.
 
-    cuDNN reads whole tiles of keys, beyond the end of a sequence too. What lies there it
-    multiplies by zeros, which makes NaN of infinities and of NaN: those that whoever had the
-    page before has left. So it gets copies with zeros there. A single query is computed by
-    another kernel, which does not mind.
+    cuDNN reads whole tiles of keys, even beyond the end of a sequence. It multiplies that memory
+    by zeros, but infinities and NaN from earlier users of the page then become NaN. So it gets
+    copies with zeros there. Single queries use another kernel, which reads only the keys.
     """
     spec = call.spec
     if not spec.page or (spec.queries == 1 and not spec.ragged_q):
@@ -539,7 +538,7 @@ def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool)
 
     Args:
         spec: sizes.
-        options: what the caller wants.
+        options: the caller's options.
         same: whether each sequence has as many queries as keys.
         bounded: whether the alignment is known without lengths.
     """
@@ -573,7 +572,7 @@ def masked_by_scores(call: AttentionCall) -> None:
 def scored(
     call: AttentionCall, options: Options, memory: MemoryMap, *, batch: int, backward: bool
 ) -> AttentionCall:
-    """Add what options say of scores: caps, slopes, biases, sinks, dropout."""
+    """Add the options for scores: caps, slopes, biases, sinks, dropout."""
     spec, inputs = call.spec, call.inputs
     heads = spec.heads
     if options.softcap:

@@ -1,4 +1,4 @@
-"""Calls of attention, checked: what each reads and writes, and the graph that computes it."""
+"""Checked calls of attention: their inputs and outputs, and the graphs that compute them."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class AttentionCalls(AttentionPart[D]):
         stats: tuple[int, ...],
         grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
     ) -> AttentionCall:
-        """Add what the backward pass reads and writes."""
+        """Add the inputs and outputs of the backward pass."""
         memory, inputs, spec = self._device.memory, call.inputs, call.spec
         dtype = (DTYPES[spec.dtype],)
         require(grad, memory, "grad", dtype, shape)
@@ -324,7 +324,7 @@ def forward(
     return_lse: bool,
     lse: tuple[int, ...] | None = None,
 ) -> AttentionCall:
-    """Add what the forward pass writes."""
+    """Add the outputs of the forward pass."""
     flag(return_lse, "return_lse")
     spec = call.spec
     call.outputs["o"] = shape

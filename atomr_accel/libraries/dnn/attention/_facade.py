@@ -113,8 +113,8 @@ class FlashAttention(AttentionCalls[D]):
             q: queries, float16 or bfloat16, shape (batch, queries, heads, size).
             k: keys, shape (batch, keys, kv_heads, size).
             v: values, shape (batch, keys, kv_heads, value_size).
-            out: what ``flash_attention`` gave.
-            lse: the logarithms that it gave with ``return_lse``.
+            out: result of ``flash_attention``.
+            lse: the logarithms that it returned with ``return_lse``.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
             seqlens_k: int32 (batch,): keys of each sequence.
             layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
@@ -239,8 +239,8 @@ class FlashAttention(AttentionCalls[D]):
             q: float16 or bfloat16, shape (total_q, heads, size).
             k: shape (total_k, kv_heads, size), not in pages.
             v: shape (total_k, kv_heads, value_size).
-            out: what ``flash_attention_varlen`` gave.
-            lse: the logarithms that it gave with ``return_lse``.
+            out: result of ``flash_attention_varlen``.
+            lse: the logarithms that it returned with ``return_lse``.
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
             cu_seqlens_k: the same for ``k``.
             max_seqlen_q: the most queries of a sequence, or any more up to 2**31 - 1.
@@ -432,7 +432,7 @@ class FlashAttention(AttentionCalls[D]):
             q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
             k: keys, shape (batch, keys, kv_heads, size).
             v: values, shape (batch, keys, kv_heads, value_size).
-            out: what ``flash_attention_fp8`` gave.
+            out: result of ``flash_attention_fp8``.
             lse: the logarithms that it gave.
             scales: float32 buffers of one number each: ``descale_`` of q, k, v, o, dO, s
                 (probabilities) and dP (gradients by scores), and ``scale_`` of s, dP, dQ, dK

@@ -1,4 +1,4 @@
-"""Graphs of attention, made from what tells one from another."""
+"""Graphs of attention, made from the properties in which they differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AttentionSpec(NamedTuple):
     """The properties in which graphs of attention differ.
 
     Attributes:
-        dtype: of q, k and v.
+        dtype: dtype of q, k and v.
         batch, heads, kv_heads, queries, keys, size, value_size: sizes; of ragged sequences
             the longest.
         layout: order of the dimensions of dense buffers, ``"bshd"`` or ``"bhsd"``.
@@ -102,7 +102,7 @@ class Attention(NamedTuple):
 
     Attributes:
         graph: the graph, ready to travel.
-        ids: of its tensors, by name.
+        ids: ids of its tensors, by name.
         scalars: values of its numbers that are known already, by id.
     """
 

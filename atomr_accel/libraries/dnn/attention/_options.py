@@ -22,20 +22,20 @@ class AttentionOptions(TypedDict, total=False):
     """Options of all functions for attention.
 
     Attributes:
-        softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+        softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
         causal: whether a query sees no later keys than its own.
-        window: how many keys before and after its own a query sees; -1 for all.
-        align: which key is a query's own: counted from the ``"bottom_right"``, where the
-            last query and the last key belong together, or from the ``"top_left"``.
+        window: number of keys before and after its own that a query sees; -1 for all.
+        align: alignment of queries and keys: ``"bottom_right"`` pairs the last query with the
+            last key, and ``"top_left"`` the first query with the first key.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
         alibi_slopes: float32 of shape (heads,) or (batch, heads): scores become smaller by
             ``slope * distance``. True for the slopes of the paper, with ``causal`` only.
         bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
-        sink: float32 of shape (heads,): a score for each head beside those of the keys, to
-            which no value belongs.
+        sink: float32 of shape (heads,): an additional score for each head, without a value.
         dropout_p: the share of probabilities that is set to 0; the others grow.
-        seed, offset: which ones. The backward pass needs the same numbers.
-        deterministic: whether the backward pass adds up in an order that does not change.
+        seed, offset: random numbers that decide which probabilities are set to 0. The backward
+            pass needs the same numbers.
+        deterministic: whether the backward pass always sums in the same order.
     """
 
     softmax_scale: float | None
@@ -58,7 +58,7 @@ class Options:
     """``AttentionOptions``, checked.
 
     Attributes:
-        left, right: how many keys before and after its own a query sees; None for all.
+        left, right: number of keys before and after its own that a query sees; None for all.
     """
 
     softmax_scale: float | None = None
@@ -172,7 +172,7 @@ def checked(
     """Return the checked options, with defaults for absent ones.
 
     Args:
-        op: what to call the op in errors.
+        op: name of the op in errors.
         given: the caller's options.
         without: options that this op does not have.
         called: names in errors of options that the op renames.

@@ -230,13 +230,13 @@ class PagedKVCache(AttentionPart[D]):
     def append(
         self, sequences: Sequence[int], k: GpuRef, v: GpuRef, *, layer: int = 0
     ) -> Request[None]:
-        """Write keys and values behind those that sequences have in a layer.
+        """Write keys and values behind those of sequences in a layer.
 
         Args:
             sequences: different ones, of this cache.
             k: shape (sequences, new, kv_heads, size), of the cache's dtype.
             v: shape (sequences, new, kv_heads, value_size), of the cache's dtype.
-            layer: which one.
+            layer: number of the layer.
 
         Raises:
             ValueError: no such sequences or layer, shapes that do not fit.
@@ -280,7 +280,7 @@ class PagedKVCache(AttentionPart[D]):
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
     ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
-        """Attention of queries to what sequences have in a layer; new rows come first.
+        """Attention of queries to the rows of sequences in a layer, after writing new rows.
 
         As ``flash_attention_with_kvcache``, in one message.
 
@@ -289,7 +289,7 @@ class PagedKVCache(AttentionPart[D]):
             sequences: different ones, of this cache.
             k: new keys to append, shape (sequences, new, kv_heads, size).
             v: new values, shape (sequences, new, kv_heads, value_size). Both or none.
-            layer: which one.
+            layer: number of the layer.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms of the sums of exponentials.
             **options: see ``AttentionOptions``; no ``bias`` and no dropout.
@@ -506,12 +506,12 @@ class Caches(FlashAttention[D]):
         """Memory for keys and values of many sequences, in pages.
 
         Args:
-            pages: how many pages there are.
+            pages: number of pages.
             page_size: rows of a page; a power of two, for cuDNN.
             kv_heads: heads of keys and values.
-            size: of a key.
-            value_size: of a value; by default that of a key.
-            layers: of the model that uses it.
+            size: size of a key.
+            value_size: size of a value; by default that of a key.
+            layers: number of layers of the model that uses it.
             dtype: float16 or bfloat16.
 
         Returns:

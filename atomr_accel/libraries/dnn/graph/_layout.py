@@ -151,8 +151,8 @@ def paddings(
         value: a number; one, or a pair (before, after), for each dimension; ``"valid"`` for
             none; ``"same"`` for as many outputs as inputs.
         taps: size of the filter.
-        stride: of the filter.
-        dilation: of the filter.
+        stride: stride of the filter.
+        dilation: dilation of the filter.
 
     Raises:
         ValueError: what does not fit.

@@ -36,7 +36,7 @@ _EXECUTORS: Final = {
 }
 LANE: Final = LaneSpec("dnn", _EXECUTORS, max_streams=_STREAMS)
 PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False, blocks=True)
-"""Makes plans, which may take seconds, while the other lane runs those that are there."""
+"""Lane that makes plans, which may take seconds, while the other lane runs existing ones."""
 
 DEFAULT_LIMIT: Final = 512
 _CALLS_A_PLAN: Final = 4
@@ -197,10 +197,10 @@ class GraphCall(CachedCall):
 
 @final
 class FillCall(CachedCall):
-    """A call whose result no element goes into: arrays with a zero in their shape give it.
+    """A call without input elements, because an array has a zero in its shape.
 
     Attributes:
-        byte: what the result's bytes are; it may have none itself.
+        byte: value of the result's bytes, if it has any.
     """
 
     __slots__ = ("byte",)
@@ -266,7 +266,7 @@ class PlanCache:
         return as_it_was
 
     def keep(self, device: Home, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
-        """Note what the host said of a plan; how much workspace to bring."""
+        """Note the host's answer about a plan, and return the bytes of workspace."""
         workspace, origin = answer
         self._misses += 1
         self._built += origin == "built"
@@ -539,7 +539,7 @@ class DnnPart(Facade[D]):
 
 
 def planning(encoded: bytes) -> Request[tuple[int, str]]:
-    """Have the host make a plan; workspace that it needs, and where the plan came from."""
+    """Ask the host to make a plan. The answer is its bytes of workspace, and its origin."""
     submission: Submission[tuple[int, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
     return Request(PLANNER, "dnn.plan", lambda _driver: submission)
 

@@ -100,7 +100,7 @@ class Graph(Facade[D], Operations):
         x = graph.tensor((8, 64, 56, 56), "bfloat16", channels_last=True, name="x")
         w = graph.tensor((64, 64, 3, 3), "bfloat16", channels_last=True, name="w")
         y = graph.relu(graph.conv(x, w, padding=1) * 0.5)
-        plan = await graph.build(y)  # One fused kernel.
+        plan = await graph.build(y)
         result = await plan(x=images, w=filters)
 
     Tensors between inputs and outputs need no memory if cuDNN fuses the graph into one kernel.
@@ -325,7 +325,7 @@ class Graph(Facade[D], Operations):
         return Request(PLANNER, "dnn.plan", prepare)
 
     def _require_outputs(self, nodes: tuple[Node, ...]) -> None:
-        """Have these tensors, and no others, written to memory."""
+        """Make these tensors outputs, and check that there are no others."""
         symbols = [self._operand("build", "an output", node, "", 0) for node in nodes]
         for symbol in symbols:
             self._builder.require_computed(symbol)
@@ -498,10 +498,10 @@ class Graphs(DnnPart[D]):
 
     @run_op
     def run(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> Request[R]:
-        """Run a plan; in a batch, where ``await plan(...)`` cannot be.
+        """Run a plan inside a batch, where ``await plan(...)`` is not possible.
 
         Args:
-            plan: what ``graph.build()`` returned.
+            plan: result of ``graph.build()``.
             **given: a buffer for each input, a number for each scalar, and for outputs buffers
                 to write to, all by name.
 

@@ -116,8 +116,8 @@ def interpret(
     """Compute a graph.
 
     Args:
-        graph: what to compute.
-        addresses: of its buffers, by id.
+        graph: the graph to compute.
+        addresses: addresses of its buffers, by id.
         scalars: its numbers, by id.
         memory: the bytes at an address, as many as wanted.
     """

@@ -1,4 +1,4 @@
-"""Attention with NumPy: what the rows of ``_attention_nodes`` say, one after the other.
+"""Attention with NumPy: the formulas of ``_attention_nodes``, one after the other.
 
 All scores are in memory at once, so this is for sizes that tests have.
 """
@@ -68,7 +68,7 @@ def _gathered(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
 
 
 def _cleaned(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Inputs with zeros behind the ends of sequences, where anything may lie.
+    """Return inputs with zeros behind the ends of sequences, which may hold any values.
 
     Probabilities are 0 there, but 0 times infinity is NaN.
     """

@@ -72,7 +72,7 @@ def _within(x: Array, most: float) -> Array:
 
 
 def _gate(x: Array, swish_beta: float) -> Array:
-    """``swish_beta * x``, within what the sigmoid tells apart."""
+    """Return ``swish_beta * x``, clipped to the range in which the sigmoid varies."""
     if not swish_beta:
         return np.where(np.isnan(x), x, 0)
     return _within(x.dtype.type(swish_beta) * x, _FURTHEST_GATE)

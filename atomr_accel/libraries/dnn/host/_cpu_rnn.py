@@ -35,7 +35,7 @@ class _Step(NamedTuple):
         gates: the gates after their activations.
         extra: GRU: the recurrent part of the new gate; LSTM: tanh of the new cell.
         raw: the hidden state before its projection.
-        active: which sequences still run.
+        active: whether each sequence still runs.
     """
 
     x: Array
@@ -64,7 +64,7 @@ def _affine(x: Array, parameters: Parameters, kind: str) -> Array:
 def _step(
     cell: str, parameters: Parameters, x: Array, h: Array, c: Array, active: Array
 ) -> tuple[Array, Array, _Step]:
-    """The next states, and what their gradient needs."""
+    """Return the next states, and the values that their gradient needs."""
     given, kept_ = _affine(x, parameters, "ih"), _affine(h, parameters, "hh")
     extra = np.zeros(0, x.dtype)
     new_c = c
@@ -136,7 +136,7 @@ class _Network:
     """A network with its parameters and its inputs, all in a wide type.
 
     Args:
-        message: what to run.
+        message: the message to run.
         weights: the packed weights.
         x: (time, batch, size).
         h0, c0: first states.

@@ -24,7 +24,7 @@ _softmax: Final = special("softmax")
 
 
 def wide(array: Array) -> Array:
-    """In the type that is computed in."""
+    """Return an array in its compute type."""
     return array.astype(np.float64 if array.dtype.itemsize == 8 else np.float32)
 
 
@@ -157,7 +157,7 @@ def _taps(message: Pool, places: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _counts(message: Pool, space: tuple[int, ...]) -> Any:
-    """By what the sum of each window is divided."""
+    """Return the divisors of the sums of windows."""
     if message.mode == "average":
         return np.float32(np.prod(message.window))
     ones = _padded(np.ones((1, 1, *space), np.float32), message, 0.0)

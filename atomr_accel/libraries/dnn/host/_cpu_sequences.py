@@ -44,7 +44,7 @@ class CpuSequences:
 
     Args:
         context: the device.
-        handlers: of the messages that ``Attend`` carries.
+        handlers: handlers of the messages that ``Attend`` carries.
     """
 
     def __init__(self, context: CpuContext, handlers: Mapping[type, Callable[[Any], Any]]) -> None:

@@ -195,9 +195,9 @@ class CudaDnn:
         return self._scratch_of(plan.workspace)
 
     def _scratch_of(self, nbytes: int) -> int:
-        """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
+        """Return scratch memory for runs that brought too little: in a batch, or after a rebuild.
 
-        Kept while the executor lives, because a captured graph may have it.
+        It is kept while the executor lives, because a captured graph may use it.
         """
         size = 1 << (nbytes - 1).bit_length()
         scratch = self._scratch.get(size)

@@ -109,7 +109,7 @@ class CudaLosses:
             self._total(message.y, at["scratch"], 0, batch, divisor, (compute, dtype))
 
     def _asked(self, message: Ctc, at: dict[str, int], how: bytes) -> int:
-        """Have the vendor's routine compute ordinary sequences; the pointer of their losses."""
+        """Compute ordinary sequences by the vendor's routine; return the address of the losses."""
         descriptors, (_, batch, classes) = self._descriptors, message.shape
         numbers = (ENUMS["CUDNN_LOSS_NORMALIZATION_SOFTMAX"], ENUMS["CUDNN_CTC_ZERO_OOB_GRADIENTS"])
         setting = (DATA_NUMBERS["float32"], *numbers, message.width)

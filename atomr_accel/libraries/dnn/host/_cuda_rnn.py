@@ -45,7 +45,7 @@ class CudaRnn:
         }
 
     def close(self) -> None:
-        """Destroy what describes networks."""
+        """Destroy the descriptors of networks."""
         while self._networks:
             self._drop()
 

@@ -190,6 +190,6 @@ class CudaRoutines:
 
 
 def _scalars(dtype: str) -> tuple[Any, Any]:
-    """One and zero, as these routines want them: float, but double for double."""
+    """Return one and zero in the type of these routines: float, but double for double."""
     size = 8 if dtype == "float64" else 4
     return _ONE[size], _ZERO[size]

@@ -77,7 +77,7 @@ class CudaSequences:
     Args:
         context: the device.
         stream: where kernels go.
-        handlers: of the messages that ``Attend`` carries.
+        handlers: handlers of the messages that ``Attend`` carries.
     """
 
     def __init__(

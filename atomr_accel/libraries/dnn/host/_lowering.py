@@ -168,7 +168,7 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
 
 
 def require_right(graph: Graph) -> None:
-    """Refuse what the vendor takes, and computes wrongly.
+    """Refuse graphs that the vendor takes, but computes wrongly.
 
     Raises:
         Unsupported: there is such a node, or nodes that do not go together.
@@ -295,7 +295,7 @@ def _lowered(
 def _describe(
     types: Any, graph: Graph, id_: int, output: Any, tensors: dict[int, Any], missing: int
 ) -> None:
-    """Say what a node's output is."""
+    """Set the properties of a node's output."""
     tensor = graph.tensors[id_]
     dims, strides = _padded(tensor, missing)
     output.set_dim(dims).set_stride(strides).set_uid(id_ + 1)

@@ -61,7 +61,7 @@ class PlanCompiler:
     Args:
         device: the device, as the vendor describes it in JSON.
         capability: its compute capability.
-        command: what to run.
+        command: the command to run.
         deterministic: as for ``PlanStore``.
     """
 

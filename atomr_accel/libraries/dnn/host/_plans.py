@@ -1,4 +1,4 @@
-"""Plans: what the vendor makes of a graph for a device; kept in memory and on disk.
+"""Plans: the vendor's algorithms for graphs on a device, kept in memory and on disk.
 
 Making one takes from milliseconds to seconds, because some are compiled. On disk a plan is
 found by its graph, the device's name and the versions of cuDNN and of its frontend.
@@ -199,8 +199,8 @@ class PlanStore:
         Args:
             encoded: the graph.
             handle: a handle of the library.
-            time: runs a plan of one step by the candidate at a position, and tells how long that
-                took.
+            time: runs a plan of one step by the candidate at a position, and returns the time
+                that it took.
 
         Raises:
             Unsupported: cuDNN has none.
@@ -239,7 +239,7 @@ class PlanStore:
         self._plans.pop((encoded, tuned), None)
 
     def release(self, lane: object) -> None:
-        """Drop what a lane has prepared under its key."""
+        """Drop the runs that a lane has prepared under its key."""
         with self._lock:
             for plan in list(self._plans.values()):
                 plan.runs.pop(lane, None)

@@ -1,4 +1,4 @@
-"""Running plans on one lane: what does not change from run to run is prepared once.
+"""Runs of plans on one lane. All that is the same in every run is prepared once.
 
 Lanes share plans, and are threads. So what a run writes to before it is queued, such as the
 numbers that the vendor reads from this process's memory, belongs to a lane. It has been read

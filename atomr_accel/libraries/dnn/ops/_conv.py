@@ -362,7 +362,7 @@ class Convolutions(DnnPart[D]):
         out: GpuRef | None,
         make: Callable[[bool], _Made],
     ) -> Request[GpuRef]:
-        """Ask for a convolution, whose graph is made when such a one was not met before."""
+        """Return the request for a convolution, whose graph is made for each new signature."""
         plans, device = self._plans, self._device
 
         def check() -> GraphCall:

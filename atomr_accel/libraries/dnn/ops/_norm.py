@@ -280,7 +280,7 @@ class Normalizations(NormalizationPart[D]):
 
         Args:
             x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C).
-            num_groups: how many groups; channels must be a multiple.
+            num_groups: number of groups, which must divide the channels.
             weight: (C,), the factor of each channel.
             bias: (C,), the term added to each channel.
             training: return the statistics, too.
@@ -320,7 +320,7 @@ class Normalizations(NormalizationPart[D]):
         Args:
             grad: the gradient with respect to the result.
             x: the array that was normalised.
-            num_groups: how many groups.
+            num_groups: number of groups.
             weight: the parameter of the forward pass.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.

@@ -141,7 +141,7 @@ class Resampling(ResamplingPart[D]):
 
         Args:
             x: images.
-            output_size: how many windows, one number or one for each dimension of space.
+            output_size: number of windows, one number or one for each dimension of space.
             layout: where channels are; by default first.
             out: where to put the result. Made if absent.
 
@@ -164,7 +164,7 @@ class Resampling(ResamplingPart[D]):
 
         Args:
             grad: gradient with respect to the result, whose shape is that of the windows.
-            shape: of ``x``.
+            shape: shape of ``x``.
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
         """
@@ -189,7 +189,7 @@ class Resampling(ResamplingPart[D]):
 
         Args:
             x: images.
-            output_size: how many windows, one number or one for each dimension of space.
+            output_size: number of windows, one number or one for each dimension of space.
             layout: where channels are; by default first.
             out: where to put the result. Made if absent.
 
@@ -214,7 +214,7 @@ class Resampling(ResamplingPart[D]):
 
         Args:
             grad: gradient with respect to the result, whose shape is that of the windows.
-            x: what ``adaptive_max_pool`` was called with.
+            x: argument of ``adaptive_max_pool``.
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
         """
@@ -284,8 +284,8 @@ class Resampling(ResamplingPart[D]):
         """The gradient of ``interpolate``; see the class.
 
         Args:
-            grad: gradient with respect to the result, whose shape tells the size.
-            shape: of ``x``.
+            grad: gradient with respect to the result, whose shape determines the size.
+            shape: shape of ``x``.
             mode: as ``interpolate`` had it.
             align_corners: as ``interpolate`` had it.
             layout: where channels are; by default first.

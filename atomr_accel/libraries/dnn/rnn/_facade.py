@@ -147,7 +147,7 @@ class Rnn(Facade[D]):
         """Take the parameters out of packed weights, or their gradients.
 
         Args:
-            weights: what ``pack`` returned, or ``dweights``.
+            weights: result of ``pack``, or ``dweights``.
 
         Returns:
             Buffers with the shapes of ``parameter_shapes``.
@@ -198,8 +198,8 @@ class Rnn(Facade[D]):
                 in descending order.
             layout: see ``x``.
             training: whether ``backward`` follows.
-            seed: of the dropout between layers, which there is in training only. Masks are
-                the backend's own.
+            seed: seed of the dropout between layers, which happens only in training. Masks
+                differ between backends.
 
         Returns:
             ``y`` in the layout of ``x``, the last states, and the tape.
@@ -257,7 +257,7 @@ class Rnn(Facade[D]):
         Vendor functions: ``cudnnRNNBackwardData_v8`` and ``cudnnRNNBackwardWeights_v8``.
 
         Args:
-            tape: of a run with ``training=True``; it serves once.
+            tape: tape of a run with ``training=True``; it can be used once.
             dy: gradient with respect to ``y``; ignored behind the end of a sequence.
             dhn: gradient with respect to the last hidden states; zeros if absent.
             dcn: gradient with respect to an LSTM's last cell states; zeros if absent.
@@ -415,12 +415,12 @@ class Recurrent(DnnPart[D]):
 
         Args:
             cell: ``"lstm"``, ``"gru"``, or ``"relu"`` or ``"tanh"`` for a plain one.
-            input_size: of a step's input.
-            hidden_size: of the state.
-            num_layers: how many layers, one above the other.
+            input_size: size of a step's input.
+            hidden_size: size of the state.
+            num_layers: number of layers, one above the other.
             bias: whether each gate has two biases.
             bidirectional: whether each layer also runs backwards; outputs are put together.
-            proj_size: what an LSTM's hidden state is projected to; 0 for no projection.
+            proj_size: size to which an LSTM's hidden state is projected; 0 for no projection.
             dropout: between layers, in training.
             dtype: float16, bfloat16, float32 or float64.
 

@@ -34,7 +34,7 @@ class Routines(RoutinePart[D]):
 
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.
-            axis: along which one.
+            axis: the axis of the sums.
             out: where to put the result, ``x`` itself too. Made if absent.
 
         Returns:
@@ -61,7 +61,7 @@ class Routines(RoutinePart[D]):
 
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.
-            axis: along which one.
+            axis: the axis of the sums.
             out: where to put the result, ``x`` itself too. Made if absent.
 
         Returns:
@@ -88,7 +88,7 @@ class Routines(RoutinePart[D]):
         Args:
             grad: gradient with respect to the result.
             y: result of ``softmax``.
-            axis: along which one it was.
+            axis: the axis of the forward pass.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
@@ -115,7 +115,7 @@ class Routines(RoutinePart[D]):
         Args:
             grad: gradient with respect to the result.
             y: result of ``log_softmax``.
-            axis: along which one it was.
+            axis: the axis of the forward pass.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
@@ -182,7 +182,7 @@ class Routines(RoutinePart[D]):
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.
             p: the share that is dropped, at least 0 and below 1.
-            seed: which sequence, from 0 to 2**63 - 1.
+            seed: number of the random sequence, from 0 to 2**63 - 1.
             offset: where in the sequence to begin.
             out: where to put the result, ``x`` itself too. Made if absent.
 
@@ -227,10 +227,10 @@ class Routines(RoutinePart[D]):
         Args:
             x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
                 one to three dimensions of space.
-            size: how many channels count, at most 16.
-            alpha: of the formula.
-            beta: of the formula, at least 0.01.
-            k: of the formula, at least 1e-5.
+            size: number of channels that count, at most 16.
+            alpha: parameter of the formula.
+            beta: parameter of the formula, at least 0.01.
+            k: parameter of the formula, at least 1e-5.
             layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the result. Made if absent.
@@ -275,10 +275,10 @@ class Routines(RoutinePart[D]):
             grad: gradient with respect to the result.
             y: result of ``local_response_norm``.
             x: argument of ``local_response_norm``, shape (batch, channels, ...space).
-            size: how many channels count, at most 16.
-            alpha: of the formula.
-            beta: of the formula, at least 0.01.
-            k: of the formula, at least 1e-5.
+            size: number of channels that count, at most 16.
+            alpha: parameter of the formula.
+            beta: parameter of the formula, at least 0.01.
+            k: parameter of the formula, at least 1e-5.
             layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the gradient. Made if absent.

@@ -179,8 +179,8 @@ class Losses(DnnPart[D]):
             grad: gradient with respect to the result, of its shape, dtype of ``log_probs``.
             log_probs: logarithms of probabilities.
             targets: classes.
-            input_lengths: how many steps each sequence has.
-            target_lengths: how many targets each sequence has.
+            input_lengths: number of steps of each sequence.
+            target_lengths: number of targets of each sequence.
             blank: the blank class, which is not a target.
             reduction: as ``ctc_loss`` had it.
             zero_infinity: as ``ctc_loss`` had it.

@@ -188,7 +188,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Args:
             grad: gradient with respect to the result.
-            shape: of ``x``.
+            shape: shape of ``x``.
             window: its size.
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.

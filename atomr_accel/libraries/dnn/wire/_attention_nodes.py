@@ -195,7 +195,7 @@ def _stats(batch: int, heads: int, queries: int) -> Tensor:
 
 
 def _result(q: Tensor, size: int) -> Tensor:
-    """A tensor that lies in memory as ``q`` does, with values of another size."""
+    """Return a tensor with the layout of ``q`` in memory, and values of another size."""
     batch, heads, queries, _ = q.shape
     order = sorted(range(3), key=lambda axis: (-q.strides[axis], axis))
     shape = (batch, heads, queries, size)

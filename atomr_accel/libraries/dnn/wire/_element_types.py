@@ -142,7 +142,7 @@ def integers_of(graph: Graph, node: Node) -> str:
 
 
 def stored_as(op: str, integers: str) -> str:
-    """The dtype of what an operation on integers gives."""
+    """Return the dtype of the result of an operation on integers."""
     return "bool" if op in COMPARISONS | LOGICAL else integers
 
 

@@ -43,7 +43,7 @@ class Ctc(Message, frozen=True):
 
     Attributes:
         shape: steps of time, sequences, classes.
-        dtype: of probabilities and results.
+        dtype: dtype of probabilities and results.
         index: dtype of targets and lengths.
         size: number of targets.
         width: width of a row of targets; 0 if they lie one behind the other.

@@ -36,7 +36,7 @@ class RunGraph(Message, frozen=True):
     Attributes:
         graph: the encoded graph.
         tuned: as in ``PrepareGraph``.
-        addresses: of the graph's buffers, in the order of their ids; 0 for an empty one.
+        addresses: addresses of the graph's buffers, in the order of their ids; 0 for an empty one.
         scalars: the graph's numbers, in the order of their ids.
         workspace, workspace_bytes: scratch memory; a plan that needs more has its own.
     """

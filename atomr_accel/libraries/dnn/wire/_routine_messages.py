@@ -57,8 +57,8 @@ class Normalize(Message, frozen=True):
     """Local response normalisation across channels, or with ``dy`` and ``dx`` its gradient.
 
     Attributes:
-        size: how many channels count.
-        alpha, beta, k: of the formula.
+        size: number of channels that count.
+        alpha, beta, k: parameters of the formula.
         tensor: how inputs and outputs lie in memory.
         x, y, dy, dx: addresses; the last two may be 0.
     """
@@ -120,7 +120,7 @@ class RnnSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def directions(self) -> int:
-        """One or two."""
+        """Number of directions: one or two."""
         return 2 if self.bidirectional else 1
 
     @property
@@ -213,7 +213,7 @@ class RnnForward(Message, frozen=True):
     Attributes:
         spec, data: the network and the sequences.
         training: whether a backward pass follows.
-        seed: of dropout.
+        seed: seed of dropout.
         x, y, weights: addresses.
         h0, c0: addresses of the first states, or 0 for zeros.
         hn, cn: addresses of the last states; cn is 0 for all but an LSTM.
@@ -242,7 +242,7 @@ class RnnBackward(Message, frozen=True):
     """The gradients of a recurrent network.
 
     Attributes:
-        forward: what ran.
+        forward: the message of the forward pass.
         dy: address of the gradient with respect to ``y``.
         dhn, dcn: addresses of the gradients with respect to the last states, or 0 for zeros.
         dx, dh0, dc0, dweights: addresses of the results; dc0 is 0 for all but an LSTM.

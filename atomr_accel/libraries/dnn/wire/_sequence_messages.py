@@ -106,7 +106,7 @@ class Clean(msgspec.Struct, frozen=True, array_like=True):
         lengths: address of int32: how many rows of each sequence count.
         table: address of each sequence's pages, int32 (batch, columns).
         batch, groups, rows: sizes.
-        row_bytes: of a row.
+        row_bytes: bytes of a row.
         page, columns, pages: sizes; zeros where sequences lie as their copies do.
     """
 
@@ -138,7 +138,7 @@ class Blank(msgspec.Struct, frozen=True, array_like=True):
         by_batch, by_head, by_row: elements from one to the next.
         width: elements of a row.
         itemsize: bytes of an element.
-        left, right: how many keys before and after its own a query sees; -1 for all.
+        left, right: number of keys before and after its own that a query sees; -1 for all.
         top_left: whether the first query is at the first key, and not the last at the last.
         nbytes: see ``source``.
         value: the bits of the new elements.

@@ -1,4 +1,4 @@
-"""FlashAttention on the CPU: what our kernels compute, with NumPy and in the same layouts."""
+"""FlashAttention on the CPU: the results of our kernels, with NumPy and in the same layouts."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class CpuCall:
         return scales
 
     def _put(self, name: str, found: Array) -> None:
-        """Write sequences where a buffer has them, in its type."""
+        """Write sequences to a buffer, in its layout and dtype."""
         view = self._view(name)
         form = self._form
         if not (form.rows_k if name in _KEYS else form.rows_q):

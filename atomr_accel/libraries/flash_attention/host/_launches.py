@@ -24,7 +24,7 @@ CAP, SLOPES, BIAS, DROPOUT, PAGES = 1, 2, 4, 8, 16
 
 _WIDTHS: Final = (32, 64, 96, 128, 192, 256)
 _GAP: Final = 8
-"""Between rows of tiles in shared memory, in elements."""
+"""Gap between rows of tiles in shared memory, in elements."""
 
 _WARP: Final = 32
 LEAST_SHARED: Final = 99 << 10
@@ -114,11 +114,11 @@ BY_QUERIES: Final = {
 
 _BIAS_TILE: Final = 16
 _TOGETHER: Final = 128
-"""Up to this size one kernel computes gradients by keys and values; above there are too few
-registers."""
+"""Largest size at which one kernel computes the gradients with respect to both keys and values.
+Above it registers are too few."""
 
 _STAGED: Final = 128
-"""Up to this size the next keys of a cache are on their way while some are computed with."""
+"""Largest size at which the next keys of a cache are loaded while others are computed with."""
 
 
 def width_of(size: int) -> int:

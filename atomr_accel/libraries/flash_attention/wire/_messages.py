@@ -30,27 +30,27 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kind: ``"forward"``, ``"decode"`` (which splits the keys), or ``"backward"``.
-        dtype: of queries.
-        kv_dtype: of keys and values.
-        out_dtype: of the result.
+        dtype: dtype of queries.
+        kv_dtype: dtype of keys and values.
+        out_dtype: dtype of the result.
         batch, heads, kv_heads, size, value_size: sizes.
-        queries, keys: of the longest sequence.
-        rows_q, rows_k: of all sequences together where they lie one after the other, else 0.
+        queries, keys: lengths of the longest sequence.
+        rows_q, rows_k: rows of all sequences if they lie one after the other, else 0.
         steps: elements from one batch (page), head and row to the next of q, k, v, o, grad and
             lse, in the order of ``STEPPED``.
         page, columns, pages: sizes of pages and of their table, or zeros.
         added: keys of each sequence beyond those that ``count_k`` counts.
         scale, softcap: see ``AttentionOptions``.
-        before, after: how many keys beside its own a query sees; -1 for all.
+        before, after: number of keys before and after its own that a query sees; -1 for all.
         bottom_right: whether the last query's own key is the last one.
         paper: whether slopes are those of the paper.
         slopes_by_sequence: whether slopes are (batch, heads) and not (heads,).
         bias: its shape, or ().
         dropout: the share that is dropped, by ``seed`` and ``offset``.
-        scales: of q, k and v: how many scales there are, 0, 1 or batch * kv_heads.
-        splits: among how many blocks the keys of a sequence are split.
-        limit: what lengths of sequences in a cache may be, without ``added``; -1 for ``keys``. The
-            CPU checks it.
+        scales: number of scales of each of q, k and v: 0, 1 or batch * kv_heads.
+        splits: number of blocks among which the keys of a sequence are split.
+        limit: upper limit of the lengths of sequences in a cache, without ``added``; -1 for
+            ``keys``. The CPU checks it.
     """
 
     kind: str

@@ -34,7 +34,7 @@ class Compiled(NamedTuple):
     Attributes:
         image: a cubin, or PTX for a device that this NVRTC does not know.
         lowered: the kernel's mangled name in it.
-        log: what the compiler had to say.
+        log: the compiler's messages.
         kept: whether it was on disk.
     """
 
@@ -134,9 +134,9 @@ def compile_linkable(
 
     Args:
         source: CUDA C++ with functions for the device.
-        name: what to call it in errors.
-        capability: of the device.
-        include_paths: where headers are, beside the toolkit's own.
+        name: name in errors.
+        capability: compute capability of the device.
+        include_paths: folders of headers, besides the toolkit's own.
 
     Raises:
         CompileError: with the log.
@@ -163,7 +163,7 @@ class NvrtcProgram:
 
     Args:
         source: its text.
-        file: what errors call it.
+        file: its name in errors.
         headers: texts that it may include, by name.
 
     Raises:
@@ -193,7 +193,7 @@ class NvrtcProgram:
         return _architecture(self._nvrtc, capability)
 
     def expect(self, name: str) -> None:
-        """Have ``lowered`` know a name (``nvrtcAddNameExpression``)."""
+        """Register a name for ``lowered`` (``nvrtcAddNameExpression``)."""
         (status,) = self._nvrtc.nvrtcAddNameExpression(self._program, name.encode())
         _check("nvrtcAddNameExpression", status)
 

@@ -66,7 +66,7 @@ class CpuCompiler:
 
 
 class _Loaded(NamedTuple):
-    """A module: what stands for its kernels, and its variables."""
+    """A module: the functions that replace its kernels, and its variables."""
 
     functions: tuple[TwinFunction | None, ...]
     variables: dict[str, np.ndarray[Any, Any]]
@@ -74,7 +74,7 @@ class _Loaded(NamedTuple):
 
 @final
 class CpuKernels:
-    """Calls Python functions where a GPU would launch kernels."""
+    """Calls Python functions instead of kernels."""
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream

@@ -55,8 +55,8 @@ _PORTABLE_CLUSTER: Final = 8
 """Clusters of more blocks must be asked for."""
 
 Slot = tuple[int, int]
-"""Bytes of an argument, and their alignment, 0 where only the kernel's image tells it; bytes below
-zero are a pointer's."""
+"""Bytes of an argument and their alignment, 0 if only the kernel's image determines it. Negative
+bytes are those of a pointer."""
 
 _ARRAY: Final[Slot] = (-8, 8)
 _OBJECT: Final[Slot] = (8, 8)
@@ -121,7 +121,7 @@ class _Function:
         self._clusters = _PORTABLE_CLUSTER
 
     def allow(self, shared: int, cluster: tuple[int, int, int] | None) -> None:
-        """Ask for what launches do not have by themselves (``cuFuncSetAttribute``)."""
+        """Opt in to large shared memory and large clusters (``cuFuncSetAttribute``)."""
         blocks = 1 if cluster is None else cluster[0] * cluster[1] * cluster[2]
         if shared <= self._shared and blocks <= self._clusters:
             return
@@ -154,7 +154,7 @@ class _Loaded(NamedTuple):
 
 @final
 class _Call:
-    """Launches of a kernel on one stream that differ in nothing but the values of arguments.
+    """Launches of a kernel on one stream that differ only in the values of arguments.
 
     Attributes:
         function: the kernel.

@@ -51,7 +51,7 @@ class Numbered(Generic[T]):
         self._known[number] = thing
 
     def get(self, number: int) -> T:
-        """One that is there."""
+        """Return an object that exists."""
         return self._known[number]
 
     def find(self, number: int) -> T | None:
@@ -59,7 +59,7 @@ class Numbered(Generic[T]):
         return self._known.get(number)
 
     def pop(self, number: int) -> T | None:
-        """Have it no more; None if it is not there."""
+        """Remove and return an object, or None if it does not exist."""
         return self._known.pop(number, None)
 
 
@@ -83,15 +83,15 @@ class Modules(Generic[T]):
         self._own: dict[int, T] = {}
 
     def share(self, other: Modules[T]) -> None:
-        """Be those of another stream of the same lane."""
+        """Share the modules of another stream of the same lane."""
         self._own = other._own
 
     def get(self, number: int) -> T:
-        """One that is loaded."""
+        """Return a loaded module."""
         return self._own[number]
 
     def load(self, message: Load) -> None:
-        """Load one, unless it is there."""
+        """Load a module, unless it is loaded."""
         if message.module in self._own:  # by another program, which executes here too
             return
         with self._shared.lock:

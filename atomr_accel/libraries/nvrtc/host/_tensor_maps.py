@@ -23,7 +23,7 @@ def encoded(message: TiledMap, pointer: int) -> bytes:
     """A tensor map (``cuTensorMapEncodeTiled``); the vendor counts axes from the innermost.
 
     Args:
-        message: what the array is, and its boxes.
+        message: the array and its boxes.
         pointer: where it begins.
     """
     item = DTYPES[message.dtype].itemsize

@@ -26,7 +26,7 @@ _MOST_OBJECTS: Final = 256
 _pack: Final = struct.Struct("=Q").pack
 
 Made = tuple[bytes, "Callable[[], object]"]
-"""An object as an argument, and what destroys it."""
+"""An object as an argument, and the function that destroys it."""
 
 
 @final
@@ -35,7 +35,7 @@ class _Array:
 
     Attributes:
         handle: the driver's.
-        message: what made it.
+        message: the message that made it.
         objects: its textures, and its surface, which go with it.
     """
 
@@ -117,7 +117,7 @@ class Textures:
         }
 
     def share(self, other: Textures) -> None:
-        """Be those of another stream of the same lane."""
+        """Share the textures of another stream of the same lane."""
         self._objects, self._made = other._objects, other._made
 
     def object_of(self, argument: TextureObject | SurfaceObject) -> bytes:

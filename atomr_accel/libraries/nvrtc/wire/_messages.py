@@ -14,8 +14,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         symbol: its mangled name in the image.
-        parameters: bytes of each parameter and how they are aligned; None if that is not told.
-        most_threads: of a block, by ``__launch_bounds__``; 0 if that says nothing.
+        parameters: bytes and alignment of each parameter; None if they are unknown.
+        most_threads: threads of a block, by ``__launch_bounds__``; 0 without a limit.
         threads: a block's dimensions, by ``__block_size__``; None if they are free.
         cluster: a cluster's dimensions, by ``__cluster_dims__``; None if they are free.
     """
@@ -79,7 +79,7 @@ class Compile(Message, frozen=True):
 
 
 class Link(Message, frozen=True):
-    """Make what a driver loads of LTO-IR (``nvJitLinkComplete``)."""
+    """Link LTO-IR to an image for the driver (``nvJitLinkComplete``)."""
 
     returns: ClassVar[Any] = bytes
 
@@ -109,10 +109,10 @@ class Load(Message, frozen=True):
 
     Attributes:
         module: the number.
-        image: what the driver loads; on the CPU a pickled tuple of functions (None for those
-            that there are not).
+        image: the image for the driver; on the CPU a pickled tuple of functions (None for
+            missing ones).
         symbols: the kernels' names in the image.
-        variables: those that programs ask for.
+        variables: variables that programs use.
     """
 
     prepares: ClassVar[bool] = True
@@ -140,7 +140,7 @@ class MapVariable(Message, frozen=True):
     """Give the memory of a module's variable an address.
 
     Attributes:
-        at: which of the variables that it was loaded with.
+        at: position among the variables with which it was loaded.
         slab: the number that addresses of it begin with.
     """
 
@@ -341,7 +341,7 @@ class Launch(Message, frozen=True):
     """Launch a kernel of a module that is loaded.
 
     Attributes:
-        function: which of the module's.
+        function: position among the module's functions.
         shared: bytes of dynamic shared memory.
         options: None for a plain launch.
     """

@@ -1,4 +1,4 @@
-"""Convolutions by our own kernels, where cuDNN has none, or none that is right."""
+"""Convolutions by our own kernels, for cases that cuDNN refuses or computes wrongly."""
 
 from __future__ import annotations
 

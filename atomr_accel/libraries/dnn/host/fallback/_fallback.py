@@ -1,4 +1,4 @@
-"""Graphs of one node that our own kernels compute: what cuDNN does not have, or refuses."""
+"""Graphs of one node that our own kernels compute, because cuDNN lacks or refuses them."""
 
 from __future__ import annotations
 

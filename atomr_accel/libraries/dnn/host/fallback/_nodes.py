@@ -1,4 +1,4 @@
-"""Single nodes by our own kernels, where cuDNN refuses them."""
+"""Single nodes by our own kernels, for cases that cuDNN refuses."""
 
 from __future__ import annotations
 

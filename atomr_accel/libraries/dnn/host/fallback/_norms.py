@@ -1,4 +1,4 @@
-"""Normalisation by our own kernels: group norm, and what cuDNN refuses of the others."""
+"""Normalisation by our own kernels: group norm, and cases of others that cuDNN refuses."""
 
 from __future__ import annotations
 

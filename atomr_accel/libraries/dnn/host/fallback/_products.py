@@ -1,4 +1,4 @@
-"""Matrix products by our own kernel: in full precision, and what cuDNN refuses."""
+"""Matrix products by our own kernel: in full precision, and in cases that cuDNN refuses."""
 
 from __future__ import annotations
 
