@@ -43,10 +43,11 @@ class Dnn(
 
     @property
     def autotune(self) -> bool:
-        """Whether the first run of each graph tries all of its plans and keeps the fastest.
+        """``True`` if the first run of each graph tries all of its plans and keeps the fastest.
 
-        Otherwise the vendor's heuristics choose. As ``torch.backends.cudnn.benchmark``. Setting
-        it is a ``ValueError`` on a device that was opened with ``deterministic=True``.
+        If ``False``, the vendor's heuristics choose. Equivalent to
+        ``torch.backends.cudnn.benchmark``. Setting it raises ``ValueError`` on a device that was
+        opened with ``deterministic=True``.
         """
         return self._plans.autotune
 
@@ -57,9 +58,9 @@ class Dnn(
 
     @property
     def allow_tf32(self) -> bool:
-        """Whether products of float32 may round their factors to ten bits, to run faster.
+        """``True`` if products of float32 may round their factors to ten bits, to run faster.
 
-        Off by default. As ``torch.backends.cudnn.allow_tf32``.
+        Off by default. Equivalent to ``torch.backends.cudnn.allow_tf32``.
         """
         return self._plans.tf32
 
@@ -69,7 +70,7 @@ class Dnn(
 
     @property
     def plan_limit(self) -> int:
-        """How many plans are kept in memory; those used last stay."""
+        """Number of plans that are kept in memory. The least recently used are dropped."""
         return self._plans.limit
 
     @plan_limit.setter
@@ -77,10 +78,10 @@ class Dnn(
         self._plans.limit_to(self._device, whole(limit, "plan_limit", 1))
 
     def clear_plans(self) -> None:
-        """Drop all plans and workspaces from memory; what is on disk stays."""
+        """Drop all plans and workspaces from memory. Plans on disk stay."""
         self._plans.evict(self._device, 0)
         self._plans.workspaces.clear(self._device)
 
     def statistics(self) -> DnnStatistics:
-        """A snapshot of what is known of plans."""
+        """Return numbers of plans, hits and misses, and bytes of workspace."""
         return self._plans.statistics(self._device)

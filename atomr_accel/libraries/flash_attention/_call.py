@@ -1,4 +1,4 @@
-"""One call of our own kernels: what it reads and writes, checked, and the message it becomes."""
+"""One call of our own kernels: its checked buffers, and the message that it becomes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LANE: Final = LaneSpec(
 
 _FLOAT32: Final = DTYPES["float32"]
 _ALIGNMENT: Final = 16
-"""Of rows, which kernels read 16 bytes at a time."""
+"""Alignment of rows in bytes. Kernels read 16 bytes at a time."""
 
 _CAPABILITY: Final = (8, 0)
 
@@ -52,7 +52,7 @@ _TILE: Final = 64
 """Keys that a block of the kernel for few queries takes at a time."""
 
 _LEAST_TILES: Final = 4
-"""Of each split: fewer are not worth the sum at the end."""
+"""Smallest number of tiles of a split. With fewer, the final sum costs more than a split saves."""
 
 _MOST_ROWS: Final = 64
 """Queries, times the heads that share keys, up to which keys are split among blocks."""
@@ -75,11 +75,11 @@ _NAMES: Final = {
     "lse": "softmax_lse",
     **{f"scale_{name}": f"{name}_descale" for name in "qkv"},
 }
-"""What callers call what is read."""
+"""Names of arguments, for inputs that have other names in messages."""
 
 
 def workspaces() -> Workspaces:
-    """Those of the lane."""
+    """Return new workspaces for the lane."""
     return Workspaces(LANE.max_streams, 1 << 22)
 
 
@@ -89,16 +89,16 @@ def require_apart(
     reads: Mapping[str, GpuRef | None],
     names: Mapping[str, str] = _NAMES,
 ) -> None:
-    """What is written lies apart from what is read; says so by the names of this library.
+    """Check that outputs and inputs share no memory. Errors use this library's argument names.
 
     Args:
-        op: what to call it in errors.
-        outs: where results go, by name.
-        reads: what is read, by the names in ``READS`` and ``BACKWARD_READS``.
-        names: what the caller calls that.
+        op: name of the op in errors.
+        outs: buffers for results, by name.
+        reads: inputs, by the names in ``READS`` and ``BACKWARD_READS``.
+        names: argument names of the inputs.
 
     Raises:
-        ValueError: they share memory.
+        ValueError: an output shares memory with an input.
     """
     written = [(_OUTPUTS[name], ref) for name, ref in outs.items() if isinstance(ref, GpuRef)]
     if written:
@@ -111,14 +111,13 @@ class KernelCall:
     """A checked call of our own kernels.
 
     Args:
-        op: what to call it in errors.
-        call: what was checked of it.
+        op: name of the op in errors.
+        call: its checked arguments.
         options: its options.
-        reads: buffers by the names in ``READS`` and ``BACKWARD_READS``; None for those that are
-            not there.
+        reads: buffers by the names in ``READS`` and ``BACKWARD_READS``; None for absent ones.
         outputs: shapes of results by name, in the order in which the caller gets them.
-        splits: among how many blocks to split keys; 0 to have that decided.
-        names: what the caller calls what has another name than in ``_NAMES``.
+        splits: number of blocks among which to split keys; 0 for an automatic choice.
+        names: argument names that replace those in ``_NAMES``.
     """
 
     def __init__(
@@ -144,12 +143,12 @@ class KernelCall:
     def submission(
         self, driver: Driver, kept: Workspaces, outs: Mapping[str, GpuRef | None]
     ) -> Submission[tuple[GpuRef, ...]]:
-        """What is submitted; gives the outputs.
+        """Prepare the submission, whose result is the outputs.
 
         Args:
-            driver: of the request.
+            driver: driver of the request.
             kept: the lane's workspaces.
-            outs: where results go, by name; None for those to be made.
+            outs: buffers for results, by name; None to make one.
         """
         _require_tensor_cores(driver.home)
         form = self._form(driver.home)
@@ -243,7 +242,7 @@ class KernelCall:
         return 0 if ref is None else ref.size
 
     def _split(self, home: Home) -> int:
-        """Among how many blocks to split the keys of a sequence."""
+        """Return the number of blocks among which to split the keys of a sequence."""
         tiles = -(-self._call.spec.keys // _TILE)
         if self._splits:
             return min(self._splits, MOST_SPLITS)
@@ -263,7 +262,7 @@ class KernelCall:
     # --- buffers --------------------------------------------------------------------------
 
     def _readable(self, memory: MemoryMap) -> dict[str, Block]:
-        """The blocks of what is read."""
+        """Return the blocks of the inputs, by name."""
         found = {}
         for name, ref in self._reads.items():
             called = self._names.get(name, name)
@@ -307,10 +306,10 @@ class KernelCall:
 
 
 def _require_tensor_cores(home: Home) -> None:
-    """A device whose tensor cores and copies are what the kernels are written for.
+    """Check that the device has the tensor cores and copies that the kernels use.
 
     Raises:
-        Unsupported: an older one.
+        Unsupported: the device is older.
     """
     capability = (0, 0) if home.info is None else home.info.compute_capability
     if (0, 0) < capability < _CAPABILITY:

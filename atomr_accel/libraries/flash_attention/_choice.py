@@ -1,4 +1,6 @@
-"""What computes a call: cuDNN, or kernels of this package where it does not, or not right.
+"""Choice of an implementation: cuDNN, or kernels of this package where cuDNN fails.
+
+Each row names a kind of call that cuDNN refuses or computes wrongly.
 
 Seen with cuDNN 9.19 on an H200. ``docs/reference/attention.md`` lists the same.
 """
@@ -18,7 +20,7 @@ BACKENDS: Final = ("auto", "cudnn", "kernel")
 
 
 class Case(NamedTuple):
-    """What a choice depends on.
+    """A call, as far as the choice depends on it.
 
     Attributes:
         spec: sizes and options.
@@ -36,12 +38,12 @@ class Case(NamedTuple):
 
     @property
     def uneven(self) -> bool:
-        """Whether there is a mask at the bottom right, and other than as many keys as queries."""
+        """``True`` if a mask is at the bottom right, and keys and queries differ in number."""
         return not self.spec.top_left
 
     @property
     def drawn(self) -> bool:
-        """Whether what computes the result has to compute the gradients too: masks differ."""
+        """``True`` if result and gradients need the same implementation, because masks differ."""
         return self.backward or bool(self.spec.dropout)
 
 
@@ -49,7 +51,7 @@ class Reason(NamedTuple):
     """A reason for a kernel of this package.
 
     Attributes:
-        what: what cuDNN does not do.
+        what: the feature that cuDNN lacks.
         holds: whether a case is of that kind.
     """
 
@@ -97,25 +99,24 @@ REASONS: Final = (
         lambda case: case.spec.queries == 1 and case.spec.page & (case.spec.page - 1) != 0,
     ),
 )
-"""What cuDNN refuses, or computes wrongly."""
+"""Kinds of calls that cuDNN refuses or computes wrongly."""
 
 _MOST_SIZE: Final = 256
 _STEPS: Final = {False: 8, True: 16}
-"""What sizes are multiples of: 16 bytes, which are read at a time, by whether numbers have eight
-bits."""
+"""Required divisor of head sizes, by ``Case.narrow``. Kernels read 16 bytes at a time."""
 
 
 def by_kernel(op: str, backend: str, case: Case) -> bool:
-    """Whether kernels of this package compute a case.
+    """Return whether kernels of this package compute a case.
 
     Args:
-        op: what to call it in errors.
+        op: name of the op in errors.
         backend: one of ``BACKENDS``.
-        case: what is wanted.
+        case: the call.
 
     Raises:
-        ValueError: there is no such backend.
-        Unsupported: what is wanted the one that has to compute it does not do.
+        ValueError: the backend does not exist.
+        Unsupported: the chosen implementation does not support the case.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")

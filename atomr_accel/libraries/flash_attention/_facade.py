@@ -49,25 +49,25 @@ _GRADIENTS: Final = {
     "dBias": "dbias",
     "dSink_token": "dsink",
 }
-"""What our kernels call the gradients of graphs."""
+"""Names that our kernels have for the gradients of graphs."""
 
 
 @final
 class FlashAttention(AttentionCalls[D]):
     """Attention under flash-attn's names: by cuDNN, or by kernels of this package.
 
-    cuDNN computes what it can, and kernels of this package what it refuses or computes wrongly;
-    ``backend="cudnn"`` and ``"kernel"`` force one. On the CPU NumPy computes the same. Inputs are
-    float16 or bfloat16, sums and the softmax float32. Sequences may be empty. What lies behind
-    their ends may be anything, infinities and NaN too.
+    cuDNN computes most calls. Kernels of this package compute those that it refuses or computes
+    wrongly. ``backend="cudnn"`` and ``"kernel"`` force one. On the CPU NumPy computes the same.
+    Inputs are float16 or bfloat16, sums and the softmax float32. Sequences may be empty. Memory
+    behind their ends may hold any values, even infinities and NaN.
 
     All methods raise:
         ValueError: shapes or options that do not fit.
         TypeError: dtypes that do not fit.
-        Unsupported: sizes that are no multiples of 8, in fp8 of 16, or above 256; what
-            ``backend`` has not.
-        GpuRefStale: of an older generation, or freed.
-        OutOfMemory: no room for results or scratch memory.
+        Unsupported: sizes above 256, or that are not multiples of 8 (in fp8, of 16); calls that
+            ``backend`` does not support.
+        GpuRefStale: a ref is of an older generation, or was freed.
+        OutOfMemory: there is not enough memory for results or scratch memory.
     """
 
     traced = True
@@ -113,13 +113,13 @@ class FlashAttention(AttentionCalls[D]):
             k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of ``kv_heads``.
             v: values, shape (batch, keys, kv_heads, value_size).
             dropout_p: the share of probabilities that is dropped.
-            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees; -1 for all.
+            window_size: number of keys before and after its own that a query sees; -1 for all.
             softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
             alibi_slopes: float32 (heads,) or (batch, heads): scores become smaller by ``slope *
                 distance``. True for the slopes of the paper, with ``causal``.
-            deterministic: taken for its gradient's sake.
+            deterministic: without an effect here; accepted for the gradient.
             return_attn_probs: whether to return the logarithms that the backward pass needs; the
                 probabilities themselves are never in memory.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
@@ -226,15 +226,15 @@ class FlashAttention(AttentionCalls[D]):
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
             cu_seqlens_k: the same of ``k``; in pages, only the differences count.
             max_seqlen_q: the most queries of a sequence, or any more.
-            max_seqlen_k: the most keys of a sequence, or any more. Where there is dropout the
-                backward pass takes the same two numbers.
+            max_seqlen_k: the most keys of a sequence, or any more. With dropout the backward pass
+                must be called with the same two numbers.
             dropout_p: the share of probabilities that is dropped.
-            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees; -1 for all.
+            window_size: number of keys before and after its own that a query sees; -1 for all.
             softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
             alibi_slopes: as for ``flash_attn_func``.
-            deterministic: taken for its gradient's sake.
+            deterministic: without an effect here; accepted for the gradient.
             return_attn_probs: whether to return the logarithms that the backward pass needs.
             block_table: int32 (batch, columns): the pages of each sequence.
             out: where to put the result. Made if absent.
@@ -309,29 +309,29 @@ class FlashAttention(AttentionCalls[D]):
             k_cache: shape (batch, length, kv_heads, size), or with ``block_table`` pages of any
                 size, (pages, page, kv_heads, size).
             v_cache: shape (batch, length, kv_heads, value_size), or pages as for ``k_cache``.
-            k: new keys, (batch, new, kv_heads, size), of the cache's dtype. What does not fit is
-                not written.
+            k: new keys, (batch, new, kv_heads, size), of the cache's dtype. Rows that do not fit
+                are not written.
             v: new values, (batch, new, kv_heads, value_size). Both or none.
-            cache_seqlens: int32 (batch,): how long each sequence is before. A number, 0 too, where
-                all are as long, nothing is written and there are no pages; None for the whole
-                cache.
-            cache_batch_idx: int32 (batch,): which sequence of the cache is whose; the cache may
-                have more of them then.
-            block_table: int32 (batch, columns): the pages of each sequence; what comes after its
-                last one is not looked at.
-            softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+            cache_seqlens: int32 (batch,): length of each sequence before the call. A number, even
+                0, is for sequences of one length without new keys and without pages; None for the
+                whole cache.
+            cache_batch_idx: int32 (batch,): the sequence of the cache for each entry of the batch;
+                the cache may then have more sequences.
+            block_table: int32 (batch, columns): the pages of each sequence. Later columns of a
+                row are ignored.
+            softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees; -1 for all.
+            window_size: number of keys before and after its own that a query sees; -1 for all.
             softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
             alibi_slopes: as for ``flash_attn_func``.
-            num_splits: among how many blocks our kernel splits the keys of a sequence; 0 to have
-                it decide.
+            num_splits: number of blocks among which our kernel splits the keys of a sequence; 0
+                for an automatic choice.
             return_softmax_lse: whether to return the logarithms of the sums of exponentials.
-            q_descale: what queries in fp8 are multiplied by: float32, one or (batch, kv_heads).
-            k_descale: the same of keys in fp8.
-            v_descale: the same of values in fp8.
+            q_descale: factor of queries in fp8: float32, one or (batch, kv_heads).
+            k_descale: factor of keys in fp8, likewise.
+            v_descale: factor of values in fp8, likewise.
             max_seqlen_k: the most keys of a sequence, new ones too; by default what fits.
-            sink: float32 (heads,): a score of each head beside those of the keys.
+            sink: float32 (heads,): an additional score of each head.
             out: where to put the result. Made if absent.
             backend: see ``FlashOptions``.
 
@@ -430,27 +430,27 @@ class FlashAttention(AttentionCalls[D]):
         Kernels of this package always sum in one order.
 
         Args:
-            dout: gradient by the result.
+            dout: gradient with respect to the result.
             q: queries, shape (batch, queries, heads, size).
             k: keys, shape (batch, keys, kv_heads, size).
             v: values, shape (batch, keys, kv_heads, value_size).
-            out: what ``flash_attn_func`` gave.
-            softmax_lse: the logarithms that it gave with ``return_attn_probs``.
-            dropout_p: as in the forward pass, and so are all that follow.
-            softmax_scale: what ``q @ k.T`` is multiplied by.
+            out: result of ``flash_attn_func``.
+            softmax_lse: the logarithms that it returned with ``return_attn_probs``.
+            dropout_p: as in the forward pass, like all that follow.
+            softmax_scale: factor of ``q @ k.T``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees.
-            softcap: of scores.
+            window_size: number of keys before and after its own that a query sees.
+            softcap: softcap of scores.
             alibi_slopes: as for ``flash_attn_func``.
             deterministic: whether cuDNN, too, has to sum in one order.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
             seqlens_k: int32 (batch,): keys of each sequence.
-            grads: where to put the gradients by q, k and v. Made if absent.
+            grads: buffers for the gradients with respect to q, k and v. Made if absent.
             **options: see ``FlashOptions``.
 
         Returns:
-            The gradients by q, k and v; then those by ``bias`` and by ``sink`` where these are
-            given. Behind the ends of sequences those of our kernels are 0.
+            The gradients with respect to q, k and v; then to ``bias`` and ``sink`` if given. Those
+            of our kernels are 0 behind the ends of sequences.
         """
         name = "flash_attn_backward"
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -506,28 +506,28 @@ class FlashAttention(AttentionCalls[D]):
         Kernels of this package always sum in one order.
 
         Args:
-            dout: gradient by the result.
+            dout: gradient with respect to the result.
             q: shape (total_q, heads, size).
             k: shape (total_k, kv_heads, size), not in pages.
             v: shape (total_k, kv_heads, value_size).
-            out: what ``flash_attn_varlen_func`` gave.
-            softmax_lse: the logarithms that it gave with ``return_attn_probs``.
+            out: result of ``flash_attn_varlen_func``.
+            softmax_lse: the logarithms that it returned with ``return_attn_probs``.
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
-            cu_seqlens_k: the same of ``k``.
+            cu_seqlens_k: the same for ``k``.
             max_seqlen_q: the most queries of a sequence, or any more.
             max_seqlen_k: the most keys of a sequence, or any more.
-            dropout_p: as in the forward pass, and so are all that follow.
-            softmax_scale: what ``q @ k.T`` is multiplied by.
+            dropout_p: as in the forward pass, like all that follow.
+            softmax_scale: factor of ``q @ k.T``.
             causal: whether a query sees no later keys than its own.
-            window_size: how many keys before and after its own a query sees.
-            softcap: of scores.
+            window_size: number of keys before and after its own that a query sees.
+            softcap: softcap of scores.
             alibi_slopes: as for ``flash_attn_func``.
             deterministic: whether cuDNN, too, has to sum in one order.
-            grads: where to put the gradients by q, k and v. Made if absent.
+            grads: buffers for the gradients with respect to q, k and v. Made if absent.
             **options: see ``FlashOptions``; no ``bias``.
 
         Returns:
-            The gradients by q, k and v, and by ``sink`` where it is given.
+            The gradients with respect to q, k and v, and to ``sink`` if given.
         """
         name = "flash_attn_varlen_backward"
         given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -670,11 +670,11 @@ def _given(
 def _checked(
     op: str, given: Mapping[str, Any], options: Any, *, without: tuple[str, ...] = ()
 ) -> tuple[Options, str]:
-    """All options, and the backend.
+    """Return all options, and the backend.
 
     Raises:
-        TypeError: there is no such option, or one is of another type.
-        ValueError: a value that it cannot have.
+        TypeError: an option does not exist, or its value is of another type.
+        ValueError: a value that an option cannot have.
     """
     known = FlashOptions.__annotations__.keys() - set(without)
     if unknown := sorted(options.keys() - known):
@@ -689,7 +689,7 @@ def _checked(
 
 
 def _for_cudnn(given: Mapping[str, Any], options: Any) -> Any:
-    """The options without those that are as they are by default."""
+    """Return the options that differ from their defaults."""
     found = {**given, **options}
     found.pop("backend", None)
     return {name: value for name, value in found.items() if value != _DEFAULTS.get(name)}
@@ -715,7 +715,7 @@ def _scored(options: Options) -> dict[str, GpuRef | None]:
 
 
 def _targets(grads: tuple[GpuRef, GpuRef, GpuRef] | None) -> dict[str, GpuRef | None]:
-    """Where the gradients by q, k and v go."""
+    """Return the buffers for the gradients with respect to q, k and v, by name."""
     return dict(zip(("dq", "dk", "dv"), grads or (None,) * 3, strict=True))
 
 
@@ -736,7 +736,7 @@ def _until(
     new: tuple[GpuRef | None, GpuRef | None],
     block_table: GpuRef | None,
 ) -> tuple[GpuRef, GpuRef]:
-    """The first rows of a cache, all of whose sequences are as long; one row of an empty one."""
+    """Return the first rows of a cache with sequences of one length, but at least one row."""
     if (new[0] is None) != (new[1] is None):
         raise ValueError("k and v belong together: new keys and new values")
     if new[0] is not None or block_table is not None:

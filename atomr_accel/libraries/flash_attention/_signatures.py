@@ -1,4 +1,4 @@
-"""How functions of ``device.flash_attention`` are called, where a flag decides what they return."""
+"""Types of the functions of ``device.flash_attention`` whose result depends on a flag."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ More_co = TypeVar("More_co", covariant=True)
 
 
 class FlashOptions(TypedDict, total=False):
-    """Options that flash-attn has not.
+    """Options that flash-attn does not have.
 
     Attributes:
         bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
-        sink: float32 (heads,): a score of each head beside those of the keys, without a value.
-        align: which key is a query's own: counted from the ``"bottom_right"`` or ``"top_left"``.
-        seed, offset: which probabilities are dropped, by default 0: then all calls drop the same
-            ones. The backward pass takes the same numbers.
+        sink: float32 (heads,): an additional score of each head, without a value.
+        align: alignment of queries and keys, at the ``"bottom_right"`` or the ``"top_left"``.
+        seed, offset: numbers that decide which probabilities are dropped, by default 0: then all
+            calls drop the same ones. The backward pass takes the same numbers.
         backend: ``"cudnn"``, ``"kernel"`` for those of this package, or ``"auto"``.
     """
 

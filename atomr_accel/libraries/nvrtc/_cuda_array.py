@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .._request import Driver
 
 _numbers: Final = itertools.count(1)
-"""Of CUDA arrays, in all hosts."""
+"""Numbers of CUDA arrays, unique in all hosts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,16 +46,16 @@ class _Copy:
 
 @final
 class ArrayMemory:
-    """A CUDA array in the host, as all copies of its handle know it.
+    """A CUDA array in the host, shared by all copies of its handle.
 
     Args:
-        ref: what it is made of; kept only if it is sealed, since nothing else survives a fault.
-        layout: the same as texels.
+        ref: its source; kept only if it is sealed, since other buffers do not survive a fault.
+        layout: the source as texels.
         surface: whether surfaces may be made of it.
 
     Attributes:
         number: the host's number of it.
-        shape, dtype: those of ``ref``.
+        shape, dtype: shape and dtype of ``ref``.
         layout: as given.
         surface: as given.
     """
@@ -72,7 +72,7 @@ class ArrayMemory:
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
 
     def make(self, driver: Driver, ref: GpuRef) -> Submission[None]:
-        """What makes it in the host of a device, with the content of ``ref``."""
+        """Prepare to make the array in the host of a device, with the content of ``ref``."""
         block = require_readable(ref, driver.memory, "the array")
         keeper: Any = driver.memory.owner
         copy = self._copies.get(keeper)
@@ -98,12 +98,12 @@ class ArrayMemory:
         return Submission(message, (block,), (copy.kept,), done=done)
 
     def there(self, driver: Driver) -> Block:
-        """What stands for it; it is made again first, if a fault has taken it and that can be.
+        """Return the block that stands for the array. Rebuild the array after a fault if possible.
 
         Raises:
             ValueError: it is of another device.
-            GpuRefStale: it was freed, or a fault has taken it, and what it was made of; or this is
-                a recording, which makes nothing.
+            GpuRefStale: it was freed; or a fault ended it together with its source; or this is a
+                recording, which cannot rebuild it.
         """
         keeper, source = driver.memory.owner, self._source
         what = f"a CUDA array of {NAMES[self.dtype]}{[*self.shape]}"
@@ -128,11 +128,11 @@ class ArrayMemory:
         return copy.kept
 
     def free(self, driver: Driver) -> Submission[None]:
-        """What releases it, in this host after the ops before; in others once they know.
+        """Prepare to free the array: in this host after earlier ops, in others when they learn it.
 
         Raises:
-            Unsupported: in a recording.
-            GpuRefStale: it was freed before, or is gone.
+            Unsupported: the call is part of a recording.
+            GpuRefStale: the array was already freed, or is of an older generation.
         """
         if driver.keeper is not driver.memory.owner:
             raise Unsupported(
@@ -150,13 +150,13 @@ class CudaArray(Facade[D]):
     """Memory in the order in which texture units read it (``cuArray3DCreate``).
 
     Made by ``device.nvrtc.cuda_array``. A ``Texture`` of it may have any filter and address mode,
-    and up to three axes; a ``Surface`` lets kernels write to it. After a fault it is made again
-    by itself if it was made of a sealed buffer; otherwise it is stale, as any buffer.
+    and up to three axes; a ``Surface`` lets kernels write to it. After a fault it is rebuilt
+    automatically if it was made of a sealed buffer. Otherwise it is stale, like any buffer.
 
     Attributes:
-        shape: of the array that it was made of; more than one channel are the last axis.
-        dtype: of a channel.
-        channels: of a texel: 1, 2 or 4.
+        shape: shape of its source; more than one channel are the last axis.
+        dtype: dtype of a channel.
+        channels: number of channels of a texel: 1, 2 or 4.
         surface: whether surfaces may be made of it.
     """
 
@@ -179,9 +179,9 @@ class CudaArray(Facade[D]):
             ref: contiguous, of the array's shape and dtype.
 
         Raises:
-            TypeError: it is no buffer.
-            ValueError: it is of another shape or dtype.
-            GpuRefStale: it, or the array, is of an older generation, or freed.
+            TypeError: ``ref`` is not a buffer.
+            ValueError: ``ref`` is of another shape or dtype.
+            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
         """
         return self._copy(ref, to_array=True)
 
@@ -193,10 +193,10 @@ class CudaArray(Facade[D]):
             ref: contiguous, of the array's shape and dtype.
 
         Raises:
-            TypeError: it is no buffer.
-            ValueError: it is of another shape or dtype.
-            GpuRefSealed: it is sealed.
-            GpuRefStale: it, or the array, is of an older generation, or freed.
+            TypeError: ``ref`` is not a buffer.
+            ValueError: ``ref`` is of another shape or dtype.
+            GpuRefSealed: ``ref`` is sealed.
+            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
         """
         return self._copy(ref, to_array=False)
 

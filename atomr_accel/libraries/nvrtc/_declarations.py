@@ -1,8 +1,9 @@
-"""What a source declares, read in one pass: its kernels and its variables.
+"""Declarations of a source, read in one pass: its kernels and its variables.
 
-The driver tells only sizes, and the CPU backend has no compiler, so the source itself is read:
-enough C++ to know code from comments and literals, namespaces, templates, and what ``#if 0``
-leaves out. Other conditions are not known here: what their branches declare counts all.
+The driver reports only sizes, and the CPU backend has no compiler, so this module reads the source
+itself. It knows enough C++ to tell code from comments and literals, and to find namespaces,
+templates, and code that ``#if 0`` leaves out. It does not evaluate other conditions: declarations
+of all their branches count.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _JOINED: Final = r"(?:\\\r?\n)*+"
-"""Where lines are joined, which may be anywhere."""
+"""A joint of lines, which may be anywhere."""
 
 _RAW: Final = rf'(?: u{_JOINED}8 | [uUL] )? {_JOINED} R {_JOINED} "'
 
@@ -39,13 +40,13 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""What must be told apart to know where code is, and only that."""
+"""Tokens that must be distinguished to find code, and no others."""
 
 _JOINT: Final = re.compile(r"\\\r?\n")
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#[ \t]*(\w*)(.*)$", re.MULTILINE)
 
 _IF, _ELSE, _ENDIF = "\1", "\2", "\3"
-"""What stands for directives once those are taken out; no source has such characters."""
+"""Characters that replace directives. Sources do not contain them."""
 
 _MARK: Final = re.compile(r"[{};\1\2\3]")
 _DIRECTIVES: Final = re.compile(r"[\1\2\3]")
@@ -57,17 +58,17 @@ _TYPE: Final = re.compile(r"\b(?:struct|union|enum(?:\s+class)?)\s+(?:alignas\s*
 _ATTRIBUTE: Final = re.compile(
     r"__(?:launch_bounds|cluster_dims|block_size|maxnreg|nv_pure|align|attribute)__|alignas|noexcept"
 )
-"""What is called beside a kernel's name, and is not that."""
+"""Attributes with parentheses, which look like the name of a kernel."""
 
 _ATTRIBUTES: Final = re.compile(
     r"\[\[.*?\]\]|\b(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)", re.DOTALL
 )
 _ELSEWHERE: Final = re.compile(r"\busing\b|\binline\s+namespace\b|\bnamespace\s+\w+\s*=")
-"""What gives names further names."""
+"""Declarations that give names further names."""
 
 _REQUIRES: Final = re.compile(r"\brequires\b")
 _MACRO: Final = re.compile(r"[ \t]*(\w+)[ \t](.*\b__global__\b.*)")
-"""A macro without parameters that stands for how kernels begin."""
+"""A macro without parameters that contains ``__global__``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,11 @@ class Function:
     """A ``__global__`` function, as one place declares it.
 
     Attributes:
-        path: its name, qualified by the namespaces around it that have one.
-        template: the parameters of its template; None if it is none.
-        parameters: its own; None where directives are among them.
+        path: its name, qualified by the named namespaces around it.
+        template: the parameters of its template; None if it is not a template.
+        parameters: its own parameters; None if there are directives among them.
         defined: whether it has a body here.
-        surely: whether no condition is known around it.
+        surely: whether it is outside of all conditions.
     """
 
     path: str
@@ -89,7 +90,7 @@ class Function:
     surely: bool
 
     def takes(self, count: int) -> bool:
-        """Whether ``count`` arguments may be its template's."""
+        """Return whether its template can take ``count`` arguments."""
         template = self.template or ()
         if any("..." in each for each in template):
             return True
@@ -137,14 +138,14 @@ class Declarations:
         return [*dict.fromkeys(each.path for each in plain)]
 
     def functions(self, name: str) -> list[Function]:
-        """What may be meant by a kernel's name.
+        """Return the functions to which a kernel's name may refer.
 
         Args:
             name: as in C++, perhaps qualified or with template arguments.
 
         Returns:
-            All that the source declares by that name: several where it is overloaded, or where
-            conditions choose. None where it comes from an include or a macro.
+            All declarations of that name: several if it is overloaded, or if conditions choose.
+            Empty if it comes from an include or a macro.
         """
         plain, template, arguments = name.partition("<")
         plain = "".join(plain.split()).removeprefix("::")
@@ -162,7 +163,7 @@ class Declarations:
         return exact if certain else found
 
     def is_constant(self, name: str) -> bool:
-        """Whether a variable is declared as ``__constant__``, and nowhere as another."""
+        """Return whether all declarations of a variable are ``__constant__``."""
         name = "".join(name.split()).removeprefix("::")
         return name in self._constant and name not in self._other
 
@@ -210,12 +211,12 @@ class Declarations:
                 scopes.pop()
 
     def _add(self, declared: str, scopes: list[str | None], *, defined: bool, surely: bool) -> bool:
-        """Note what a declaration may declare; whether there is anything."""
+        """Note the kernels that a declaration may declare. Return whether there are any."""
         before, _, after = _ATTRIBUTES.sub(" ", declared).rpartition("__global__")
         names = [each for each in _calls(after) if not _ATTRIBUTE.fullmatch(each[0])]
         for at, (name, inside) in enumerate(names, 1):
-            # What stands before a name with parentheses may be a macro, too: where nobody asks by
-            # name it is the last.
+            # A name with parentheses before another may be a macro. Without a request by name,
+            # the last one is the kernel.
             self._functions.append(
                 Function(
                     _path(scopes, name),
@@ -238,7 +239,7 @@ class Declarations:
 
 
 def split(text: str) -> list[str]:
-    """What commas part, but for those in brackets."""
+    """Split text at commas outside of brackets."""
     parts, begun = [], 0
     for at, depth in _depths(text):
         if text[at] == "," and not depth:
@@ -258,13 +259,13 @@ def _depths(text: str) -> Iterator[tuple[int, int]]:
             opened.append(kind)
         elif kind in ")]}":
             while opened and opened.pop() == "<":
-                """What is opened in parentheses and not closed compares."""
+                """Drop unclosed ``<`` inside of parentheses: they compare."""
         elif kind == ">" and opened and opened[-1] == "<":
             opened.pop()
 
 
 def _code(source: str) -> Iterator[str]:
-    """What is left of a source where only code counts."""
+    """Yield the code of a source, without comments and without the contents of literals."""
     for token in _TOKEN.finditer(source):
         if token["plain"] is not None:
             plain = token["plain"]
@@ -278,11 +279,11 @@ def _code(source: str) -> Iterator[str]:
 
 
 def _without_directives(text: str, macros: dict[str, str]) -> Iterator[str]:
-    """Code with marks for the conditions around it, and without what is surely left out.
+    """Yield code with marks for its conditions, and without branches that are never compiled.
 
     Args:
         text: the code.
-        macros: gets those that stand for how kernels begin.
+        macros: gets the macros that contain ``__global__``.
     """
     at = 0
     taken: list[bool] = []  # whether what comes may be compiled, for each condition that is open
@@ -322,7 +323,7 @@ def _without_directives(text: str, macros: dict[str, str]) -> Iterator[str]:
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Names with what is in parentheses behind them, of those that are in none themselves."""
+    """Yield each name outside of parentheses, with the contents of the parentheses behind it."""
     at = 0
     while (found := _NAME.search(text, at)) is not None:
         inside = _until_closed(text, found.end())
@@ -331,8 +332,11 @@ def _calls(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _goes_on(declared: str) -> bool:
-    """Whether a brace behind this is in parentheses, a template or ``requires``, and no body."""
-    # What is open before a kernel begins is not to be understood here, and no reason to miss it.
+    """Return whether a brace behind this is in parentheses, a template or ``requires``.
+
+    Any other brace begins a body.
+    """
+    # Brackets that are open before a kernel begins are ignored, so that they do not hide it.
     kernel = declared[max(0, declared.rfind("__global__")) :]
     if kernel.count("(") > kernel.count(")"):
         return True
@@ -347,7 +351,7 @@ def _goes_on(declared: str) -> bool:
 
 
 def _until_closed(text: str, start: int) -> str:
-    """What comes before the parenthesis that closes the one before ``start``."""
+    """Return the text from ``start`` to the parenthesis that closes the one before it."""
     depth = 1
     for bracket in re.finditer(r"[()]", text[start:]):
         depth += 1 if bracket[0] == "(" else -1
@@ -357,7 +361,7 @@ def _until_closed(text: str, start: int) -> str:
 
 
 def _template_in(declared: str) -> str:
-    """What is between the brackets of a declaration's template."""
+    """Return the text between the brackets of a declaration's template."""
     found = _TEMPLATE.search(declared)
     inside = "" if found is None else declared[found.end() :]
     for at, depth in _depths(f"<{inside}"):

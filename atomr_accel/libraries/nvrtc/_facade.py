@@ -45,7 +45,7 @@ _NUMBER: Final = re.compile(
     r"\s*--?(?:maxrregcount|split-compile|jump-table-density|diag-(?:error|suppress|warn))"
     r"(?:\s*=\s*|\s+)([-+]?\d+)\s*"
 )
-"""Options with a number. One that is no C int ends the process that NVRTC runs in."""
+"""Options with a number. NVRTC ends its process if the number does not fit a C int."""
 
 _MOST_CONTENT: Final = 16 << 20
 """Bytes that a module's variables may begin with: they are sent whenever it is loaded."""
@@ -55,25 +55,25 @@ _IMAGES: Final = {
     b"\x50\xed\x55\xba": "fatbin",
     b"\xedCN\x7f": "LTO-IR",
 }
-"""What images begin with; PTX is text."""
+"""Kinds of images, by their first bytes. PTX is text."""
 
 _RELOCATABLE: Final = b"\1\0"
 """The type in an ELF file's head, at byte 16, if something has to be linked to it."""
 
 Twin = Callable[..., object]
 Twins = Twin | Mapping[str, Twin]
-"""What stands for kernels on the CPU backend: one function for all, or by names."""
+"""Python functions that replace kernels on the CPU backend: one for all, or by names."""
 
 _log = logging.getLogger("atomr_accel.nvrtc")
 
 
 @dataclass(frozen=True, slots=True)
 class NvrtcStatistics:
-    """What the compiler was asked for.
+    """Numbers of compilations.
 
     Attributes:
         kernels: kernels and modules that were made.
-        found: those of them that were on disk and not compiled again.
+        found: those that were on disk, and were not compiled again.
     """
 
     kernels: int
@@ -96,11 +96,11 @@ class _Plan:
 class Nvrtc(Facade[D]):
     """The run-time compiler. Compiling has a lane of its own and delays no launch.
 
-    What was compiled is kept on disk and found there by later programs and by this one after
-    a rebuild: in ``$ATOMR_CACHE_DIR``, by default ``~/.cache/atomr-accel``. What a source may
-    include is part of what it is found by: headers in memory and all files of the folders that
-    options name by their content, the vendor's headers by their release. A source whose result may
-    depend on more is compiled each time: on the clock, on files by absolute paths.
+    Compiled code is kept on disk, in ``$ATOMR_CACHE_DIR``, by default ``~/.cache/atomr-accel``.
+    Later programs use it, and so does this one after a rebuild. Its key covers all that a source
+    may include: headers in memory, all files in the folders that options name, and the vendor's
+    headers. The former count by content, the vendor's by their release. A source is compiled each
+    time if its result may depend on more, such as the clock or files with absolute paths.
     """
 
     def __init__(self, device: Home) -> None:
@@ -119,19 +119,19 @@ class Nvrtc(Facade[D]):
         """Compile a kernel (``nvrtcCompileProgram``).
 
         Args:
-            source: CUDA C++ with a ``__global__`` function. Its declaration tells which
-                arguments ``launch`` takes and which buffers it writes: declare what is
-                only read as ``const``.
+            source: CUDA C++ with a ``__global__`` function. Its declaration determines which
+                arguments ``launch`` takes and which buffers it writes: declare pointers
+                that are only read as ``const``.
             name: the function's name; for an instance of a template as in C++,
                 ``"scale<float>"``.
-            cpu: what to call in the kernel's place on the CPU backend, with NumPy arrays
+            cpu: function to call instead of the kernel on the CPU backend, with NumPy arrays
                 for pointers and NumPy scalars for values. Parameters called ``grid`` and
                 ``block``, if it has them, get the launch's dimensions. It runs in the
                 host, so it must be picklable by cloudpickle, and it cannot see the
                 program's variables change.
-            options: further options of the compiler: ``CompileOptions``, or as it takes them, such
-                as ``"--use_fast_math"``. None that makes other output than a whole program, such
-                as ``"-dlto"``.
+            options: further options of the compiler: ``CompileOptions``, or its own texts, such
+                as ``"--use_fast_math"``. Options for other output than a whole program, such as
+                ``"-dlto"``, are refused.
 
         Returns:
             The kernel, good for all generations: after a rebuild it loads itself again.
@@ -142,7 +142,8 @@ class Nvrtc(Facade[D]):
             TypeError: ``cpu`` is not callable, or text is not ``str``.
             Unsupported: the output of these options cannot be launched, or the compiler makes
                 none for this device.
-            ValueError: text that is no Unicode, or has a NUL in it; a number that is no option's.
+            ValueError: text that is not valid Unicode, or contains a NUL; a number that an option
+                cannot have.
         """
         if not all(isinstance(text, str) for text in (source, name)):
             raise TypeError("compile(source, name) takes the source and the name as str")
@@ -178,21 +179,21 @@ class Nvrtc(Facade[D]):
         Args:
             source: CUDA C++.
             names: the kernels as in C++: ``"fill"``, ``"deep::scale<float, 4>"``. By default
-                every ``__global__`` function of the source that is no template.
-            cpu: what to call in the kernels' places on the CPU backend, as for ``compile``: by
-                their names, or by the name of a template for all its instances. Parameters that are
-                called as the module's variables get these as arrays.
+                every ``__global__`` function of the source that is not a template.
+            cpu: functions to call instead of the kernels on the CPU backend, as for ``compile``:
+                by their names, or by the name of a template for all its instances. Parameters
+                with the names of the module's variables get these as arrays.
             options: as for ``compile``.
             headers: texts that sources may include, by name.
             structs: the fields of C++ structs, as structured dtypes of NumPy or as
-                ``ctypes.Structure``. Kernels take such by value, also as tuples. The source does
-                not compile where they lie otherwise in memory; ``np.dtype(..., align=True)`` lies
-                as in C++.
-            variables: ``__device__`` and ``__constant__`` variables that the program wants to have
-                as refs (``Module.variable``), with what they begin with whenever the module is
-                loaded; 16 MiB in all.
-            parts: further sources, and what was compiled already (LTO-IR, cubins, fatbins, PTX,
-                libraries), which are linked with the source at link time (nvJitLink).
+                ``ctypes.Structure``. Kernels take such structs by value, also as tuples. The
+                source does not compile if its structs have another layout in memory;
+                ``np.dtype(..., align=True)`` has that of C++.
+            variables: ``__device__`` and ``__constant__`` variables that the program uses as refs
+                (``Module.variable``), with their values whenever the module is loaded; 16 MiB in
+                all.
+            parts: further sources and compiled images (LTO-IR, cubins, fatbins, PTX, libraries),
+                which are linked with the source at link time (nvJitLink).
 
         Returns:
             The module, good for all generations: after a rebuild it loads itself again.
@@ -203,7 +204,7 @@ class Nvrtc(Facade[D]):
             TypeError: an argument is of another type.
             Unsupported: the output of these options cannot be launched, or the compiler makes
                 none for this device.
-            ValueError: names that are there twice, or none; texts and options as for ``compile``.
+            ValueError: names that repeat, or no names; texts and options as for ``compile``.
         """
         if not isinstance(source, str):
             raise TypeError(f"source must be str, not {type(source).__name__}")
@@ -242,17 +243,17 @@ class Nvrtc(Facade[D]):
         structs: Mapping[str, StructType] | None = None,
         variables: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> Request[Module[D]]:
-        """Take what was compiled already: a cubin, a fatbin, PTX or LTO-IR.
+        """Load a compiled image: a cubin, a fatbin, PTX or LTO-IR.
 
         Args:
             image: its bytes; PTX may be text.
-            names: the kernels' names in it: those of ``extern "C"`` functions, or mangled ones. As
-                a mapping, what the program calls them, with their names in the image.
+            names: the kernels' names in it: those of ``extern "C"`` functions, or mangled ones. A
+                mapping gives the program's names, with the names in the image.
             cpu: as for ``compile_module``.
-            declarations: CUDA C++ that declares the kernels, which tells what ``launch`` takes.
-                Without, it takes refs, NumPy's scalars and structs, and takes all buffers for
-                written.
-            structs: as for ``compile_module``; nothing checks how they lie in memory.
+            declarations: CUDA C++ that declares the kernels, and so the arguments of ``launch``.
+                Without declarations, ``launch`` takes refs, NumPy's scalars and structs, and
+                counts all buffers as written.
+            structs: as for ``compile_module``, but without a check of their layout in memory.
             variables: as for ``compile_module``, by their names in the image.
 
         Returns:
@@ -260,9 +261,9 @@ class Nvrtc(Facade[D]):
 
         Raises:
             CompileError: LTO-IR that does not link; with the log.
-            LibraryMissing: LTO-IR, and nvJitLink is not installed.
+            LibraryMissing: the image is LTO-IR, and nvJitLink is not installed.
             TypeError: an argument is of another type.
-            ValueError: the image is none of these, or has no such kernel.
+            ValueError: the image is of another kind, or lacks a kernel.
         """
         if not isinstance(names, Mapping) and not _are_texts(names):
             raise TypeError(f"names must be a sequence of str or a mapping of them, not {names!r}")
@@ -306,7 +307,7 @@ class Nvrtc(Facade[D]):
         Args:
             ref: contiguous, of one to three axes of texels: (u)int8, (u)int16, (u)int32, float16
                 or float32. If it is sealed the CUDA array is made again after a fault.
-            channels: of a texel: 1, 2, or 4; more than one are the last axis.
+            channels: number of channels of a texel: 1, 2, or 4; more than one are the last axis.
             surface: whether kernels may write to it.
 
         Returns:
@@ -321,7 +322,7 @@ class Nvrtc(Facade[D]):
         return array_of(self._device, ref, channels, surface=surface)
 
     def statistics(self) -> NvrtcStatistics:
-        """A snapshot of what was compiled."""
+        """Return the numbers of compilations so far."""
         return NvrtcStatistics(self._compiled, self._found)
 
     def _plan(
@@ -345,7 +346,7 @@ class Nvrtc(Facade[D]):
         return _Plan(tuple(names), declarations, structs, variables, twins, pickled)
 
     def _require_declared(self, plan: _Plan) -> None:
-        """On the CPU, where perhaps no compiler looks, kernels are in plain sight."""
+        """Check on the CPU, perhaps without a compiler, that the source declares the kernels."""
         if not self._device.capabilities.python_kernels:
             return
         for name in plan.names:
@@ -358,7 +359,7 @@ class Nvrtc(Facade[D]):
         return Module(self._device, resident, kernels, compiled.log)
 
     def _made(self, plan: _Plan, compiled: Compiled) -> tuple[Resident, tuple[Kernel[D], ...]]:
-        """What is made of a compiled module."""
+        """Return the resident module and the kernels of a compilation."""
         self._compiled += 1
         self._found += compiled.kept
         if compiled.log == UNCHECKED:
@@ -436,7 +437,7 @@ def _check_texts(*texts: str) -> None:
 
 
 def _are_texts(values: object) -> bool:
-    """Whether those are several texts, and not one."""
+    """Return whether a value is a sequence of texts, and not a single text."""
     return (
         isinstance(values, Sequence)
         and not isinstance(values, str)
@@ -465,7 +466,7 @@ def _parts(parts: Sequence[str | bytes]) -> tuple[Part, ...]:
 def _contents(
     variables: object,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """What variables begin with, as arrays of dtypes that devices have."""
+    """Return the initial values of variables, as arrays of dtypes that devices have."""
     if variables is None:
         return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
@@ -507,7 +508,7 @@ def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
 
 
 def _image(image: object) -> tuple[str, bytes]:
-    """What an image is, and its bytes as the driver takes them."""
+    """Return the kind of an image, and its bytes as the driver takes them."""
     if isinstance(image, str):
         image = image.encode()
     if not isinstance(image, bytes):

@@ -1,4 +1,4 @@
-"""Kernels: what programs launch."""
+"""Kernels that programs launch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 Argument = GpuRef | complex | np.generic | StructValue | TensorMap | Texture | Surface
-"""What kernels take: a buffer for a pointer, a number for a value (complex stands for float, int
-and bool, too), a struct by value, a tensor map, a texture, a surface."""
+"""An argument of a kernel: a buffer for a pointer, a number for a value (``complex`` includes
+float, int and bool), a struct by value, a tensor map, a texture, a surface."""
 
 
 _Sent = Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject
@@ -54,7 +54,7 @@ class Kernel(Facade[D]):
 
     Attributes:
         name: as given to ``compile``.
-        parameters: what ``launch`` takes, or None where the source does not tell.
+        parameters: parameters of ``launch``, or None if the source does not determine them.
         log: the compiler's warnings.
         twin: the function that stands for it on the CPU backend, or None.
     """
@@ -107,58 +107,59 @@ class Kernel(Facade[D]):
     ) -> Request[None]:
         """Launch the kernel and wait until it has finished.
 
-        ``cuLaunchKernel``, and ``cuLaunchKernelEx`` for what only that can be asked for.
+        Vendor function: ``cuLaunchKernel``, or ``cuLaunchKernelEx`` for options that need it.
 
         Args:
-            grid: blocks in x, y, z; one number or up to three. None where ``elements`` tells.
+            grid: blocks in x, y, z; one number or up to three. None if ``elements`` is given.
             block: threads of a block in x, y, z.
             *args: refs for pointers, numbers for values, structs by value. Numbers become the
                 declared type where they fit it.
-            shared: bytes of dynamic shared memory. More than 48 KiB are asked for by itself.
-            elements: how many threads there have to be at least, in x, y, z; the grid is counted
-                from that. Without any, nothing is launched.
+            shared: bytes of dynamic shared memory. The launch opts in to more than 48 KiB itself.
+            elements: smallest number of threads, in x, y, z, from which the grid is computed. If
+                it is 0 along an axis, nothing is launched.
             cluster: blocks of a cluster in x, y, z, from compute capability 9.0 on: up to 8, or 16
-                on devices that have such.
-            cooperative: all blocks are there at once and may wait for each other
+                on devices that support it.
+            cooperative: all blocks run at once and may wait for each other
                 (``cooperative_groups::this_grid().sync()``).
-            programmatic: the kernel may begin before the one that is queued before it has ended
-                (programmatic dependent launch), and itself waits for that:
-                ``cudaGridDependencySynchronize()``. One that does not wait may read what is not
-                written yet.
-            priority: among kernels that wait for the device; lower goes first, about -5 to 0.
+            programmatic: the kernel may begin before the previous one in the queue has ended
+                (programmatic dependent launch). It must wait for that one itself, by
+                ``cudaGridDependencySynchronize()``; otherwise it may read data that is not yet
+                written.
+            priority: priority among kernels that wait for the device; lower goes first, about -5
+                to 0.
 
         Raises:
             TypeError: the wrong number or types of arguments.
-            ValueError: dimensions, clusters or shared memory that no device has, or this one
-                has not, or the kernel was not compiled for; a ref of another device.
+            ValueError: dimensions, clusters or shared memory beyond the limits of all devices, of
+                this one, or of the kernel; a ref of another device.
             OverflowError: a number that does not fit its parameter.
             GpuRefSealed: a sealed ref for a pointer that is not ``const``.
-            GpuRefStale: a ref of an older generation, or freed.
+            GpuRefStale: a ref of an older generation, or one that was freed.
             LibraryError: the driver refuses, such as a cooperative launch of more blocks than
                 the device holds.
             Unsupported: on the CPU backend, a kernel without ``cpu=``; clusters on a device
-                that has none.
+                without them.
         """
         wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
         return self._launch(grid, block, args, wish)
 
     @op
     def attributes(self) -> Request[KernelAttributes]:
-        """What the kernel takes of a multiprocessor (``cuFuncGetAttribute``).
+        """Get the resources that the kernel uses (``cuFuncGetAttribute``).
 
         Returns:
-            Registers, shared and local memory, and what a launch may have.
+            Registers, shared and local memory, and the limits of a launch.
 
         Raises:
-            Unsupported: on the CPU backend.
+            Unsupported: the device is the CPU backend.
         """
         return self._ask("attributes", DescribeFunction(self._resident.number, self._at))
 
     @op
     def occupancy(self, block: Dim, *, shared: int = 0, cluster: Dim | None = None) -> Request[int]:
-        """How much of the kernel the device holds at a time.
+        """Get the number of blocks or clusters that the device can run at a time.
 
-        ``cuOccupancyMaxActiveBlocksPerMultiprocessor``, or with a cluster
+        Vendor function: ``cuOccupancyMaxActiveBlocksPerMultiprocessor``, or with a cluster
         ``cuOccupancyMaxActiveClusters``.
 
         Args:
@@ -171,7 +172,7 @@ class Kernel(Facade[D]):
 
         Raises:
             TypeError, ValueError: as ``launch``.
-            Unsupported: on the CPU backend; or clusters on a device that has none.
+            Unsupported: the device is the CPU backend; or has no clusters, and one is given.
         """
         wish = LaunchWish(shared, cluster=cluster)
         grid = 1 if cluster is None else cluster

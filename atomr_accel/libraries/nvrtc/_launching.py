@@ -1,4 +1,4 @@
-"""What a launch may be: dimensions, clusters and shared memory, checked before anything is sent."""
+"""Checks of a launch before it is sent: dimensions, clusters and shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .wire._messages import Entry
 
 Dim = int | Sequence[int]
-"""Sizes in x, y and z; what is left out is 1."""
+"""Sizes in x, y and z. Omitted ones are 1."""
 
 Dim3 = tuple[int, int, int]
 
@@ -28,7 +28,7 @@ _MAX_ELEMENTS: Final = tuple(
     grid * block for grid, block in zip(_MAX_GRID, _MAX_BLOCKS, strict=True)
 )
 _MAX_SHARED: Final = 2**31 - 1
-"""What the driver can be asked for; each device has far less and says so."""
+"""Largest number of bytes that fits the driver's parameter. Devices refuse far less."""
 _MAX_CLUSTER: Final = 16
 """Blocks; more than 8 not on every device, which then says so."""
 _MAX_RESIDENT: Final = 32
@@ -37,7 +37,7 @@ _CLUSTERS_FROM: Final = (9, 0)
 
 
 class Geometry(NamedTuple):
-    """What a launch tells beside arguments; ``grid`` is None where nothing is to be done."""
+    """A launch without its arguments. A launch without threads has a ``grid`` of None."""
 
     grid: Dim3 | None
     block: Dim3
@@ -46,7 +46,7 @@ class Geometry(NamedTuple):
 
 
 class LaunchWish(NamedTuple):
-    """What a caller asks for, as ``Kernel.launch`` takes it."""
+    """The caller's options of a launch, as ``Kernel.launch`` takes them."""
 
     shared: int = 0
     elements: Dim | None = None
@@ -56,7 +56,7 @@ class LaunchWish(NamedTuple):
     priority: int | None = None
 
     def asked(self) -> dict[str, Any]:
-        """What is asked for beside a plain launch, as arguments of ``Kernel.launch``."""
+        """Return the options that differ from a plain launch, as arguments of ``Kernel.launch``."""
         wished = zip(self._fields, self, PLAIN, strict=True)
         return {name: value for name, value, plain in wished if value is not plain}
 
@@ -72,19 +72,19 @@ def geometry(
     entry: Entry,
     info: DeviceInfo | None,
 ) -> Geometry:
-    """What a launch comes to.
+    """Check the dimensions and options of a launch, and convert them to their form in messages.
 
     Args:
-        grid: blocks, unless ``wish.elements`` tells.
+        grid: blocks, unless ``wish.elements`` is given.
         block: threads of a block.
-        wish: the rest.
-        entry: what the kernel was compiled for.
-        info: the device's limits, as far as it has any.
+        wish: the other options.
+        entry: the compiled kernel.
+        info: the device's limits, if it has any.
 
     Raises:
-        TypeError: what are no whole numbers.
-        ValueError: what no device has, or this one has not, or the kernel was not compiled for.
-        Unsupported: clusters on a device without.
+        TypeError: numbers that are not integers.
+        ValueError: numbers beyond the limits of all devices, of this one, or of the kernel.
+        Unsupported: clusters on a device without them.
     """
     block3 = _dimensions(block, "block", _MAX_BLOCKS)
     threads = block3[0] * block3[1] * block3[2]
@@ -111,7 +111,7 @@ def geometry(
 
 
 def check_grid_given(grid: object, elements: object) -> None:
-    """Either blocks are given, or elements."""
+    """Check that either blocks or elements are given."""
     if (grid is None) == (elements is None):
         raise TypeError(
             "launch takes either a grid or elements=, for which the grid is counted: "

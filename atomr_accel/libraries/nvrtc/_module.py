@@ -23,13 +23,13 @@ class Module(Facade[D]):
     """Kernels and variables that belong together.
 
     Made by ``device.nvrtc.compile_module`` and ``load_module``. It is loaded when a kernel is first
-    launched, and after a rebuild again, with its variables as they were at first. When nobody
-    holds it or its kernels or the refs of its variables any more, it is unloaded.
+    launched, and again after a rebuild, with the initial values of its variables. It is unloaded
+    when the program has dropped it, its kernels and the refs of its variables.
 
     Attributes:
-        names: of its kernels.
+        names: the names of its kernels.
         variables: the names of its variables.
-        log: what compiler, assembler and linker had to say.
+        log: messages of the compiler, assembler and linker.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Module(Facade[D]):
 
     @op
     def kernel(self, name: str) -> Request[Kernel[D]]:
-        """One of the kernels. Nothing is sent.
+        """Return one of the kernels, without sending a message.
 
         Args:
             name: as given to ``compile_module``.
@@ -66,10 +66,10 @@ class Module(Facade[D]):
     def variable(self, name: str) -> Request[GpuRef]:
         """The memory of a ``__device__`` or ``__constant__`` variable (``cuModuleGetGlobal``).
 
-        A buffer as any other: it is read by ``get``, and written by ``copy`` and ops. Launches
-        of the module's kernels read what is ``__constant__`` and write the rest, as far as
-        the order of ops is concerned. So while the program holds a ref of a ``__device__``
-        variable, they run one after the other.
+        The buffer is like any other: ``get`` reads it, ``copy`` and ops write it. In the order of
+        ops, each launch of the module's kernels reads its ``__constant__`` variables and writes
+        the others. Therefore launches run one after the other while the program holds a ref of a
+        ``__device__`` variable.
 
         Args:
             name: as given to ``compile_module``.
@@ -78,7 +78,7 @@ class Module(Facade[D]):
             The buffer, good for this generation; the same memory for every call.
 
         Raises:
-            KeyError: the module was not compiled with such a variable.
+            KeyError: the module was compiled without that variable.
         """
         return self._resident.map(self._find(self._resident.variables, name, "variable"))
 

@@ -22,7 +22,7 @@ def _flag(option: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
-    """What NVRTC is asked for beside a source; None leaves it what it is by default.
+    """Options of NVRTC. None leaves the compiler's default.
 
     Attributes:
         std: the standard, such as ``"c++20"``; ``"c++17"`` by default.
@@ -43,27 +43,27 @@ class CompileOptions:
         dopt: optimise together with debug information.
         extra_device_vectorization: vectorise more.
         restrict: all pointers of kernels are ``__restrict__``.
-        default_device: what has no execution space is for the device.
+        default_device: functions without an execution space are for the device.
         device_int128: 128-bit integers.
         builtin_initializer_list: whether ``std::initializer_list`` is known.
         builtin_move_forward: whether ``std::move`` and ``std::forward`` are known.
         modify_stack_limit: raise the compiler's own stack.
         minimal: leave out most built-in declarations, for short compiling.
         device_stack_protector: look for stacks that overflow.
-        split_compile: how many threads optimise; 0: as many as there are.
-        jump_table_density: from which density, in percent, ``switch`` is a jump table.
-        pch: keep precompiled headers, and use those that were kept; each in a folder of its own
-            for what the headers hold, since NVRTC does not look whether they have changed.
-        pch_dir: where; by default where this user's compiled kernels are.
+        split_compile: number of threads that optimise; 0 for all.
+        jump_table_density: density in percent from which ``switch`` becomes a jump table.
+        pch: keep and use precompiled headers. They lie in a folder for each content of the
+            headers, since NVRTC does not check whether headers have changed.
+        pch_dir: folder for them; by default that of this user's compiled kernels.
         create_pch: make this file of precompiled headers.
-        use_pch: use this one.
-        pch_verbose: tell why some were not used.
-        ptxas_options: options of the assembler, such as ``("-v",)`` for registers and spills, which
-            are told in the log.
+        use_pch: use this file of precompiled headers.
+        pch_verbose: report why precompiled headers were not used.
+        ptxas_options: options of the assembler, such as ``("-v",)`` to report registers and spills
+            in the log.
         disable_warnings: no warnings.
         brief_diagnostics: errors without the line.
         diag_error: numbers of diagnostics that are errors.
-        diag_suppress: numbers of diagnostics that are not told.
+        diag_suppress: numbers of diagnostics that are not reported.
         diag_warn: numbers of diagnostics that are warnings.
     """
 
@@ -106,7 +106,7 @@ class CompileOptions:
     diag_warn: Sequence[int] = _flag("--diag-warn={}", ())
 
     def flags(self) -> tuple[str, ...]:
-        """What the compiler gets.
+        """Return the options as texts for the compiler.
 
         Raises:
             TypeError: a value is of another type.

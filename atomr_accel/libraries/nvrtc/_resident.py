@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from .._request import Driver
 
 _numbers: Final = itertools.count(1)
-"""Of modules, in all hosts: one may have some from when it was a standby."""
+"""Numbers of modules, unique in all hosts. A host may have loaded some as a standby."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Copy:
-    """A module among some executors, in one generation.
+    """A module loaded by a group of executors, in one generation.
 
     Attributes:
-        keeper: has those executors.
-        kept: has it released in the end; launches name it as read.
-        loaded: whether it is there for sure.
-        asked_by: the batches and recordings that have it loaded themselves: it is there for
-            what they launch afterwards, but not for others, as long as it is not sure.
+        keeper: the owner of those executors.
+        kept: block that unloads the module when dropped; launches name it as read.
+        loaded: whether the module is known to be loaded.
+        asked_by: the batches and recordings that load the module themselves. Their own later
+            launches may use it, but others may not until ``loaded`` is true.
     """
 
     keeper: ref[object]
@@ -44,7 +44,7 @@ class _Copy:
 
 
 def _no_copy() -> None:
-    """What a reference to one that is gone says."""
+    """Return None, like a weak reference whose target is gone."""
 
 
 @final
@@ -52,7 +52,7 @@ class Variable:
     """A variable of a module, as programs see it.
 
     Attributes:
-        content: its name, shape and type, and what it begins with.
+        content: its name, shape, type and initial values.
         constant: whether kernels only read it.
     """
 
@@ -80,7 +80,7 @@ class Variable:
         Args:
             memory: where the address is.
             epoch: that in which it was asked for; a later one makes a buffer that is stale.
-            slab: what addresses of it begin with.
+            slab: number of the slab, with which its addresses begin.
             kept: the module, which is there for as long as its memory is used.
         """
         nbytes = len(self.content.data)
@@ -98,18 +98,18 @@ class Variable:
 
 
 def _nothing() -> None:
-    """Nobody has asked for it yet."""
+    """Return None, because no block was made yet."""
 
 
 @final
 class Resident:
-    """A module in the host, as all copies of its handles know it.
+    """A module in the host, shared by all copies of its handles.
 
     Args:
-        name: what to call it.
-        image: what is loaded.
-        symbols: the names of its kernels in that.
-        variables: those that programs may ask for.
+        name: its name in messages.
+        image: the image to load.
+        symbols: the names of its kernels in the image.
+        variables: the variables that programs may use.
         prints: whether its kernels may call ``printf``.
 
     Attributes:
@@ -149,14 +149,14 @@ class Resident:
 
     @property
     def image(self) -> bytes:
-        """What is loaded; on the CPU backend no machine code, but functions."""
+        """The image to load. On the CPU backend it contains functions, not machine code."""
         return self._image
 
     def loaded(self, driver: Driver) -> Block:
-        """What stands for it where the driver's ops are executed; it is loaded first, if need be.
+        """Return the block that stands for the module in the driver's host. Load it if needed.
 
         Args:
-            driver: that of the launch.
+            driver: driver of the launch.
         """
         keeper = driver.keeper
         copy = self._latest()

@@ -1,4 +1,4 @@
-"""Numbers by value: what a parameter, or a field of a struct, takes without losing anything."""
+"""Numbers by value, converted without loss for a parameter or a field of a struct."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _RANK: Final = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2, "c": 3}
 
 
 def is_scalar(value: object) -> TypeGuard[complex | np.generic]:
-    """Whether something is a number, Python's or NumPy's."""
+    """Return whether a value is a number, Python's or NumPy's."""
     return isinstance(value, (bool, int, float, complex, np.generic))
 
 
 def scalar_for(value: object, expected: np.dtype[Any], name: str, declared: str) -> np.generic:
-    """``value`` as what is expected, if that changes nothing but its width.
+    """Convert a number to the expected dtype, if that changes only its width.
 
     Args:
-        value: what the caller gave.
-        expected: what it has to become.
-        name: what to call it in errors.
-        declared: what takes it, as the kernel has it.
+        value: the caller's argument.
+        expected: the dtype that the result has.
+        name: its name in errors.
+        declared: the declaration of the parameter that takes it.
 
     Raises:
-        TypeError: it is of another kind, or no scalar.
-        OverflowError: it does not fit.
+        TypeError: the value is of another kind, or is not a scalar.
+        OverflowError: the value does not fit.
     """
     if not is_scalar(value):
         raise TypeError(f"{name} must be a scalar for '{declared}', not {type(value).__name__}")

@@ -1,8 +1,8 @@
 """A kernel's parameters, by its declaration, and the arguments that they take.
 
-Known are pointers, ``const``, the builtin types and what a template's parameters stand for. A
-type that is not known here (a struct, a typedef) takes any scalar that says itself of which type
-it is, one of NumPy's and not one of Python's, or a buffer.
+This module knows pointers, ``const``, the builtin types and the arguments of templates. A parameter
+of another type (a struct, a typedef) takes a buffer, or any NumPy scalar, because that has a dtype.
+It takes no Python number.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _VALUE: Final = (
 """Types that are no pointers by another name."""
 
 _MAY_BE_SEVERAL: Final = re.compile(r"\.\.\.|\w\s*\((?!\s*[*&])|^\w+$")
-"""What may come to more than one parameter, or none: packs, and what may be macros."""
+"""Declarations that may stand for any number of parameters: packs, and possible macros."""
 
 _TYPE_PARAMETER: Final = re.compile(r"(?:typename|class)\s+(\w+)\s*(?:=(.*))?", re.DOTALL)
 
@@ -89,7 +89,7 @@ class Parameter:
         pointer: whether it takes a buffer.
         written: whether the kernel may write through it, if it is a pointer.
         dtype: element or value type; None where any fits.
-        struct: the fields of a struct by value, where they are told.
+        struct: the fields of a struct by value, if they are given.
     """
 
     text: str
@@ -115,12 +115,11 @@ class Parameter:
         )
 
     def scalar(self, value: object, position: int) -> np.generic:
-        """``value`` as what this parameter takes, if that changes nothing but its width.
+        """Convert a number to the type of this parameter, if that changes only its width.
 
         Raises:
-            TypeError: it is of another kind, or no scalar; or nobody knows how wide it
-                should be.
-            OverflowError: it does not fit.
+            TypeError: the value is of another kind, is not a scalar, or has no known width.
+            OverflowError: the value does not fit.
         """
         expected = self.dtype
         if expected is not None:
@@ -151,17 +150,17 @@ _FORMATS: Final = {
     "uint64": "Q",
     "float64": "d",
 }
-"""How Python's numbers are packed, where that alone makes them what the kernel takes."""
+"""Formats that pack Python's numbers, for dtypes that need no other conversion."""
 
 
 @final
 class Position:
-    """Where a kernel takes an argument: what is known before there is one.
+    """The position of an argument, with all that is known before a launch.
 
     Args:
         at: the position.
-        parameter: what the kernel declares there.
-        size: bytes that it takes and how they are aligned, where the compiler has told.
+        parameter: the kernel's declaration of it.
+        size: its bytes and their alignment, if the compiler has reported them.
     """
 
     __slots__ = (
@@ -183,16 +182,16 @@ class Position:
             self._pack = struct.Struct(f"={_FORMATS[self._type]}").pack
 
     def array(self, arg: Any, memory: MemoryMap, reads: list[Block], writes: list[Block]) -> Array:
-        """A buffer as the message has it.
+        """Convert a buffer to its form in messages.
 
         Args:
-            arg: what the caller gave.
-            memory: where it has to be.
+            arg: the caller's argument.
+            memory: the memory in which it must be.
             reads: gets its block, if the kernel only reads it.
-            writes: gets it, if the kernel may write it.
+            writes: gets its block, if the kernel may write it.
 
         Raises:
-            TypeError: it is no buffer, or one of another element type.
+            TypeError: it is not a buffer, or is one of another element type.
             ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
         block = self._check(arg, memory, self._name)
@@ -206,15 +205,15 @@ class Position:
     def value(
         self, arg: object, driver: Driver, reads: list[Block], writes: list[Block]
     ) -> Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject:
-        """A number, a struct, a tensor map, a texture or a surface as the message has it.
+        """Convert a number, struct, tensor map, texture or surface to its form in messages.
 
-        Or a buffer, where nobody knows what the type is that the kernel declares.
+        If the type that the kernel declares is unknown, the argument may also be a buffer.
 
         Args:
-            arg: what the caller gave.
-            driver: that of the launch, for the array of a tensor map, texture or surface.
-            reads: gets the block of that, if the kernel only loads from it.
-            writes: gets it, if the kernel may store to it.
+            arg: the caller's argument.
+            driver: driver of the launch, for the array of a tensor map, texture or surface.
+            reads: gets the block of that array, if the kernel only loads from it.
+            writes: gets the block of that array, if the kernel may store to it.
 
         Raises:
             TypeError, OverflowError: as ``Parameter.scalar``.
@@ -265,18 +264,18 @@ def read_signature(
     structs: Mapping[str, np.dtype[np.void]] | None = None,
     sizes: tuple[tuple[int, int], ...] | None = None,
 ) -> tuple[Parameter, ...] | None:
-    """The parameters of a kernel.
+    """Return the parameters of a kernel.
 
     Args:
-        declarations: of its source.
+        declarations: the declarations of its source.
         name: the kernel's name, perhaps qualified or with template arguments.
         structs: the fields of structs, by their names.
-        sizes: bytes that they take and how they are aligned, where the compiler has told.
+        sizes: bytes and alignment of each parameter, if the compiler has reported them.
 
     Returns:
-        None if the source does not tell: the kernel may come from an include or a macro, or
-        be declared with other numbers of parameters under other conditions (the compiler has the
-        last word). Where it is declared in several ways only what all of them say is known.
+        The parameters. If the kernel is declared in several ways, they have only the properties
+        on which all declarations agree. None if the source does not determine them: the kernel may
+        come from an include or a macro, or have declarations that contradict each other.
     """
     values = re.compile("|".join((_VALUE, *map(r"\b{}\b".format, declarations.types))))
     _, _, arguments = name.partition("<")
@@ -300,7 +299,7 @@ def read_signature(
 
 
 def _fits(parameters: tuple[Parameter, ...], sizes: tuple[tuple[int, int], ...]) -> bool:
-    """Whether these may be what the compiler has seen."""
+    """Return whether parameters match the sizes that the compiler reports."""
     return len(parameters) == len(sizes) and all(
         parameter.pointer or parameter.dtype is None or parameter.dtype.itemsize == size
         for parameter, (size, _) in zip(parameters, sizes, strict=True)
@@ -308,7 +307,7 @@ def _fits(parameters: tuple[Parameter, ...], sizes: tuple[tuple[int, int], ...])
 
 
 def _common(ways: tuple[Parameter, ...]) -> Parameter | None:
-    """A parameter that is declared in several ways; None if it cannot be said what it takes."""
+    """Merge several declarations of a parameter; None if only some of them are pointers."""
     if len({*ways}) == 1:
         return ways[0]
     if len({each.pointer for each in ways}) > 1:
@@ -326,7 +325,7 @@ def _common(ways: tuple[Parameter, ...]) -> Parameter | None:
 
 
 def _template_types(parameters: tuple[str, ...], arguments: list[str]) -> dict[str, str]:
-    """What a template's type parameters stand for, as far as that is said."""
+    """Return the types that a template's type parameters stand for, if they are given."""
     types: dict[str, str] = {}
     for at, parameter in enumerate(parameters):
         found = _TYPE_PARAMETER.fullmatch(parameter)

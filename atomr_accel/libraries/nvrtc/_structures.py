@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 StructType = np.dtype[np.void] | type[ctypes.Structure]
-"""What tells the fields of a struct."""
+"""A description of the fields of a struct."""
 
 StructValue = (
     np.void | np.ndarray[tuple[()], np.dtype[np.void]] | ctypes.Structure | tuple[Any, ...]
 )
-"""A struct as an argument; a tuple of its fields where the kernel's parameter tells the type."""
+"""A struct as an argument; a tuple of its fields if the type of the parameter is known."""
 
 _LARGEST: Final = 32764
 """Bytes of all of a kernel's parameters, on the newest devices."""
@@ -31,7 +31,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
     """The dtype for a C++ type.
 
     Args:
-        name: of the C++ type.
+        name: name of the C++ type.
         kind: a structured dtype, or a ``ctypes.Structure``.
 
     Raises:
@@ -59,10 +59,10 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
 
 
 def all_structured(structs: object) -> dict[str, np.dtype[np.void]]:
-    """Dtypes by C++ types.
+    """Return structured dtypes by C++ type.
 
     Raises:
-        TypeError, ValueError: as ``structured``; or it is no mapping of texts.
+        TypeError, ValueError: as ``structured``; or ``structs`` is not a mapping of texts.
     """
     if not isinstance(structs, Mapping) or not all(isinstance(name, str) for name in structs):
         raise TypeError(f"structs must map names of C++ types to dtypes, not {structs!r}")
@@ -72,7 +72,7 @@ def all_structured(structs: object) -> dict[str, np.dtype[np.void]]:
 def assertions(
     structs: Mapping[str, np.dtype[np.void]], variables: Mapping[str, np.ndarray[Any, Any]]
 ) -> Iterator[str]:
-    """C++ that does not compile unless all lies in memory as the dtypes say.
+    """Return C++ that compiles only if layouts in memory are those of the dtypes.
 
     Of what a type is made is known of numbers and of arrays of them alone: an enumeration, a class
     or a pointer may stand for what takes as many bytes. NVRTC has ``offsetof`` only with a header,
@@ -104,7 +104,7 @@ _NUMBERS: Final = {
         *("unsigned", "long", "unsigned long", "long long", "unsigned long long"),
     ),
 }
-"""C++'s numbers, by what they have in common with those of NumPy."""
+"""C++'s numbers, by the kinds of number that NumPy distinguishes."""
 
 _KINDS: Final = "\n".join(
     [
@@ -121,11 +121,11 @@ _KINDS: Final = "\n".join(
         ),
     ]
 )
-"""C++ that tells of what numbers a type is made."""
+"""C++ that determines the numbers of which a type is made."""
 
 
 def _assertion(there: str, name: str, nbytes: int, dtype: np.dtype[Any]) -> str:
-    """C++ that does not compile unless something takes so many bytes, of such numbers."""
+    """Return a ``static_assert`` that something takes ``nbytes`` bytes of numbers of a dtype."""
     right = f"sizeof({there}) == {nbytes}"
     of = f"atomr_made_of<decltype({there})>"
     if dtype in NAMES and dtype.kind != "c":  # a complex number may be two others
@@ -139,7 +139,7 @@ def _assertion(there: str, name: str, nbytes: int, dtype: np.dtype[Any]) -> str:
 
 
 def is_struct(value: object) -> TypeGuard[np.void | ctypes.Structure]:
-    """Whether a value says itself of which fields it is made."""
+    """Return whether a value is a struct that knows its fields."""
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and value.dtype.names is not None
     if isinstance(value, np.void):
@@ -150,17 +150,18 @@ def is_struct(value: object) -> TypeGuard[np.void | ctypes.Structure]:
 def structure(
     value: object, dtype: np.dtype[np.void] | None, size: tuple[int, int] | None, name: str
 ) -> Structure:
-    """A struct as a message has it.
+    """Convert a struct to its form in messages.
 
     Args:
-        value: what the caller gave.
-        dtype: what the parameter takes; None: what ``value`` says.
-        size: bytes of the parameter and its alignment, as far as they are known.
-        name: what to call it in errors.
+        value: the caller's argument.
+        dtype: fields of the parameter; None for those of ``value``.
+        size: bytes of the parameter and its alignment, if they are known.
+        name: its name in errors.
 
     Raises:
-        TypeError: it is no struct, or one of other fields, or of such as ``structured`` refuses.
-        ValueError: it takes other bytes than the parameter.
+        TypeError: ``value`` is not a struct, or has other fields, or fields that ``structured``
+            refuses.
+        ValueError: the struct and the parameter differ in size.
         OverflowError: a number does not fit its field.
     """
     if dtype is not None and isinstance(value, tuple):
@@ -223,12 +224,12 @@ def _put(there: np.ndarray[Any, Any], value: Any, field: str) -> None:
     """Fill a field of a struct, numbers by the rules of scalars.
 
     Args:
-        there: where it lies.
-        value: what the caller gave: numbers, tuples for structs, sequences for arrays.
-        field: its place within the whole struct, for errors.
+        there: the memory of the field.
+        value: the caller's value: numbers, tuples for structs, sequences for arrays.
+        field: path of the field within the whole struct, for errors.
 
     Raises:
-        TypeError, ValueError: it is nothing of that kind.
+        TypeError, ValueError: the value is of another kind.
         OverflowError: a number does not fit.
     """
     dtype = there.dtype
@@ -259,5 +260,5 @@ def _put(there: np.ndarray[Any, Any], value: Any, field: str) -> None:
 
 
 def _alike(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Whether two structs lie in memory in the same way."""
+    """Return whether two structs have the same layout in memory."""
     return one.itemsize == other.itemsize and one.fields == other.fields

@@ -1,4 +1,4 @@
-"""Tensor maps: what the tensor memory accelerator (TMA) is told of an array."""
+"""Tensor maps: descriptions of arrays for the tensor memory accelerator (TMA)."""
 
 from __future__ import annotations
 
@@ -56,25 +56,26 @@ _UNIT: Final = 16
 class TensorMap:
     """An array as an argument for ``const __grid_constant__ CUtensorMap``.
 
-    The kernel moves boxes of it to and from shared memory by TMA. It is encoded
-    (``cuTensorMapEncodeTiled``) where the kernel is launched, for the address that the
-    buffer has then; so it is as good in recordings and after rebuilds as the buffer is, and what
-    ``replay`` puts in the place of the buffer is in the place of it here, too. On the CPU backend
-    the kernel's function gets the array.
+    The kernel moves boxes of the array to and from shared memory by TMA. The map is encoded
+    (``cuTensorMapEncodeTiled``) when the kernel is launched, for the address that the buffer has
+    then. So it works in recordings and after rebuilds whenever the buffer does, and a buffer that
+    ``replay`` substitutes is substituted here, too. On the CPU backend the kernel's function gets
+    the array.
 
-    Sizes are checked where it is made, the buffer where the kernel is launched: that it is neither
-    freed nor stale, not sealed if it is written, contiguous, and begins at a multiple of 16 bytes.
+    Sizes are checked when the map is made, and the buffer when the kernel is launched. The buffer
+    must not be freed or stale, nor sealed if it is written. It must be contiguous and begin at a
+    multiple of 16 bytes.
 
     Attributes:
         ref: the array, contiguous, with one to five axes.
-        box: how much of each axis is moved at a time, outermost first as in the shape: 1 to 256
-            elements, the innermost a multiple of 16 bytes.
-        steps: take every so many elements along each axis, 1 to 8; 1 for the innermost.
-        swizzle: bytes in which rows of the box change places in shared memory (32, 64 or
-            128), so that reading columns meets no bank conflicts; the innermost axis of the box
-            takes that many bytes at most. None leaves them in place.
-        promotion: bytes that are brought to the L2 cache at least: 64, 128 or 256.
-        fill: what is read beyond the array: ``"zeros"``, or ``"nan"`` for floats.
+        box: number of elements of each axis that are moved at a time, outermost first as in the
+            shape: 1 to 256, the innermost a multiple of 16 bytes.
+        steps: step between the elements taken along each axis, 1 to 8; 1 for the innermost.
+        swizzle: bytes within which rows of the box change places in shared memory (32, 64 or
+            128), so that reads of columns avoid bank conflicts. The innermost axis of the box
+            takes at most that many bytes. None leaves rows in place.
+        promotion: smallest number of bytes that are brought to the L2 cache: 64, 128 or 256.
+        fill: values beyond the array: ``"zeros"``, or ``"nan"`` for floats.
         written: whether kernels store through it, or only load.
     """
 
@@ -148,22 +149,22 @@ class TensorMap:
             )
 
     def _fits(self, dtype: np.dtype[Any] | None, size: tuple[int, int] | None) -> bool:
-        """Whether a parameter may be a tensor map."""
+        """Return whether a parameter may be a tensor map."""
         return dtype is None and takes_tensor_maps(size)
 
     def _message(
         self, driver: Driver, name: str, reads: list[Block], writes: list[Block]
     ) -> TiledMap:
-        """It as a message has it.
+        """Return the map in its form in messages.
 
         Args:
-            driver: that of the launch, which knows what the buffer goes by.
-            name: what to call it in errors.
+            driver: driver of the launch, which may substitute the buffer.
+            name: name of the buffer in errors.
             reads: gets the buffer's block, if the kernel only loads from it.
-            writes: gets it otherwise.
+            writes: gets the buffer's block otherwise.
 
         Raises:
-            ValueError: it does not begin at a multiple of 16 bytes.
+            ValueError: the buffer does not begin at a multiple of 16 bytes.
             TypeError, ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
         ref = driver.stand_in(self.ref)
@@ -186,7 +187,7 @@ class TensorMap:
 
 
 def takes_tensor_maps(size: tuple[int, int] | None) -> bool:
-    """Whether a parameter of some bytes and alignment may be a ``CUtensorMap``."""
+    """Return whether a parameter of this size and alignment may be a ``CUtensorMap``."""
     return size is None or (size[0] == _TENSOR_MAP[0] and size[1] >= _TENSOR_MAP[1])
 
 

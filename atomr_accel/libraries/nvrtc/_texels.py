@@ -1,4 +1,4 @@
-"""What texture units take elements for: formats, channels and extents, with the vendor's limits."""
+"""Arrays as texture units see them: formats, channels and extents, with the vendor's limits."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Texels(NamedTuple):
     Attributes:
         extent: texels along each axis, outermost first.
         format: the vendor's number of a channel's type.
-        channels: of a texel.
-        nbytes: of a texel.
+        channels: number of channels of a texel.
+        nbytes: bytes of a texel.
     """
 
     extent: tuple[int, ...]
@@ -50,17 +50,17 @@ class Texels(NamedTuple):
 
 
 def texels(ref: GpuRef, channels: object, what: str) -> Texels:
-    """An array as texture units see it.
+    """Return the texels of an array.
 
     Args:
         ref: the array.
-        channels: of a texel; more than one are its last axis.
-        what: to be told in errors, such as ``"a Texture"``.
+        channels: number of channels of a texel; more than one are the array's last axis.
+        what: name in errors, such as ``"a Texture"``.
 
     Raises:
-        TypeError: it is no array.
+        TypeError: ``ref`` is not an array.
         ValueError: an axis of another length, or too many axes, or none.
-        Unsupported: elements that texture units do not know.
+        Unsupported: elements that texture units do not support.
     """
     if not isinstance(ref, GpuRef):
         raise TypeError(f"{what} is of a GpuRef, not of {said_of(ref)}")

@@ -45,11 +45,11 @@ _PITCH: Final = 32
 """Rows of a texture over memory begin at multiples of this many bytes."""
 
 _BEGIN: Final = 512
-"""So does the texture itself, as whole buffers do."""
+"""Alignment of a texture in bytes. Whole buffers have it."""
 
 
 def _check_begin(block: Block, name: str) -> None:
-    """A view begins where a texture may.
+    """Check that a view is aligned for textures.
 
     Raises:
         ValueError: it does not.
@@ -62,7 +62,7 @@ def _check_begin(block: Block, name: str) -> None:
 
 
 def _takes_objects(dtype: np.dtype[Any] | None, size: tuple[int, int] | None) -> bool:
-    """Whether a parameter may be a texture or surface object, which is a number of 64 bits."""
+    """Return whether a parameter may be a texture or surface object, a number of 64 bits."""
     if dtype is not None:
         return NAMES[dtype] == "uint64"
     return size is None or size[0] == _OBJECT_BYTES
@@ -73,32 +73,32 @@ def _takes_objects(dtype: np.dtype[Any] | None, size: tuple[int, int] | None) ->
 class Texture:
     """An array as an argument for ``cudaTextureObject_t``.
 
-    Kernels read it by ``tex1Dfetch``, ``tex1D``, ``tex2D`` and ``tex3D``. What it is of:
+    Kernels read it by ``tex1Dfetch``, ``tex1D``, ``tex2D`` and ``tex3D``. Its source is one of:
 
-    - a buffer of one axis, for ``tex1Dfetch``, which takes whole numbers and knows no filter;
-    - a buffer of two axes, for ``tex2D``, whose rows take a multiple of 32 bytes; a view of a
-      buffer begins at a multiple of 512;
-    - a ``CudaArray`` of one to three axes, for all of them.
+    - A buffer of one axis, for ``tex1Dfetch``, which takes integer coordinates and cannot filter.
+    - A buffer of two axes, for ``tex2D``. Its rows take a multiple of 32 bytes, and a view of a
+      buffer begins at a multiple of 512.
+    - A ``CudaArray`` of one to three axes, for all of these functions.
 
-    Of a buffer it is a view, read when the kernel runs, made (``cuTexObjectCreate``) where that
-    is launched: as good in recordings and after rebuilds as the buffer is. On the CPU backend
-    the kernel's function gets the array.
+    A texture of a buffer is a view, which is read when the kernel runs. It is made
+    (``cuTexObjectCreate``) when the kernel is launched, so it works in recordings and after
+    rebuilds whenever the buffer does. On the CPU backend the kernel's function gets the array.
 
     Attributes:
         source: the array.
-        address: what is read beyond the edges, for all axes or for each, the innermost first as
-            in ``tex2D(texture, x, y)``: ``"clamp"`` reads the last texel, ``"border"`` the value
-            ``border``, ``"wrap"`` begins anew and ``"mirror"`` goes back, which take
+        address: mode of reads beyond the edges, for all axes or for each, the innermost first as
+            in ``tex2D(texture, x, y)``. ``"clamp"`` reads the last texel, and ``"border"`` the
+            value ``border``. ``"wrap"`` begins anew and ``"mirror"`` goes back; both need
             ``normalized``.
-        filter: ``"point"`` reads a texel, ``"linear"`` weighs those around by their distances, in
-            8 bits.
+        filter: ``"point"`` reads one texel. ``"linear"`` weighs neighbouring texels by their
+            distances, in 8 bits.
         normalized: coordinates go from 0 to 1, not to the number of texels.
-        read: ``"normalized"`` reads whole numbers of 8 and 16 bits as floats from 0 to 1, or
-            from -1.
-        srgb: have bytes converted from sRGB; needs ``read="normalized"``.
+        read: ``"normalized"`` reads integers of 8 and 16 bits as floats from 0 to 1, or from -1
+            if they are signed.
+        srgb: convert bytes from sRGB; needs ``read="normalized"``.
         border: one value for each channel.
-        channels: of a texel: 2 and 4 are the buffer's last axis. Those of a ``CudaArray`` are its
-            own.
+        channels: number of channels of a texel: 2 and 4 are the buffer's last axis. A
+            ``CudaArray`` has its own.
     """
 
     source: GpuRef | CudaArray[Any]
@@ -210,16 +210,16 @@ class Texture:
     def _message(
         self, driver: Driver, name: str, reads: list[Block], writes: list[Block]
     ) -> TextureObject:
-        """It as a message has it.
+        """Return the texture in its form in messages.
 
         Args:
-            driver: that of the launch, which knows what the buffer goes by.
-            name: what to call it in errors.
+            driver: driver of the launch, which may substitute the buffer.
+            name: name of the buffer in errors.
             reads: gets the block of the array.
             writes: gets nothing.
 
         Raises:
-            ValueError: the buffer does not begin where textures may.
+            ValueError: the buffer is not aligned for textures.
             TypeError, ValueError, GpuRefStale: as for all buffers.
         """
         del writes
@@ -289,7 +289,7 @@ class Surface:
     def _message(
         self, driver: Driver, name: str, reads: list[Block], writes: list[Block]
     ) -> SurfaceObject:
-        """It as a message has it, and what it writes; see ``Texture``."""
+        """Return the surface in its form in messages; ``writes`` gets its block."""
         del name, reads
         memory = self.source._memory
         writes.append(driver.obtain(memory.there))

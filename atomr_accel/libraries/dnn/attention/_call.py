@@ -1,4 +1,4 @@
-"""One call of attention: its buffers, their checks, and the messages they become."""
+"""One call of attention: its buffers, their checks, and its messages."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 HALF: Final = tuple(DTYPES[name] for name in ("float16", "bfloat16"))
 FP8: Final = tuple(DTYPES[name] for name in ("float8_e4m3fn", "float8_e5m2"))
 NARROW: Final = (*HALF, *FP8)
-"""Where caches may be in fp8."""
+"""Dtypes of calls whose caches may be in fp8."""
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _ALIGNMENT: Final = 256
-"""Of what is made in scratch memory."""
+"""Alignment of buffers in scratch memory, in bytes."""
 _ROW_ALIGNMENT: Final = 16
-"""Of rows, where they have gaps between them."""
+"""Alignment of rows with gaps between them, in bytes."""
 
 ROWS: Final = 64
 """Longest sequences are rounded up to a multiple, so that there are fewer plans."""
@@ -55,13 +55,13 @@ class DerivedInput(NamedTuple):
     """Integers that the lane makes for a graph.
 
     Attributes:
-        source: the name of int32 to make them from; empty for their own positions.
-        length: how many.
-        multiplier, addend: numbers.
+        source: name of the int32 buffer to make them from; empty for their own positions.
+        length: number of integers.
+        multiplier, addend: numbers that each source is multiplied by, and that is added.
         differences: whether they are made from differences of neighbours.
-        data: the integers themselves, where the program has them.
-        most: the largest that those of ``source``, or their differences, may be; -1 for any.
-        ceiling: what is made is no larger.
+        data: the integers themselves, if the program has them.
+        most: upper limit of the values of ``source``, or of their differences; -1 for any.
+        ceiling: upper limit to which results are clipped.
     """
 
     source: str
@@ -75,25 +75,25 @@ class DerivedInput(NamedTuple):
 
 
 def alike(length: int, number: int) -> DerivedInput:
-    """So many times the same number."""
+    """Return ``length`` copies of a number."""
     return DerivedInput("", length, multiplier=0, addend=number)
 
 
 def grown(source: str, count: int, addend: int, room: int, most: int) -> DerivedInput:
-    """Lengths of what fits where there is room for so many, after so many more.
+    """Return the lengths of sequences after ``addend`` more rows, at most ``room`` each.
 
     Args:
-        source: the name of the lengths before, none of which is above ``most``.
-        count: how many sequences.
-        addend: how many more.
-        room: of each sequence.
+        source: name of the lengths before, which are at most ``most``.
+        count: number of sequences.
+        addend: number of new rows of each sequence.
+        room: number of rows that fit in a sequence.
         most: see ``source``.
     """
     return DerivedInput(source, count, addend=addend, most=most, ceiling=room)
 
 
 class Pages(NamedTuple):
-    """Where keys and values are that a graph reads without pages: sizes of pages and tables."""
+    """Sizes of pages and tables of keys and values that are copied for a graph without pages."""
 
     page: int = 0
     columns: int = 0
@@ -105,16 +105,16 @@ _NO_PAGES: Final = Pages()
 
 @dataclass(frozen=True, slots=True)
 class Appending:
-    """New keys and values for a cache, before anything is read.
+    """New keys and values, written to a cache before the graph reads it.
 
     Attributes:
-        k, v: what is new, (batch, new, heads, size).
+        k, v: new rows, (batch, new, heads, size).
         k_cache, v_cache: the caches, (pages, page, heads, size).
-        lengths: of the sequences before, int32 (batch,); None where the call uploads the
+        lengths: lengths of the sequences before, int32 (batch,); None if the call uploads the
             lengths afterwards.
-        table: pages of the sequences, int32 (batch, columns); None where the call uploads
-            it, or where page i is sequence i.
-        columns: of the table; 1 where there is none.
+        table: pages of the sequences, int32 (batch, columns); None if the call uploads
+            it, or if page i is sequence i.
+        columns: number of columns of the table; 1 without a table.
         copies: pages to copy first, from and to, in all layers.
         k_layers, v_layers: the caches of all layers, (layers, pages, page, heads, size).
     """
@@ -131,13 +131,13 @@ class Appending:
     v_layers: GpuRef | None = None
 
     def message(self, lengths: Any, table: Any) -> Append:
-        """What the lane executes, with addresses of the lengths and of the table."""
+        """Return the message for the lane, with addresses of the lengths and of the table."""
         order = (self.k, self.v, self.k_cache, self.v_cache)
         places = [*(ref._block.address for ref in order), lengths, table]
         return Append(*places, *self.sizes())
 
     def sizes(self) -> tuple[Any, ...]:
-        """All of the message but these addresses."""
+        """Return the fields of the message except for addresses."""
         pages, page = self.k_cache.shape[:2]
         batch, new = self.k.shape[:2]
         row = pages * page
@@ -150,7 +150,7 @@ class Appending:
         return (batch, new, pages, page, self.columns, *widths, shift, self.copies, *layers)
 
     def blocks(self, memory: MemoryMap) -> tuple[list[Block], list[Block]]:
-        """What is read, and what is written."""
+        """Return the blocks that are read, and those that are written."""
         reads = {
             "k": self.k,
             "v": self.v,
@@ -168,11 +168,11 @@ _CLEANED: Final = {
     False: ("k", "v"),
     True: ("q", "k", "v", "o", "dO", "stats"),
 }
-"""What a graph multiplies by zeros where it lies behind the end of a sequence: forward, where
-that of q makes results that nobody reads, and backward."""
+"""Tensors that a graph multiplies by zeros behind the ends of sequences, by ``backward``. Forward,
+rows of q behind an end make only results that are never read."""
 
 _BLANKED: Final = {"o": 0, "stats": 0xFF800000, "dQ": 0}
-"""Results of queries that see no key, as bits: a sum of nothing, and its logarithm."""
+"""Results of queries that see no key, as bits: an empty sum, and its logarithm."""
 
 _HIDDEN: Final = 0x7149F2CA
 """1e30, a statistic that makes all of a query's probabilities 0. cuDNN makes NaN of -infinity."""
@@ -180,15 +180,15 @@ _HIDDEN: Final = 0x7149F2CA
 
 @final
 class SetupStage:
-    """What is done before a graph of attention runs, whatever the buffers.
+    """The work before a graph of attention runs, for any buffers.
 
-    Places are positions among the addresses of a call: of what it reads, of what it writes, of
-    what is made for it in scratch memory, and a 0 for what is not there.
+    Places are positions among the addresses of a call: first those of its inputs, then of its
+    outputs, then of the tensors in its scratch memory, and a 0 for absent buffers.
 
     Attributes:
-        ids: of the tensors that are made.
-        offsets: where they are in scratch memory.
-        nbytes: of scratch memory.
+        ids: ids of the tensors that are made.
+        offsets: their offsets in scratch memory.
+        nbytes: bytes of scratch memory.
     """
 
     __slots__ = (
@@ -207,7 +207,7 @@ class SetupStage:
     )
 
     def __init__(self, call: AttentionCall, attention: Attention, names: list[str]) -> None:
-        """Of a call that reads and writes what ``names`` says, in this order."""
+        """Prepare for a call whose buffers are ``names``, in this order."""
         places = {name: at for at, name in enumerate((*names, *call.derived))}
         tensors = attention.graph.tensors
         cleaned = _CLEANED[call.spec.backward] if call.padded else ()
@@ -282,7 +282,7 @@ class SetupStage:
             self._kind = Grow if uploaded else Attend
 
     def message(self, run: RunGraph | TuneGraph, addresses: list[Any]) -> Attend:
-        """The message that makes what the graph needs, and then runs it."""
+        """Return the message that makes the graph's inputs, and then runs it."""
         append = None
         if self._append:
             append = Append(*[addresses[at] for at in self._append], *self._sizes)
@@ -313,7 +313,7 @@ def _blanked(
     nbytes: int,
     value: int,
 ) -> tuple[Any, ...]:
-    """All of ``Blank`` but its target and source, with places in the place of addresses."""
+    """Return the fields of ``Blank`` except target and source, with places for addresses."""
     spec, tensor = call.spec, attention.graph.tensors[attention.ids[name]]
     nowhere = places[""]
     lengths = [places.get(each, nowhere) for each in ("seq_len_q", "seq_len_kv")]
@@ -329,18 +329,18 @@ def _blanked(
 @final
 @dataclass(slots=True)
 class AttentionCall:
-    """A call that was checked.
+    """A checked call.
 
     Attributes:
-        spec: which graph it needs.
+        spec: the graph that it needs.
         inputs: buffers that the graph reads, by the names of its tensors.
-        outputs: shapes of what it writes, likewise.
-        out_names: what to call those in errors that are not called ``out``.
-        derived: integers that are made before, by name.
+        outputs: shapes of the buffers that it writes, by the same names.
+        out_names: names in errors of outputs that are not called ``out``.
+        derived: integers that are made first, by name.
         scalars: numbers, by name.
-        appending: what is written to a cache before.
-        padded: whether anything may lie behind the ends of sequences, infinities and NaN too.
-        pages: sizes of the pages that are copied for the graph, if they are.
+        appending: rows that are written to a cache first.
+        padded: whether memory behind the ends of sequences may hold any values, even NaN.
+        pages: sizes of the pages that are copied for the graph, if any.
     """
 
     spec: AttentionSpec
@@ -355,7 +355,7 @@ class AttentionCall:
 
     @property
     def blind(self) -> bool:
-        """Whether there may be queries that see no key: those are left to us by cuDNN."""
+        """``True`` if a query may see no key. cuDNN leaves such queries to this package."""
         spec = self.spec
         keys = self.derived.get("seq_len_kv")
         if not spec.lengths or (keys is not None and not keys.multiplier):
@@ -419,7 +419,7 @@ _ARGUMENTS: Final = {
 
 
 def argument_names(names: Sequence[str]) -> list[str]:
-    """What the caller calls the buffers that graphs know by these names."""
+    """Return the argument names of buffers, from their names in graphs."""
     renamed = _ARGUMENTS
     if "new_k" in names:
         renamed = {**_ARGUMENTS, "k": "k_cache", "v": "v_cache"}
@@ -458,15 +458,15 @@ def require_sequences(
     *,
     strided: bool = False,
 ) -> None:
-    """A usable ref of q, k or v: of a dtype for this kind of attention, with so many dimensions.
+    """Check that a ref of q, k or v is usable for this kind of attention.
 
     Args:
-        ref: what the caller gave.
+        ref: the caller's argument.
         memory: the map of the device's memory.
-        name: what to call it in errors.
-        rank: how many dimensions.
-        layout: what these are.
-        dtypes: which it may have.
+        name: name in errors.
+        rank: number of dimensions.
+        layout: names of the dimensions.
+        dtypes: dtypes that it may have.
         strided: whether rows may have gaps between them.
     """
     if dtypes is HALF and getattr(ref, "dtype", None) in FP8:
@@ -480,7 +480,7 @@ def require_sequences(
 
 
 def _has_whole_rows(ref: Any) -> bool:
-    """Whether a view has gaps between rows only, which begin where the vendor wants them to."""
+    """Return whether a view has gaps only between rows, and rows aligned as the vendor needs."""
     if not isinstance(ref, GpuRef) or not ref.shape:
         return False
     *steps, last = ref.strides
@@ -495,7 +495,7 @@ def steps_of(ref: GpuRef, layout: str) -> tuple[int, ...]:
 
 
 def require_like(ref: GpuRef, other: GpuRef, name: str, like: str) -> None:
-    """The same dtype."""
+    """Check that two refs have the same dtype."""
     if ref.dtype is not other.dtype:
         raise TypeError(
             f"{name} has dtype {ref.dtype.name}, but {like} has {other.dtype.name}; they must "
@@ -504,19 +504,18 @@ def require_like(ref: GpuRef, other: GpuRef, name: str, like: str) -> None:
 
 
 def columns_of(block_table: GpuRef) -> int:
-    """How many pages a sequence may have."""
+    """Return the number of pages that a sequence may have."""
     if len(block_table.shape) != 2 or 0 in block_table.shape:
         raise ValueError(f"block_table must have shape (batch, columns), not {block_table.shape}")
     return int(block_table.shape[1])
 
 
 def gathered(call: AttentionCall) -> AttentionCall:
-    """Keys and values out of their pages, where several queries attend to them.
+    """Copy keys and values out of their pages if several queries attend to them.
 
-    cuDNN reads whole tiles of keys, beyond the end of a sequence too. What lies there it
-    multiplies by zeros, which makes NaN of infinities and of NaN: those that whoever had the
-    page before has left. So it gets copies with zeros there. A single query is computed by
-    another kernel, which does not mind.
+    cuDNN reads whole tiles of keys, even beyond the end of a sequence. It multiplies that memory
+    by zeros, but infinities and NaN from earlier users of the page then become NaN. So it gets
+    copies with zeros there. Single queries use another kernel, which reads only the keys.
     """
     spec = call.spec
     if not spec.page or (spec.queries == 1 and not spec.ragged_q):
@@ -539,7 +538,7 @@ def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool)
 
     Args:
         spec: sizes.
-        options: what the caller wants.
+        options: the caller's options.
         same: whether each sequence has as many queries as keys.
         bounded: whether the alignment is known without lengths.
     """
@@ -556,10 +555,10 @@ def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool)
 
 
 def masked_by_scores(call: AttentionCall) -> None:
-    """Have operations on scores do a mask that cuDNN has no option for.
+    """Let operations on scores apply a mask for which cuDNN has no option.
 
-    It has no windows where there are more queries than keys. Slopes of 0 change no score, but
-    what has slopes is masked by such operations.
+    It has no windows if there are more queries than keys. Graphs with slopes are masked by such
+    operations, and slopes of 0 change no score.
     """
     spec = call.spec
     if spec.left is None or spec.queries <= spec.keys or spec.fp8 or spec.paper:
@@ -573,7 +572,7 @@ def masked_by_scores(call: AttentionCall) -> None:
 def scored(
     call: AttentionCall, options: Options, memory: MemoryMap, *, batch: int, backward: bool
 ) -> AttentionCall:
-    """Add what options say of scores: caps, slopes, biases, sinks, dropout."""
+    """Add the options for scores: caps, slopes, biases, sinks, dropout."""
     spec, inputs = call.spec, call.inputs
     heads = spec.heads
     if options.softcap:
@@ -610,7 +609,7 @@ def scored(
 
 
 class AttentionPart(DnnPart[D]):
-    """What calls attention: the library, and the caches that it makes."""
+    """Base of the facades that call attention: the library, and the caches that it makes."""
 
     def _attend(
         self,
@@ -623,15 +622,15 @@ class AttentionPart(DnnPart[D]):
         *,
         sent: Callable[[], None] | None = None,
     ) -> Request[Any]:
-        """A request for a call.
+        """Return the request for a call.
 
         Args:
-            name: what to call the op.
-            key: what ``make`` depends on beside shapes and dtypes; None if it has to be asked
-                each time.
-            names: of what the call may read: those of the graph's tensors, or of their sources.
-            given: what it reads; the last ones may be absent.
-            outs: where results go, as for ``_request``.
+            name: name of the op.
+            key: values on which ``make`` depends besides shapes and dtypes; None if it must be
+                called each time.
+            names: names of the inputs: those of the graph's tensors, or of their sources.
+            given: the inputs; the last ones may be absent.
+            outs: buffers for results, as for ``_request``.
             make: checks everything.
             sent: as for ``_request``.
         """

@@ -1,4 +1,4 @@
-"""Calls of attention, checked: what each reads and writes, and the graph that computes it."""
+"""Checked calls of attention: their inputs and outputs, and the graphs that compute them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AttentionCalls(AttentionPart[D]):
         backward: bool,
         dtypes: Any = HALF,
     ) -> AttentionCall:
-        """Of sequences of one length, or padded; of ``dtypes`` as ``_cached``."""
+        """Check attention of sequences of one length, or padded. ``dtypes``: as for ``_cached``."""
         memory = self._device.memory
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
@@ -188,7 +188,7 @@ class AttentionCalls(AttentionPart[D]):
         *,
         dtypes: Any = HALF,
     ) -> AttentionCall:
-        """Of a cache; it may be in fp8 where queries are not if ``dtypes`` is NARROW."""
+        """Check attention with a cache. If ``dtypes`` is NARROW, only the cache may be in fp8."""
         memory = self._device.memory
         require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"], dtypes)
         shape = _LAYOUTS["bshd"] if block_table is None else _PAGES
@@ -233,7 +233,7 @@ class AttentionCalls(AttentionPart[D]):
         v_cache: GpuRef,
         batch: int,
     ) -> int:
-        """How many keys come for each sequence; checks them."""
+        """Check the new keys and values, and return their number for each sequence."""
         if (k is None) != (v is None):
             raise ValueError("k and v belong together: new keys and new values")
         if k is None or v is None:
@@ -274,7 +274,7 @@ class AttentionCalls(AttentionPart[D]):
         stats: tuple[int, ...],
         grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
     ) -> AttentionCall:
-        """Add what the backward pass reads and writes."""
+        """Add the inputs and outputs of the backward pass."""
         memory, inputs, spec = self._device.memory, call.inputs, call.spec
         dtype = (DTYPES[spec.dtype],)
         require(grad, memory, "grad", dtype, shape)
@@ -324,7 +324,7 @@ def forward(
     return_lse: bool,
     lse: tuple[int, ...] | None = None,
 ) -> AttentionCall:
-    """Add what the forward pass writes."""
+    """Add the outputs of the forward pass."""
     flag(return_lse, "return_lse")
     spec = call.spec
     call.outputs["o"] = shape

@@ -75,8 +75,8 @@ class FlashAttention(AttentionCalls[D]):
             ValueError: shapes or options that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not have this combination; the message is cuDNN's.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
 
         def make() -> AttentionCall:
@@ -109,28 +109,28 @@ class FlashAttention(AttentionCalls[D]):
         Vendor function: the frontend's ``sdpa_backward``.
 
         Args:
-            grad: gradient by the result.
+            grad: gradient with respect to the result.
             q: queries, float16 or bfloat16, shape (batch, queries, heads, size).
             k: keys, shape (batch, keys, kv_heads, size).
             v: values, shape (batch, keys, kv_heads, value_size).
-            out: what ``flash_attention`` gave.
-            lse: the logarithms that it gave with ``return_lse``.
+            out: result of ``flash_attention``.
+            lse: the logarithms that it returned with ``return_lse``.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
             seqlens_k: int32 (batch,): keys of each sequence.
             layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
-            grads: where to put the gradients by q, k and v. Made if absent.
+            grads: buffers for the gradients with respect to q, k and v. Made if absent.
             **options: see ``AttentionOptions``.
 
         Returns:
-            The gradients by q, k and v; then those by ``bias`` and by ``sink`` where these
+            The gradients with respect to q, k and v; then to ``bias`` and to ``sink`` if these
             are given.
 
         Raises:
             ValueError: shapes or options that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not have this combination; the message is cuDNN's.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the results.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the results.
         """
 
         def make() -> AttentionCall:
@@ -189,8 +189,8 @@ class FlashAttention(AttentionCalls[D]):
             ValueError: shapes or options that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not have this combination; the message is cuDNN's.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
 
         def make() -> AttentionCall:
@@ -235,28 +235,28 @@ class FlashAttention(AttentionCalls[D]):
         """The gradients of ``flash_attention_varlen``, called with the same options.
 
         Args:
-            grad: gradient by the result.
+            grad: gradient with respect to the result.
             q: float16 or bfloat16, shape (total_q, heads, size).
             k: shape (total_k, kv_heads, size), not in pages.
             v: shape (total_k, kv_heads, value_size).
-            out: what ``flash_attention_varlen`` gave.
-            lse: the logarithms that it gave with ``return_lse``.
+            out: result of ``flash_attention_varlen``.
+            lse: the logarithms that it returned with ``return_lse``.
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
-            cu_seqlens_k: the same of ``k``.
+            cu_seqlens_k: the same for ``k``.
             max_seqlen_q: the most queries of a sequence, or any more up to 2**31 - 1.
             max_seqlen_k: the most keys of a sequence, or any more up to 2**31 - 1.
-            grads: where to put the gradients by q, k and v. Made if absent.
+            grads: buffers for the gradients with respect to q, k and v. Made if absent.
             **options: see ``AttentionOptions``; no ``bias``.
 
         Returns:
-            The gradients by q, k and v, and by ``sink`` where it is given.
+            The gradients with respect to q, k and v, and to ``sink`` if given.
 
         Raises:
             ValueError: shapes or options that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not have this combination; the message is cuDNN's.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the results.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the results.
         """
 
         def make() -> AttentionCall:
@@ -308,11 +308,11 @@ class FlashAttention(AttentionCalls[D]):
                 (pages, page, kv_heads, size); for a single query cuDNN wants a power of two
                 for ``page``.
             v_cache: shape (batch, length, kv_heads, value_size), or pages as for ``k_cache``.
-            k: new keys, (batch, new, kv_heads, size). What does not fit is not written.
+            k: new keys, (batch, new, kv_heads, size). Rows that do not fit are not written.
             v: new values, (batch, new, kv_heads, value_size). Both or none.
             cache_seqlens: int32 (batch,): how long each sequence is before.
-            block_table: int32 (batch, columns): the pages of each sequence; what comes after
-                its last one is not looked at.
+            block_table: int32 (batch, columns): the pages of each sequence; later
+                columns are ignored.
             max_seqlen_k: the most keys of a sequence, new ones too; by default what fits. With
                 several queries and pages, scratch memory for as many is taken.
             out: where to put the result. Made if absent.
@@ -327,8 +327,8 @@ class FlashAttention(AttentionCalls[D]):
             ValueError: shapes or options that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not have this combination; the message is cuDNN's.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
             GpuRefSealed: a cache to be written is sealed.
         """
 
@@ -359,7 +359,7 @@ class FlashAttention(AttentionCalls[D]):
         out: GpuRef | None = None,
         **options: Unpack[AttentionOptions],
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
-        """``flash_attention`` of fp8 numbers, with a scale for each kind of them.
+        """Compute ``flash_attention`` of fp8 numbers, with a scale for each kind of them.
 
         Vendor function: the frontend's ``sdpa_fp8``, which takes two queries or more.
 
@@ -368,13 +368,13 @@ class FlashAttention(AttentionCalls[D]):
             k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of
                 ``kv_heads``.
             v: values, shape (batch, keys, kv_heads, value_size).
-            scales: float32 buffers of one number each: what q, k, v and the rounded
-                probabilities are multiplied by (``descale_q``, ``descale_k``,
-                ``descale_v``, ``descale_s``), and what probabilities and the result are
-                multiplied by before they are rounded (``scale_s``, ``scale_o``).
+            scales: float32 buffers of one number each. ``descale_q``, ``descale_k``,
+                ``descale_v`` and ``descale_s`` multiply q, k, v and the rounded
+                probabilities. ``scale_s`` and ``scale_o`` multiply probabilities and the
+                result before they are rounded.
             seqlens_q: int32 (batch,): queries of each sequence. Both or none.
             seqlens_k: int32 (batch,): keys of each sequence.
-            layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
+            layout: ``"bshd"``, like these shapes, or ``"bhsd"``: (batch, heads, sequence, size).
             out: where to put the result, of q's dtype. Made if absent.
             **options: ``softmax_scale``, ``causal``, ``window`` and ``align``.
 
@@ -386,8 +386,8 @@ class FlashAttention(AttentionCalls[D]):
             ValueError: shapes or options that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not have this combination; the message is cuDNN's.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the results.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the results.
         """
 
         def make() -> AttentionCall:
@@ -428,11 +428,11 @@ class FlashAttention(AttentionCalls[D]):
         Vendor function: the frontend's ``sdpa_fp8_backward``, which takes only a size of 128.
 
         Args:
-            grad: gradient by the result, of q's dtype.
+            grad: gradient with respect to the result, of q's dtype.
             q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
             k: keys, shape (batch, keys, kv_heads, size).
             v: values, shape (batch, keys, kv_heads, value_size).
-            out: what ``flash_attention_fp8`` gave.
+            out: result of ``flash_attention_fp8``.
             lse: the logarithms that it gave.
             scales: float32 buffers of one number each: ``descale_`` of q, k, v, o, dO, s
                 (probabilities) and dP (gradients by scores), and ``scale_`` of s, dP, dQ, dK
@@ -451,8 +451,8 @@ class FlashAttention(AttentionCalls[D]):
             ValueError: shapes or options that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not have this combination; the message is cuDNN's.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the results.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the results.
         """
 
         def make() -> AttentionCall:

@@ -1,4 +1,4 @@
-"""Graphs of attention, made from what tells one from another."""
+"""Graphs of attention, made from the properties in which they differ."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ def rounded_up(count: int) -> int:
 
 
 class AttentionSpec(NamedTuple):
-    """What tells one graph of attention from another.
+    """The properties in which graphs of attention differ.
 
     Attributes:
-        dtype: of q, k and v.
+        dtype: dtype of q, k and v.
         batch, heads, kv_heads, queries, keys, size, value_size: sizes; of ragged sequences
             the longest.
         layout: order of the dimensions of dense buffers, ``"bshd"`` or ``"bhsd"``.
-        page, pages, columns: rows of a page of keys and values, how many pages there are,
-            and how many a sequence may have; zeros where there are none.
+        page, pages, columns: rows of a page of keys and values, number of pages, and number
+            of pages that a sequence may have; zeros without pages.
         ragged_q, ragged_k: whether sequences lie without gaps.
         total_q, total_k: rows of ragged sequences, for the backward pass.
         lengths: whether sequences have lengths.
-        scale: of ``q @ k.T``.
-        left, right: how many keys before and after its own a query sees; None for all.
-        top_left: how queries and keys are aligned.
+        scale: factor of ``q @ k.T``.
+        left, right: number of keys before and after its own that a query sees; None for all.
+        top_left: whether queries and keys are aligned at the top left.
         dropout: the share that is dropped.
-        softcap: whether there is one.
+        softcap: whether scores have a softcap.
         slopes: shape of slopes; empty for none.
-        paper: whether ALiBi's own slopes are meant.
+        paper: whether ALiBi's own slopes are used.
         bias: shape of a bias; empty for none.
-        sink: whether there is one.
-        stats: whether statistics are wanted.
-        backward: whether the gradient is meant.
-        dbias: whether that of the bias is.
-        deterministic: whether it must be the same each time.
-        strides: elements from one to the next along batch, heads, rows and sizes, of those of q,
-            k and v that are views with gaps; by name.
+        sink: whether heads have a sink.
+        stats: whether statistics are an output.
+        backward: whether the graph computes gradients.
+        dbias: whether these include the gradient with respect to the bias.
+        deterministic: whether results must be the same each time.
+        strides: strides in elements along batch, heads, rows and sizes, by name, for each of q,
+            k and v that is a view with gaps.
     """
 
     dtype: str
@@ -92,7 +92,7 @@ class AttentionSpec(NamedTuple):
 
     @property
     def fp8(self) -> bool:
-        """Whether numbers have scales."""
+        """``True`` if q, k and v are in fp8, and have scales."""
         return self.dtype.startswith("float8")
 
 
@@ -102,7 +102,7 @@ class Attention(NamedTuple):
 
     Attributes:
         graph: the graph, ready to travel.
-        ids: of its tensors, by name.
+        ids: ids of its tensors, by name.
         scalars: values of its numbers that are known already, by id.
     """
 

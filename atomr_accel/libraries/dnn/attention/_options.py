@@ -1,4 +1,4 @@
-"""What calls of attention have in common: options, and their checks."""
+"""Options that calls of attention share, and their checks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class AttentionOptions(TypedDict, total=False):
     """Options of all functions for attention.
 
     Attributes:
-        softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+        softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
         causal: whether a query sees no later keys than its own.
-        window: how many keys before and after its own a query sees; -1 for all.
-        align: which key is a query's own: counted from the ``"bottom_right"``, where the
-            last query and the last key belong together, or from the ``"top_left"``.
+        window: number of keys before and after its own that a query sees; -1 for all.
+        align: alignment of queries and keys: ``"bottom_right"`` pairs the last query with the
+            last key, and ``"top_left"`` the first query with the first key.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
         alibi_slopes: float32 of shape (heads,) or (batch, heads): scores become smaller by
             ``slope * distance``. True for the slopes of the paper, with ``causal`` only.
         bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
-        sink: float32 of shape (heads,): a score for each head beside those of the keys, to
-            which no value belongs.
+        sink: float32 of shape (heads,): an additional score for each head, without a value.
         dropout_p: the share of probabilities that is set to 0; the others grow.
-        seed, offset: which ones. The backward pass needs the same numbers.
-        deterministic: whether the backward pass adds up in an order that does not change.
+        seed, offset: random numbers that decide which probabilities are set to 0. The backward
+            pass needs the same numbers.
+        deterministic: whether the backward pass always sums in the same order.
     """
 
     softmax_scale: float | None
@@ -58,7 +58,7 @@ class Options:
     """``AttentionOptions``, checked.
 
     Attributes:
-        left, right: how many keys before and after its own a query sees; None for all.
+        left, right: number of keys before and after its own that a query sees; None for all.
     """
 
     softmax_scale: float | None = None
@@ -85,7 +85,7 @@ class Options:
         return None if self.window[1] < 0 else self.window[1]
 
     def scale(self, size: int) -> float:
-        """What ``q @ k.T`` is multiplied by."""
+        """Return the factor of ``q @ k.T``."""
         if self.softmax_scale is None:
             return 1 / math.sqrt(size)
         return self.softmax_scale
@@ -100,10 +100,9 @@ _APART: Final = _SEEDS.union(BUFFERS)
 
 
 def split(options: Any, *values: Any) -> tuple[Any, tuple[GpuRef | None, ...]]:
-    """Options and other arguments as a key, and the buffers among the options, if there are.
+    """Return a key of options and other arguments, and the buffers among the options, if any.
 
-    There is no key (it is None) where dropout is seeded, because that differs from call to
-    call.
+    With a seed of dropout the key is None, because seeds differ from call to call.
     """
     if not options:
         return exact(values), ()
@@ -162,7 +161,7 @@ _CHECKS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "offset": _number,
     "deterministic": flag,
 }
-"""What makes of each option what ``Options`` has, or raises."""
+"""Converters from each option to its value in ``Options``. They raise for bad values."""
 
 NAMES: Final = frozenset(field.name for field in fields(Options))
 
@@ -170,17 +169,17 @@ NAMES: Final = frozenset(field.name for field in fields(Options))
 def checked(
     op: str, given: Any, *, without: tuple[str, ...] = (), called: Mapping[str, str] = _AS_THEY_ARE
 ) -> Options:
-    """Options with their defaults.
+    """Return the checked options, with defaults for absent ones.
 
     Args:
-        op: what to call the op in errors.
-        given: what the caller has given.
-        without: what this op has not.
-        called: what the op calls those to which it gives other names.
+        op: name of the op in errors.
+        given: the caller's options.
+        without: options that this op does not have.
+        called: names in errors of options that the op renames.
 
     Raises:
-        TypeError: there is no such option, or it is of another type.
-        ValueError: a value that it cannot have.
+        TypeError: an option does not exist, or its value is of another type.
+        ValueError: a value that an option cannot have.
     """
     known = NAMES - set(without)
     if unknown := sorted(given.keys() - known):

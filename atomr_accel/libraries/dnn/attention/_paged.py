@@ -55,16 +55,16 @@ _INT32: Final = as_dtype("int32")
 
 @dataclass(frozen=True, slots=True)
 class KVCacheStatistics:
-    """What a cache holds.
+    """Contents of a cache.
 
     Attributes:
-        sequences: that are there.
-        tokens: of all of them, in the layer that is furthest.
-        pages: that there are.
+        sequences: number of sequences.
+        tokens: rows of all sequences, each counted in its longest layer.
+        pages: number of pages.
         used: pages in use.
         shared: pages in use by more than one sequence.
-        copied: pages that were copied since the beginning, because one that shared it wrote.
-        nbytes: of memory, whether in use or not.
+        copied: pages that were copied so far, because a sequence wrote to a shared page.
+        nbytes: bytes of memory, in use or not.
     """
 
     sequences: int
@@ -91,15 +91,15 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """What new rows take, before they are written.
+    """Changes that new rows need, before they are written.
 
     Attributes:
-        layer: where they go.
-        new: how many for each sequence.
-        lengths: of the sequences before, in that layer.
+        layer: the layer of the rows.
+        new: number of rows for each sequence.
+        lengths: lengths of the sequences before, in that layer.
         pages: their pages afterwards.
         copies: pages to copy, from and to.
-        taken: how many pages are not free afterwards.
+        taken: number of pages taken from the free ones.
     """
 
     layer: int
@@ -112,13 +112,13 @@ class _Growth:
 
 @final
 class PagedKVCache(AttentionPart[D]):
-    """Keys and values in pages, for sequences that grow, fork and end. From ``kv_cache``.
+    """Keys and values in pages, for sequences that grow, fork and end. Made by ``kv_cache``.
 
     All layers of a model share the pages' numbers, and each has its own length, so layers
     are written one after the other. After a rebuild of the device the content is gone, and
-    calls raise ``GpuRefStale``: make a new cache then. Calls are awaited, inside a batch's
-    block too: they cannot be part of a batch or a recording, because which rows a sequence
-    has is known here, and must be written by the time that another call reads them.
+    calls raise ``GpuRefStale``: make a new cache then. Await all calls, even inside a batch's
+    block. They cannot be part of a batch or a recording, because the program keeps the lengths
+    of sequences, and rows must be written before another call reads them.
 
     Attributes:
         k, v: memory, (layers, pages, page_size, kv_heads, size).
@@ -152,31 +152,31 @@ class PagedKVCache(AttentionPart[D]):
         return self._add(_Sequence([], [0] * self._layers))
 
     def fork(self, sequence: int) -> int:
-        """Begin a sequence as a copy of another one; its number.
+        """Begin a sequence as a copy of another one, and return its number.
 
         Nothing is copied: pages are shared, and one that is written later is copied then.
 
         Raises:
-            ValueError: there is no such sequence.
+            ValueError: the sequence does not exist.
         """
         old = self._get(sequence)
         self._users.update(old.pages)
         return self._add(_Sequence(list(old.pages), list(old.lengths)))
 
     def free(self, sequence: int) -> None:
-        """End a sequence. Pages that no other one has are free at once.
+        """End a sequence. Pages that it shares with no other sequence are free at once.
 
         Raises:
-            ValueError: there is no such sequence.
+            ValueError: the sequence does not exist.
         """
         self._release(self._get(sequence).pages)
         del self._sequences[sequence]
 
     def trim(self, sequence: int, length: int) -> None:
-        """Forget what comes after the first ``length`` rows, in all layers.
+        """Drop all rows after the first ``length``, in all layers.
 
         Raises:
-            ValueError: there is no such sequence, or it is shorter.
+            ValueError: the sequence does not exist, or is shorter.
         """
         found = self._get(sequence)
         if not 0 <= whole(length, "length") <= min(found.lengths):
@@ -190,18 +190,18 @@ class PagedKVCache(AttentionPart[D]):
         found.lengths[:] = [length] * self._layers
 
     def length(self, sequence: int, layer: int = 0) -> int:
-        """How many rows a sequence has in a layer.
+        """Return the number of rows of a sequence in a layer.
 
         Raises:
-            ValueError: there is no such sequence or layer.
+            ValueError: the sequence or the layer does not exist.
         """
         return self._get(sequence).lengths[self._layer(layer)]
 
     def pages(self, sequence: int) -> tuple[int, ...]:
-        """The pages of a sequence, in order.
+        """Return the pages of a sequence, in order.
 
         Raises:
-            ValueError: there is no such sequence.
+            ValueError: the sequence does not exist.
         """
         return tuple(self._get(sequence).pages)
 
@@ -230,19 +230,19 @@ class PagedKVCache(AttentionPart[D]):
     def append(
         self, sequences: Sequence[int], k: GpuRef, v: GpuRef, *, layer: int = 0
     ) -> Request[None]:
-        """Write keys and values behind those that sequences have in a layer.
+        """Write keys and values behind those of sequences in a layer.
 
         Args:
             sequences: different ones, of this cache.
             k: shape (sequences, new, kv_heads, size), of the cache's dtype.
             v: shape (sequences, new, kv_heads, value_size), of the cache's dtype.
-            layer: which one.
+            layer: number of the layer.
 
         Raises:
             ValueError: no such sequences or layer, shapes that do not fit.
             TypeError: dtypes that do not fit.
             OutOfMemory: there are not enough free pages; nothing has happened.
-            GpuRefStale: of an older generation, or freed; also the cache itself.
+            GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
         """
 
         def prepare(driver: Driver) -> Submission[Any]:
@@ -280,7 +280,7 @@ class PagedKVCache(AttentionPart[D]):
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
     ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
-        """Attention of queries to what sequences have in a layer; new rows come first.
+        """Attention of queries to the rows of sequences in a layer, after writing new rows.
 
         As ``flash_attention_with_kvcache``, in one message.
 
@@ -289,7 +289,7 @@ class PagedKVCache(AttentionPart[D]):
             sequences: different ones, of this cache.
             k: new keys to append, shape (sequences, new, kv_heads, size).
             v: new values, shape (sequences, new, kv_heads, value_size). Both or none.
-            layer: which one.
+            layer: number of the layer.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms of the sums of exponentials.
             **options: see ``AttentionOptions``; no ``bias`` and no dropout.
@@ -303,7 +303,7 @@ class PagedKVCache(AttentionPart[D]):
             TypeError: dtypes that do not fit.
             OutOfMemory: there are not enough free pages, or no room for the result; nothing has
                 happened.
-            GpuRefStale: of an older generation, or freed; also the cache itself.
+            GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
             Unsupported: cuDNN does not have this combination.
         """
         chosen = checked("attend", options, without=_WITHOUT)
@@ -373,7 +373,7 @@ class PagedKVCache(AttentionPart[D]):
     def _growing(
         self, sequences: Sequence[int], k: GpuRef, v: GpuRef, layer: int
     ) -> tuple[_Growth, Appending]:
-        """What new rows take, and how they are written."""
+        """Check new rows, and return the changes that they need and how to write them."""
         memory, dtype = self._device.memory, (self.k.dtype,)
         new = k.shape[1] if len(getattr(k, "shape", ())) == 4 else 1
         growth = self._grown(sequences, max(1, new), layer)
@@ -393,10 +393,10 @@ class PagedKVCache(AttentionPart[D]):
         return growth, appending
 
     def _grown(self, sequences: Sequence[int], new: int, layer: int) -> _Growth:
-        """What new rows take (none, if there are none); nothing is changed yet.
+        """Return the changes that new rows need, without applying them.
 
         Raises:
-            ValueError: no such sequences or layer.
+            ValueError: a sequence or the layer does not exist, or sequences repeat.
             OutOfMemory: there are not enough pages.
         """
         at = self._layer(layer)
@@ -442,7 +442,7 @@ class PagedKVCache(AttentionPart[D]):
         )
 
     def _commit(self, growth: _Growth) -> None:
-        """What ``_grown`` has found comes into force: its message is being sent."""
+        """Apply the changes that ``_grown`` has found, because its message is being sent."""
         del self._free[len(self._free) - growth.taken :]
         for number, pages in growth.pages.items():
             sequence = self._sequences[number]
@@ -506,12 +506,12 @@ class Caches(FlashAttention[D]):
         """Memory for keys and values of many sequences, in pages.
 
         Args:
-            pages: how many pages there are.
+            pages: number of pages.
             page_size: rows of a page; a power of two, for cuDNN.
             kv_heads: heads of keys and values.
-            size: of a key.
-            value_size: of a value; by default that of a key.
-            layers: of the model that uses it.
+            size: size of a key.
+            value_size: size of a value; by default that of a key.
+            layers: number of layers of the model that uses it.
             dtype: float16 or bfloat16.
 
         Returns:

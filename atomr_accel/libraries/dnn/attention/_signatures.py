@@ -1,4 +1,4 @@
-"""How functions for attention are called, where a flag decides what they return."""
+"""Types of the functions for attention whose result depends on a flag."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Symbol:
 
     @property
     def tensor(self) -> Tensor:
-        """What is known of it."""
+        """The tensor that it names: dtype, shape and strides."""
         return self.builder.tensors[self.id]
 
     @property
@@ -81,14 +81,14 @@ class Builder:
             shape: dimensions.
             dtype: element type.
             strides: elements from one index to the next; by default there are no gaps.
-            last: whether its channels are last in memory; with ``strides``, whether those of
-                what is made like it are.
-            ragged: where each batch entry begins, in elements, int32 of shape
+            last: whether its channels are last in memory; with ``strides``, whether the channels
+                of tensors made like it are.
+            ragged: offset of each batch entry in elements, int32 of shape
                 (batch + 1, 1, 1, 1).
 
         Raises:
             ValueError: dimensions that are not positive, or too many; strides that do not fit.
-            TypeError: no dtype.
+            TypeError: ``dtype`` is not a dtype.
             Unsupported: a dtype that graphs do not have.
         """
         sizes = _integers(shape, "shape")
@@ -160,8 +160,8 @@ class Builder:
             ragged: as for ``tensor``.
 
         Raises:
-            ValueError: it is no output of a node, or strides do not fit.
-            Unsupported: a dtype that it cannot have.
+            ValueError: ``symbol`` is not an output of a node, or strides do not fit.
+            Unsupported: the output cannot have this dtype.
         """
         self.require_computed(symbol)
         tensor = symbol.tensor
@@ -178,7 +178,7 @@ class Builder:
         """Make sure that a tensor can be an output.
 
         Raises:
-            ValueError: it is no output of a node.
+            ValueError: ``symbol`` is not an output of a node.
         """
         if symbol.tensor.kind == "scalar" or symbol.id not in self._outputs():
             raise ValueError(f"{symbol} is not computed in this graph, so it cannot be its output")
@@ -216,7 +216,7 @@ class Builder:
 def _split(
     op: str, row: NodeType, given: Mapping[str, Any]
 ) -> tuple[dict[str, Symbol], dict[str, Attribute]]:
-    """What was given to a node, as inputs and attributes."""
+    """Split the arguments of a node into inputs and attributes."""
     known = {*row.inputs, *row.optional, *row.attributes}
     if unknown := sorted(given.keys() - known):
         raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")

@@ -1,4 +1,4 @@
-"""What facades know of shapes: layouts of images, windows of filters, activations."""
+"""Checks that facades share: layouts of images, windows of filters, activations."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def exact(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def is_last(layout: str | None, ndim: int) -> bool:
-    """Whether channels are the last dimension of an image.
+    """Return whether channels are the last dimension of an image.
 
     Args:
-        layout: ``"NCHW"``, ``"NHWC"`` or their like in one and three dimensions; None for
+        layout: ``"NCHW"``, ``"NHWC"`` or the equivalent in one and three dimensions; None for
             channels first.
         ndim: dimensions of the image.
 
     Raises:
-        ValueError: there is no such layout, or not for that many dimensions.
+        ValueError: the layout does not exist, or has another number of dimensions.
     """
     if layout is None:
         return False
@@ -151,8 +151,8 @@ def paddings(
         value: a number; one, or a pair (before, after), for each dimension; ``"valid"`` for
             none; ``"same"`` for as many outputs as inputs.
         taps: size of the filter.
-        stride: of the filter.
-        dilation: of the filter.
+        stride: stride of the filter.
+        dilation: dilation of the filter.
 
     Raises:
         ValueError: what does not fit.
@@ -184,10 +184,10 @@ def paddings(
 
 
 def activation(name: str | None) -> str | None:
-    """The node of an activation.
+    """Return the node of an activation.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: the activation does not exist.
     """
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""How calls become requests to run graphs: check buffers, have a plan made, run it."""
+"""Requests that run graphs: they check buffers, let a plan be made, and run it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _EXECUTORS: Final = {
 }
 LANE: Final = LaneSpec("dnn", _EXECUTORS, max_streams=_STREAMS)
 PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False, blocks=True)
-"""Makes plans, which may take seconds, while the other lane runs those that are there."""
+"""Lane that makes plans, which may take seconds, while the other lane runs existing ones."""
 
 DEFAULT_LIMIT: Final = 512
 _CALLS_A_PLAN: Final = 4
-"""How many calls and graphs are kept for each plan: several may lead to one."""
+"""Number of calls and graphs that are kept for each plan, since several may share one."""
 
 _ALIGNMENT: Final = 16
 """Bytes that cuDNN expects every address to be a multiple of."""
@@ -61,9 +61,9 @@ class DnnStatistics:
 
     Attributes:
         plans: graphs whose plan is known.
-        plan_limit: how many may be.
+        plan_limit: largest number of plans.
         hits: runs that found their plan.
-        misses: runs that had to have it made or found.
+        misses: runs whose plan had to be made or loaded.
         built: plans that cuDNN had to make.
         loaded: plans that were on disk.
         tuned: plans found by trying all.
@@ -110,7 +110,7 @@ class Output(NamedTuple):
     Attributes:
         id: its tensor.
         shape: its shape as the caller sees it.
-        name: what to call it in errors.
+        name: name in errors.
         in_place: whether it may be a buffer that is read, too.
         result: whether the caller gets it.
     """
@@ -123,17 +123,17 @@ class Output(NamedTuple):
 
 
 class CachedCall:
-    """A call without its buffers: what is checked once for all calls that are alike.
+    """A call without its buffers, checked once for all calls with the same signature.
 
     Attributes:
-        reads: what the call reads, in the order in which it is given: the tensor's id, -1
-            for what the graph itself does not read, and what to call it in errors.
-        outputs: what it writes.
-        targets: shape and dtype of each of these.
-        results: positions of those that the caller gets; a single one comes by itself.
-        updates: positions of what is read and written, too, and what to call it in errors.
-        alignment: what the addresses of buffers must be multiples of.
-        strided: what it calls those that may have gaps, as the graph's tensors say.
+        reads: the call's inputs, in the caller's order: the tensor's id, or -1 if the graph
+            itself does not read it, and the name in errors.
+        outputs: the call's outputs.
+        targets: shape and dtype of each output.
+        results: positions of the outputs that the caller gets; a single one is not in a tuple.
+        updates: positions of inputs that are also written, and their names in errors.
+        alignment: required alignment of the addresses of buffers, in bytes.
+        strided: names in errors of inputs that may have gaps, as the graph's tensors say.
     """
 
     __slots__ = ("alignment", "outputs", "reads", "results", "strided", "targets", "updates")
@@ -163,12 +163,11 @@ class GraphCall(CachedCall):
     """A call that runs a graph.
 
     Attributes:
-        graph: what to run.
-        order: takes the addresses of the graph's buffers out of those of what is read, written
-            and made, one after the other.
-        numbers: the graph's numbers in the order of their ids, as far as calls do not differ
-            in them.
-        setup: what is done before the graph runs.
+        graph: the graph to run.
+        order: picks the addresses of the graph's buffers, given those of all inputs, outputs and
+            derived tensors.
+        numbers: the graph's numbers in the order of their ids, if all calls share them.
+        setup: the work before the graph runs.
     """
 
     __slots__ = ("graph", "numbers", "order", "setup")
@@ -198,10 +197,10 @@ class GraphCall(CachedCall):
 
 @final
 class FillCall(CachedCall):
-    """A call whose result no element goes into: arrays with a zero in their shape give it.
+    """A call without input elements, because an array has a zero in its shape.
 
     Attributes:
-        byte: what the result's bytes are; it may have none itself.
+        byte: value of the result's bytes, if it has any.
     """
 
     __slots__ = ("byte",)
@@ -219,13 +218,13 @@ class FillCall(CachedCall):
 
 @final
 class PlanCache:
-    """What the program knows of plans, and the graphs that facades have made.
+    """The program's knowledge of plans, and the graphs that facades have made.
 
     Attributes:
         autotune: whether graphs get the fastest of their plans, found by trying.
         tf32: whether products of float32 may round their factors.
         workspaces: the plans' scratch memory.
-        calls: that were checked, by their signatures (see ``DnnPart._request``).
+        calls: checked calls, by their signatures (see ``DnnPart._request``).
     """
 
     def __init__(self) -> None:
@@ -248,7 +247,7 @@ class PlanCache:
         return made
 
     def find(self, encoded: bytes, *, tuned: bool) -> int | None:
-        """How much workspace to bring, if that is known."""
+        """Return the bytes of workspace that a plan needs, or None if they are unknown."""
         key = (encoded, tuned)
         workspace = self._workspaces.get(key)
         if workspace is not None:
@@ -257,7 +256,7 @@ class PlanCache:
         return workspace
 
     def still(self, encoded: bytes, workspace: int | None, *, tuned: bool) -> Callable[[], bool]:
-        """What tells, at each run, whether that is how much ``find`` gives, and nothing else is."""
+        """Return a function that checks whether settings and ``find`` give the same as now."""
         settings = self.autotune, self.tf32
 
         def as_it_was() -> bool:
@@ -267,7 +266,7 @@ class PlanCache:
         return as_it_was
 
     def keep(self, device: Home, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
-        """Note what the host said of a plan; how much workspace to bring."""
+        """Note the host's answer about a plan, and return the bytes of workspace."""
         workspace, origin = answer
         self._misses += 1
         self._built += origin == "built"
@@ -294,7 +293,7 @@ class PlanCache:
 
     @property
     def limit(self) -> int:
-        """How many plans are kept."""
+        """Number of plans that are kept."""
         return self._limit
 
     def statistics(self, device: Home) -> DnnStatistics:
@@ -313,7 +312,7 @@ class PlanCache:
 
 
 class DnnPart(Facade[D]):
-    """What the parts of ``device.dnn`` have in common."""
+    """Base of the parts of ``device.dnn``."""
 
     def __init__(self, device: Home, plans: PlanCache | None = None) -> None:
         self._device = device
@@ -337,19 +336,18 @@ class DnnPart(Facade[D]):
         tune: bool | None = None,
         sent: Callable[[], None] | None = None,
     ) -> Request[Any]:
-        """A request to run a graph.
+        """Return a request to run a graph.
 
         Args:
-            name: what to call the op.
-            key: what ``make`` depends on beside shapes and dtypes of ``given``, None if it
-                has to be asked each time. Equal keys have to mean equal calls: see ``exact``.
-            given: what the call reads, in the order in which the call has it; None for what
-                is not there.
-            outs: where results go, in the order of the call's outputs; None, or too few, for
-                those to be made.
-            make: checks arguments, and gives what all calls that are alike have in common;
-                may be called several times.
-            numbers: the graph's numbers, where the call has none.
+            name: name of the op.
+            key: values on which ``make`` depends besides shapes and dtypes of ``given``; None to
+                call it each time. Equal keys must mean equal calls: see ``exact``.
+            given: the call's inputs, in the order of ``CachedCall.reads``; None for absent ones.
+            outs: buffers for results, in the order of the call's outputs; None or omitted to
+                make them.
+            make: checks arguments, and returns the call that all calls with the same signature
+                share; may be called several times.
+            numbers: the graph's numbers, if the call has none.
             tune: whether to try all plans; by default as ``autotune`` says.
             sent: called when the message of the call that ``make`` gave last is being sent.
         """
@@ -395,14 +393,14 @@ class DnnPart(Facade[D]):
         name: str,
         trial: Callable[[Driver, int], Submission[Any]],
     ) -> int:
-        """Have the host make a plan first; the workspace it needs, as far as that can be known.
+        """Let the host make a plan first, and return the bytes of workspace, or 0 if unknown.
 
         Args:
-            driver: of the request that needs it.
+            driver: driver of the request that needs it.
             encoded: the graph.
-            tuned: whether all plans are to be tried.
-            name: what to call the op.
-            trial: has that done, with a workspace of so many bytes.
+            tuned: whether to try all plans.
+            name: name of the op.
+            trial: prepares a trial of all plans with that many bytes of workspace.
         """
         here = driver.home is self._device  # a batch asks once
         if here and encoded in self._asked:
@@ -430,11 +428,11 @@ class DnnPart(Facade[D]):
         outs: Sequence[Any],
         make: Callable[[], CachedCall],
     ) -> tuple[CachedCall, list[Block], list[Any]]:
-        """A call, what it reads, and addresses of that, 0 for what is not there.
+        """Return a checked call, the blocks that it reads, and their addresses, 0 if absent.
 
-        A signature that is known stands for the checks of all that it tells: shapes, dtypes and
-        options. Buffers themselves are checked by ``_check``, unless they are good at first
-        sight and the call writes to none of the caller's.
+        A known signature needs no further checks of shapes, dtypes and options. ``_check`` checks
+        the buffers themselves. Calls skip it if all buffers are ordinary and none is both the
+        caller's and written.
         """
         reads: list[Block] = []
         addresses: list[Any] = []
@@ -490,16 +488,16 @@ class DnnPart(Facade[D]):
         tuned: bool,
         tuning: bool = False,
     ) -> tuple[Any, list[Block], list[GpuRef]]:
-        """The message, what it writes, and the outputs.
+        """Return the message, the blocks that it writes, and the outputs.
 
         Args:
             driver: makes outputs.
-            call: what was checked.
+            call: the checked call.
             outs: the caller's own buffers for outputs.
-            addresses: of what is read; those of the others are added.
-            numbers: the graph's numbers, where the call has none.
-            workspace_bytes: scratch memory to bring.
-            tuned: which plan to run.
+            addresses: addresses of the inputs; those of other buffers are added.
+            numbers: the graph's numbers, if the call has none.
+            workspace_bytes: bytes of workspace.
+            tuned: whether to run the plan that was found by trying.
             tuning: try all plans instead.
         """
         writes: list[Block] = []
@@ -541,7 +539,7 @@ class DnnPart(Facade[D]):
 
 
 def planning(encoded: bytes) -> Request[tuple[int, str]]:
-    """Have the host make a plan; workspace that it needs, and where the plan came from."""
+    """Ask the host to make a plan. The answer is its bytes of workspace, and its origin."""
     submission: Submission[tuple[int, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
     return Request(PLANNER, "dnn.plan", lambda _driver: submission)
 
@@ -560,12 +558,12 @@ def _fill(
 def _update(
     call: CachedCall, given: Sequence[GpuRef | None], reads: list[Block], writes: list[Block]
 ) -> None:
-    """What is read and written, too, counts as written."""
+    """Count buffers that are both read and written as written."""
     for at, _ in call.updates:
         ref = given[at]
         assert ref is not None
-        # Whoever writes comes after all who read before, so there is no need to read, too:
-        # then the next one that writes would wait for every single one of them.
+        # A writer already waits for all earlier readers. Counting it as a reader, too, would make
+        # the next writer wait for every one of them.
         reads.remove(ref._block)
         writes.append(ref._block)
 

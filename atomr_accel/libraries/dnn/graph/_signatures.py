@@ -1,4 +1,4 @@
-"""How plans are made and run: what is an output of a graph decides what its plan gives."""
+"""Types of making and running plans. The outputs of a graph decide the result of its plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ More_co = TypeVar("More_co", covariant=True)
 
 
 class Build(Protocol[Unknown_co, One_co, More_co]):
-    """``build``: how many outputs it is given decides what the plan gives."""
+    """``build``: the number of its outputs decides the type of the plan's result."""
 
     @overload
     def __call__(self, /, *, autotune: bool | None = ...) -> Unknown_co: ...

@@ -91,10 +91,10 @@ class Node:
 
 @final
 class Graph(Facade[D], Operations):
-    """A graph of a user's own; made by ``device.dnn.graph()``.
+    """A user-defined graph; made by ``device.dnn.graph()``.
 
     Every operation of the table in the documentation is a method: inputs in their order,
-    attributes by name. Some are there under shorter names, too: ``conv`` is ``conv_fprop``.
+    attributes by name. Some also have shorter names: ``conv`` is ``conv_fprop``.
 
         graph = device.dnn.graph()
         x = graph.tensor((8, 64, 56, 56), "bfloat16", channels_last=True, name="x")
@@ -103,8 +103,8 @@ class Graph(Facade[D], Operations):
         plan = await graph.build(y)
         result = await plan(x=images, w=filters)
 
-    What is between inputs and outputs has no memory where cuDNN fuses the graph into one
-    kernel; where it does not, the graph is run in as few parts as it takes.
+    Tensors between inputs and outputs need no memory if cuDNN fuses the graph into one kernel.
+    Otherwise the graph is run in as few parts as possible.
     """
 
     def __init__(self, device: Home, plans: PlanCache) -> None:
@@ -258,17 +258,17 @@ class Graph(Facade[D], Operations):
     def output(
         self, node: Node, *, name: str | None = None, dtype: DTypeLike | None = None
     ) -> None:
-        """Have a tensor written to memory.
+        """Make a tensor an output, which is written to memory.
 
         Args:
-            node: what an operation gave.
-            name: how it is called when the plan is run with a buffer for it; by default
-                ``"output0"`` and so on.
+            node: result of an operation.
+            name: argument of the plan for a buffer to write it to; by default ``"output0"`` and
+                so on.
             dtype: element type; by default that of the tensor.
 
         Raises:
-            ValueError: it is no result of an operation, a name that is taken.
-            Unsupported: a dtype that it cannot have.
+            ValueError: ``node`` is not a result of an operation, or ``name`` is taken.
+            Unsupported: the output cannot have this dtype.
         """
         symbol = self._operand("output", "node", node, "", 0)
         called = name or f"output{len(self._outputs)}"
@@ -285,19 +285,19 @@ class Graph(Facade[D], Operations):
         """Make a plan.
 
         Args:
-            *outputs: what the plan gives, in this order; by default what ``output`` was called
-                with. They become outputs if they are none yet. Type checkers learn from them
-                whether it gives a buffer or a tuple.
+            *outputs: results of the plan, in this order; by default the tensors that ``output``
+                was called with. They become outputs if they are not yet. From them type checkers
+                know whether the result is a buffer or a tuple.
             autotune: try all plans at the first run and keep the fastest; by default as
                 ``device.dnn.autotune`` says.
 
         Returns:
-            What runs the graph.
+            The plan, which runs the graph.
 
         Raises:
-            ValueError: nothing is computed, there is no output, or one that ``output`` was
-                called with is not among ``outputs``.
-            TypeError: an output that is no tensor of a graph.
+            ValueError: the graph has no operations or no outputs, or an output of ``output``
+                is not among ``outputs``.
+            TypeError: an output is not a tensor of a graph.
             Unsupported: cuDNN does not take one of its operations; with its reason.
             LibraryError: cuDNN failed.
         """
@@ -325,7 +325,7 @@ class Graph(Facade[D], Operations):
         return Request(PLANNER, "dnn.plan", prepare)
 
     def _require_outputs(self, nodes: tuple[Node, ...]) -> None:
-        """Have these tensors, and no others, written to memory."""
+        """Make these tensors outputs, and check that there are no others."""
         symbols = [self._operand("build", "an output", node, "", 0) for node in nodes]
         for symbol in symbols:
             self._builder.require_computed(symbol)
@@ -368,12 +368,13 @@ class Graph(Facade[D], Operations):
 class Plan(DnnPart[D], Generic[D, R]):
     """A graph that can be run: ``await plan(x=..., w=...)``.
 
-    Its second type parameter is what it gives: a buffer, or a tuple of them. Who called
-    ``build`` without outputs has both, because a type checker cannot count calls of ``output``.
+    Its second type parameter is the type of its result: a buffer, or a tuple of buffers. It is
+    their union if ``build`` was called without outputs, because a type checker cannot count calls
+    of ``output``.
 
     Attributes:
-        inputs: the names of what it reads.
-        outputs: the names of what it writes, in the order of results.
+        inputs: the names of its inputs.
+        outputs: the names of its outputs, in the order of results.
         scalars: the names of its numbers.
     """
 
@@ -432,7 +433,7 @@ class Plan(DnnPart[D], Generic[D, R]):
         Raises:
             TypeError: something is missing, or not known; a dtype that does not fit.
             ValueError: a shape that does not fit, aliasing.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             OutOfMemory: no room for a result.
         """
         return self._run_by(self, given)
@@ -497,10 +498,10 @@ class Graphs(DnnPart[D]):
 
     @run_op
     def run(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> Request[R]:
-        """Run a plan; in a batch, where ``await plan(...)`` cannot be.
+        """Run a plan inside a batch, where ``await plan(...)`` is not possible.
 
         Args:
-            plan: what ``graph.build()`` returned.
+            plan: result of ``graph.build()``.
             **given: a buffer for each input, a number for each scalar, and for outputs buffers
                 to write to, all by name.
 
@@ -510,7 +511,7 @@ class Graphs(DnnPart[D]):
         Raises:
             TypeError: something is missing, or not known; a dtype that does not fit.
             ValueError: a shape that does not fit, aliasing.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             OutOfMemory: no room for a result.
         """
         home = getattr(plan, "_device", None)

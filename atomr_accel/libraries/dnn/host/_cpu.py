@@ -116,8 +116,8 @@ def interpret(
     """Compute a graph.
 
     Args:
-        graph: what to compute.
-        addresses: of its buffers, by id.
+        graph: the graph to compute.
+        addresses: addresses of its buffers, by id.
         scalars: its numbers, by id.
         memory: the bytes at an address, as many as wanted.
     """
@@ -149,13 +149,13 @@ def interpret(
 
 
 def _converts(graph: Graph, node: Node) -> bool:
-    """Whether what is whole becomes floating point before it is computed with."""
+    """Return whether a node converts integers to floating point before it computes."""
     dtypes = {graph.tensors[id_].dtype for _, id_ in node.inputs}
     return node.op in POINTWISE and bool(dtypes & FLOATS) and not dtypes <= FLOATS
 
 
 def _widened(array: Array, wide: np.dtype[Any]) -> Array:
-    """Floating-point numbers in the compute type; others as they are."""
+    """Convert floating-point numbers to the compute type, and leave others unchanged."""
     return array if array.dtype.kind in "biu" else array.astype(wide)
 
 

@@ -1,4 +1,4 @@
-"""Attention with NumPy: what the rows of ``_attention_nodes`` say, one after the other.
+"""Attention with NumPy: the formulas of ``_attention_nodes``, one after the other.
 
 All scores are in memory at once, so this is for sizes that tests have.
 """
@@ -24,12 +24,13 @@ Array = np.ndarray[Any, Any]
 
 
 class _Scores(NamedTuple):
-    """What the softmax is taken of.
+    """Inputs of the softmax.
 
     Attributes:
         value: scores (batch, heads, queries, keys).
-        seen: where a query sees a key; broadcasts to the scores.
-        slope: the derivative of the scores by ``attn_scale * q @ k.T``; 1 where it is that.
+        seen: whether a query sees a key; broadcasts to the scores.
+        slope: derivative of the scores with respect to ``attn_scale * q @ k.T``; 1 without a
+            softcap.
         k, v: the keys and values of each query head.
     """
 
@@ -49,7 +50,7 @@ def paper_slopes(heads: int) -> Array:
 
 
 def _gathered(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
-    """What page tables point to, as (batch, heads, keys, size)."""
+    """Gather the rows that page tables point to, as (batch, heads, keys, size)."""
     size = pages.shape[2]
     batch = len(table)
     found = np.zeros((batch, pages.shape[1], keys, pages.shape[3]), pages.dtype)
@@ -67,7 +68,7 @@ def _gathered(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
 
 
 def _cleaned(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Inputs with zeros behind the ends of sequences, where anything may lie.
+    """Return inputs with zeros behind the ends of sequences, which may hold any values.
 
     Probabilities are 0 there, but 0 times infinity is NaN.
     """
@@ -149,7 +150,7 @@ def _probabilities(scores: Array, stats: Array) -> Array:
 
 
 def _dropped(inputs: Mapping[str, Any], attributes: Mapping[str, Any], shape: Any) -> Any:
-    """What probabilities are multiplied by: 0, or more than 1 for what is kept."""
+    """Return the factors of probabilities: 0 for dropped ones, and above 1 for the others."""
     p = attributes.get("dropout", 0.0)
     if not p:
         return 1

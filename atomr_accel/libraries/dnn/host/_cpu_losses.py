@@ -113,7 +113,7 @@ class CpuLosses:
 
 
 def _slopes(message: CrossEntropy, logs: Array, target: Array, weight: Array) -> Array:
-    """The gradient of each row's loss by its scores."""
+    """Return the gradient of each row's loss with respect to its scores."""
     p = np.exp(logs)
     own = p.copy()
     at = target[:, None]

@@ -64,15 +64,15 @@ def _relu_backward(
 
 
 def _within(x: Array, most: float) -> Array:
-    """Not further from zero than ``most``, where a function has come to its limit long ago.
+    """Clip values to ``most``, at which a function has already reached its limit.
 
-    There it would be a product of 0 and infinity. NaN stays NaN.
+    Beyond it the function would be a product of 0 and infinity. NaN stays NaN.
     """
     return np.clip(x, -most, most)
 
 
 def _gate(x: Array, swish_beta: float) -> Array:
-    """``swish_beta * x``, within what the sigmoid tells apart."""
+    """Return ``swish_beta * x``, clipped to the range in which the sigmoid varies."""
     if not swish_beta:
         return np.where(np.isnan(x), x, 0)
     return _within(x.dtype.type(swish_beta) * x, _FURTHEST_GATE)

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _CUBIC: Final = -0.75
-"""Of Keys' family of cubic kernels (1981), the one that image libraries take."""
+"""Parameter of Keys' cubic kernels (1981), with the value that image libraries use."""
 
 
 class _Table(NamedTuple):
-    """What places are made of.
+    """Elements and weights of each place of a result.
 
     Attributes:
         elements: (places, most) indices.
-        weights: of these; 0 for what is no element.
-        counts: by what the sum of a place is divided.
+        weights: weights of the elements; 0 for padding.
+        counts: divisors of the sums of places.
     """
 
     elements: Array
@@ -101,7 +101,7 @@ def _turned(table: _Table, size: int) -> _Table:
 
 
 def _applied(x: Array, tables: Sequence[_Table]) -> Array:
-    """Sums by tables of the last dimensions; what has weight 0 does not count."""
+    """Sum over the last dimensions by tables. Elements of weight 0 do not count, even NaN."""
     for axis, table in enumerate(tables, x.ndim - len(tables)):
         moved = np.moveaxis(x, axis, -1)
         weights = table.weights.astype(x.dtype)
@@ -156,7 +156,7 @@ def _backward(op: str) -> Any:
 
 
 def _max_backward(loss: Array, x: Array, tables: Sequence[_Table]) -> Array:
-    """Of equal elements of a window the first one gets it, of NaN none."""
+    """Return the gradient. The first of a window's equal maxima gets it, and NaN gets none."""
     values = _windows(x, tables, -np.inf)
     space = np.arange(math.prod(x.shape[2:]), dtype=np.float64).reshape(1, 1, *x.shape[2:])
     inside = _windows(space, tables, -1.0)

@@ -28,14 +28,14 @@ Parameters = dict[str, Array]
 
 
 class _Step(NamedTuple):
-    """What a step's gradient needs.
+    """Values of a step that its gradient needs.
 
     Attributes:
         x, h, c: input and states before.
         gates: the gates after their activations.
         extra: GRU: the recurrent part of the new gate; LSTM: tanh of the new cell.
         raw: the hidden state before its projection.
-        active: which sequences still run.
+        active: whether each sequence still runs.
     """
 
     x: Array
@@ -64,7 +64,7 @@ def _affine(x: Array, parameters: Parameters, kind: str) -> Array:
 def _step(
     cell: str, parameters: Parameters, x: Array, h: Array, c: Array, active: Array
 ) -> tuple[Array, Array, _Step]:
-    """The next states, and what their gradient needs."""
+    """Return the next states, and the values that their gradient needs."""
     given, kept_ = _affine(x, parameters, "ih"), _affine(h, parameters, "hh")
     extra = np.zeros(0, x.dtype)
     new_c = c
@@ -136,7 +136,7 @@ class _Network:
     """A network with its parameters and its inputs, all in a wide type.
 
     Args:
-        message: what to run.
+        message: the message to run.
         weights: the packed weights.
         x: (time, batch, size).
         h0, c0: first states.
@@ -169,7 +169,7 @@ class _Network:
         self.cn: Final = cn
 
     def _mask(self, layer: int, shape: tuple[int, ...]) -> Any:
-        """What the input of a layer is multiplied by."""
+        """Return the factors of the input of a layer."""
         p = self.spec.dropout
         if layer == 0 or not p or not self._message.training:
             return 1

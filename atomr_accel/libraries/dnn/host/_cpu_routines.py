@@ -24,12 +24,12 @@ _softmax: Final = special("softmax")
 
 
 def wide(array: Array) -> Array:
-    """In the type that is computed in."""
+    """Return an array in its compute type."""
     return array.astype(np.float64 if array.dtype.itemsize == 8 else np.float32)
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    """The logarithm of ``softmax``, and NaN where that is: SciPy's is -inf beside infinity."""
+    """Return the logarithm of ``softmax``: NaN for rows with infinity, unlike SciPy's -inf."""
     with np.errstate(all="ignore"):
         shifted = x - x.max(axis, keepdims=True)
         made: Array = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
@@ -145,7 +145,7 @@ def _windows(x: Array, message: Pool) -> Array:
 
 
 def _taps(message: Pool, places: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """What each element of the window sees, over all places."""
+    """Yield for each element of the window a slice of its inputs, over all places."""
     for offsets in itertools.product(*map(range, message.window)):
         yield (
             ...,
@@ -157,7 +157,7 @@ def _taps(message: Pool, places: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _counts(message: Pool, space: tuple[int, ...]) -> Any:
-    """By what the sum of each window is divided."""
+    """Return the divisors of the sums of windows."""
     if message.mode == "average":
         return np.float32(np.prod(message.window))
     ones = _padded(np.ones((1, 1, *space), np.float32), message, 0.0)

@@ -34,7 +34,7 @@ _INT64: Final = DTYPES["int64"]
 
 
 def table_name(columns: int) -> str:
-    """What callers call a table; one column may be the sequences of a cache without pages."""
+    """Return the argument name of a table. One column may stand for a cache without pages."""
     return "block_table" if columns > 1 else "block_table or cache_batch_idx"
 
 
@@ -44,7 +44,7 @@ class CpuSequences:
 
     Args:
         context: the device.
-        handlers: of the messages that ``Attend`` carries.
+        handlers: handlers of the messages that ``Attend`` carries.
     """
 
     def __init__(self, context: CpuContext, handlers: Mapping[type, Callable[[Any], Any]]) -> None:
@@ -120,10 +120,10 @@ class CpuSequences:
             context.array(cache_at, (pages * page, size), DTYPES["uint8"])[rows] = fresh[fits]
 
     def _rows(self, message: Append | Clean, place: Array, used: Array) -> tuple[Array, Array]:
-        """Where rows of sequences are among those of all pages, and whether there is room.
+        """Return the positions of rows among those of all pages, and whether each fits.
 
         Raises:
-            ValueError: one that is used is in a page that does not exist.
+            ValueError: a row that is used is in a page that does not exist.
         """
         page = message.page
         fits = (place >= 0) & (place < page * message.columns)

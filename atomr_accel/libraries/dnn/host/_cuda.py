@@ -56,7 +56,10 @@ def _store_of(context: CudaContext) -> PlanStore:
 
 
 def _elsewhere(context: CudaContext) -> Callable[[bytes], Any] | None:
-    """Where to make plans, if not in this process: hosts import no trio, programs do."""
+    """Return a function that makes plans in another process, or None to make them here.
+
+    A process that has imported trio is the program's, and making plans there would stall it.
+    """
     if "trio" not in sys.modules:
         return None
     from ._plan_compiler import PlanCompiler
@@ -115,7 +118,7 @@ class CudaDnn:
         preload_compiler()
 
     def close(self) -> None:
-        """Destroy the handle, and what was made with it."""
+        """Destroy the handle and all objects that were made with it."""
         self._store.release(self)
         self._rnn.close()
         self._descriptors.close()
@@ -138,7 +141,7 @@ class CudaDnn:
         run(self._pointers(message.addresses), message.scalars, workspace)
 
     def _prepare_run(self, template: Template) -> Callable[[Sequence[int]], None] | None:
-        """What runs a graph on buffers that differ in addresses."""
+        """Return a function that runs the template's graph on given addresses."""
         message: Any = template.message
         if any(value < PLACE for value in message.addresses) or 0 < message.workspace < PLACE:
             return None
@@ -192,9 +195,9 @@ class CudaDnn:
         return self._scratch_of(plan.workspace)
 
     def _scratch_of(self, nbytes: int) -> int:
-        """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
+        """Return scratch memory for runs that brought too little: in a batch, or after a rebuild.
 
-        Kept while the executor lives, because a captured graph may have it.
+        It is kept while the executor lives, because a captured graph may use it.
         """
         size = 1 << (nbytes - 1).bit_length()
         scratch = self._scratch.get(size)

@@ -1,4 +1,4 @@
-"""Losses on CUDA: kernels of our own, and where it is wanted the vendor's CTC."""
+"""Losses on CUDA: kernels of our own, and on request the vendor's CTC."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SOURCE: Final = CudaSource(__package__, "losses.cu", THREADS=THREADS)
 
 _ALIGNMENT: Final = 256
 _FEW: Final = 32
-"""Up to how many classes, one behind the other, a thread takes alone."""
+"""Largest number of consecutive classes that a single thread takes."""
 
 
 def group_of(classes: int, behind: int) -> int:
-    """How many threads take a row: neighbours read neighbours where rows lie side by side."""
+    """Return the number of threads for a row: one if it is short, or interleaved with others."""
     return 1 if behind > 1 or classes <= _FEW else THREADS
 
 
@@ -38,9 +38,9 @@ class CudaLosses:
 
     Args:
         context: the device.
-        stream: where kernels go.
+        stream: the stream of the kernels.
         descriptors: the vendor's functions.
-        scratch_of: memory of so many bytes for what is asked of the vendor.
+        scratch_of: returns scratch memory for the vendor's functions, from its size in bytes.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CudaLosses:
             self._total(message.y, at["scratch"], 0, batch, divisor, (compute, dtype))
 
     def _asked(self, message: Ctc, at: dict[str, int], how: bytes) -> int:
-        """Have the vendor's routine compute ordinary sequences; the pointer of their losses."""
+        """Compute ordinary sequences by the vendor's routine; return the address of the losses."""
         descriptors, (_, batch, classes) = self._descriptors, message.shape
         numbers = (ENUMS["CUDNN_LOSS_NORMALIZATION_SOFTMAX"], ENUMS["CUDNN_CTC_ZERO_OOB_GRADIENTS"])
         setting = (DATA_NUMBERS["float32"], *numbers, message.width)
@@ -152,7 +152,7 @@ class CudaLosses:
         self._launch("total", kinds, THREADS, data)
 
     def _places(self, message: Any, *names: str) -> dict[str, int]:
-        """The pointers of a message; 0 for what is not there."""
+        """Return the pointers of a message; 0 for absent ones."""
         addresses = {name: getattr(message, name) for name in names}
         return {name: self._pointer(at) if at else 0 for name, at in addresses.items()}
 

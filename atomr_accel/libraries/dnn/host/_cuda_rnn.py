@@ -45,7 +45,7 @@ class CudaRnn:
         }
 
     def close(self) -> None:
-        """Destroy what describes networks."""
+        """Destroy the descriptors of networks."""
         while self._networks:
             self._drop()
 
@@ -87,7 +87,7 @@ class CudaRnn:
                 )
 
     def _place(self, message: RnnPack, weights: int, at: int, name: str, gate: int) -> int:
-        """Where a gate's part of a parameter is (``cudnnGetRNNWeightParams``)."""
+        """Return the address of a gate's part of a parameter (``cudnnGetRNNWeightParams``)."""
         descriptors, spec = self._descriptors, message.spec
         matrix, bias = c_void_p(), c_void_p()
         number = {"weight_hr": _PROJECTION}.get(name, gate + spec.gates * name.endswith("_hh"))
@@ -185,9 +185,9 @@ class CudaRnn:
         )
 
     def _seeded(self, message: RnnForward) -> int:
-        """The description of a network, its dropout set to a seed where it has any.
+        """Return the descriptor of a network, with the seed of the message if it has dropout.
 
-        The backward pass needs none: what was dropped is kept for it.
+        The backward pass needs no seed, because the mask is kept for it.
         """
         network = self._network(message.spec)
         if message.spec.dropout and message.training:
@@ -240,5 +240,5 @@ def _mode(*, training: bool) -> int:
 
 
 def _width(spec: RnnSpec) -> int:
-    """What a step puts out, in both directions."""
+    """Return the size of a step's output, in all directions."""
     return spec.output_size * spec.directions

@@ -58,13 +58,13 @@ class Descriptors:
             raise error
 
     def get(self, kind: str, setter: str, *values: Any, key: Hashable) -> int:
-        """A descriptor such as cuDNN's ``kind`` that was set to ``values``.
+        """Return a descriptor of cuDNN's ``kind``, set to ``values``.
 
         Args:
             kind: as in ``cudnnCreate...Descriptor``.
             setter: the function that sets it.
-            values: what it is set to.
-            key: tells the values apart from others.
+            values: arguments of ``setter``.
+            key: a key that identifies the values.
         """
         found = self._made.get((kind, key))
         if found is not None:
@@ -184,12 +184,12 @@ class CudaRoutines:
         return self._descriptors.tensor(tensor.dtype, tensor.shape, tensor.strides)
 
     def _places(self, message: Pool | Softmax | Normalize) -> dict[str, int]:
-        """The pointers of a message; 0 for what is not there."""
+        """Return the pointers of a message; 0 for absent ones."""
         addresses = {name: getattr(message, name) for name in ("x", "y", "dy", "dx")}
         return {name: self._pointer(at) if at else 0 for name, at in addresses.items()}
 
 
 def _scalars(dtype: str) -> tuple[Any, Any]:
-    """One and zero, as these routines want them: float, but double for double."""
+    """Return one and zero in the type of these routines: float, but double for double."""
     size = 8 if dtype == "float64" else 4
     return _ONE[size], _ZERO[size]

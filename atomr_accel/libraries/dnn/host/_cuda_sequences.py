@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ....backends.cuda.host._context import CudaContext, CudaStream
 
 MOST_DERIVED: Final = 10
-"""How many lists of integers one launch makes."""
+"""Number of lists of integers that one launch can make."""
 
 SOURCE: Final = CudaSource(__package__, "sequences.cu", LISTS=MOST_DERIVED)
 
@@ -47,10 +47,10 @@ _DERIVED_BYTES: Final = struct.calcsize(_DERIVED)
 _MOST_PACKED: Final = 1024
 
 _PIECES: Final = {16: "uint4", 8: "unsigned long long", 4: "unsigned", 2: "unsigned short"}
-"""What a thread copies at a time, by its bytes."""
+"""Type that a thread copies at a time, by its bytes."""
 
 _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}
-"""What overwrites elements, by their bytes."""
+"""Type of the words that overwrite elements, by the bytes of an element."""
 
 
 def pack_derived(lists: tuple[Derived, ...]) -> tuple[int, Arguments]:
@@ -77,7 +77,7 @@ class CudaSequences:
     Args:
         context: the device.
         stream: where kernels go.
-        handlers: of the messages that ``Attend`` carries.
+        handlers: handlers of the messages that ``Attend`` carries.
     """
 
     def __init__(

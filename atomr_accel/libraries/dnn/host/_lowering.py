@@ -33,19 +33,19 @@ _MOST_CHARACTERS: Final = 2000
 _REASON: Final = re.compile(r"Reason: (.*?)(?= at: | Warning:| Error:|_*\{\"engineId|$)")
 _ECHO: Final = re.compile(r"\(\)$|\(\w*\)$|NOT_INITIALIZED == status|isSupported")
 _REFUSAL: Final = "cudnnGraphNotSupportedError"
-"""The frontend's exception for what it does not support."""
+"""The frontend's exception for unsupported graphs."""
 
 _LEAST_DIMS: Final = 3
 """Dimensions that the library wants; missing ones come first, with size 1."""
 
 _OURS: Final = frozenset({"axes", "shape"})
-"""Attributes that tell the shape of the result, which the frontend is told otherwise."""
+"""Attributes for the shape of the result, which the frontend gets in another way."""
 
 _ENUMS: Final = {"norm_forward_phase": "norm_forward_phase", "mode": "reduction_mode"}
 """Attributes that are members of one of the frontend's enumerations."""
 
 _IMAGES: Final = frozenset({"grad", "input"})
-"""What a gradient of a normalisation reads of a layout."""
+"""Inputs of a gradient of a normalisation whose layout counts."""
 
 _UNLIMITED: Final = frozenset(
     {
@@ -53,7 +53,7 @@ _UNLIMITED: Final = frozenset(
         *("relu_backward", "swish", "swish_backward"),
     }
 )
-"""Activations that give NaN where there is a limit, or a number for NaN."""
+"""Activations that return NaN instead of a limit, or a number for NaN."""
 
 _ROUGH: Final = frozenset({"tanh", "tanh_backward"})
 """Activations of float32 that are off by a hundred units in the last place and more."""
@@ -62,17 +62,18 @@ _PADDED: Final = {
     "conv_wgrad": frozenset({"eng1", "eng18", "eng20"}),
     "conv_dgrad": frozenset({"eng50"}),
 }
-"""Engines that are wrong where there is more padding on one side of an image than on the other."""
+"""Engines with wrong results if the padding differs between two sides of an image."""
 
 _FILTERS: Final = frozenset({"eng70"})
-"""Engines that sum up what nobody has written, where channels come first."""
+"""Engines that sum uninitialised memory if channels come first."""
 
 _FUSED: Final = frozenset({"eng7"})
 """Engines that leave out elements of a result, where other nodes follow a convolution."""
 
 _OWN: Final = LAYOUT.keys() | BLOCKS.keys()
-"""What is not asked for. Of moves engines take (9.19) slices in front of others, whose pointers
-they shift, aligned or not; scales of blocks they take in an order of their own."""
+"""Operations that are never requested from cuDNN. Its engines (9.19) fuse slices with other
+operations, and shift their pointers regardless of alignment. They read scales of blocks in an order
+of their own."""
 
 SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
     **_lowering_attention.SPECIAL,
@@ -117,9 +118,9 @@ def refusals(call: str) -> Iterator[None]:
 
 
 def ref_error(call: str, error: Exception) -> NoReturn:
-    """Raise what an exception of the frontend means; the exception itself, if it has not its own.
+    """Raise our error for an exception of the frontend. Reraise exceptions of other origin.
 
-    For what is called so often that ``refusals`` would take as long as the call.
+    Frequent calls use this function, because ``refusals`` would take as long as the call.
     """
     if not isinstance(error, RuntimeError) and type(error).__name__ != _REFUSAL:
         raise error
@@ -167,7 +168,7 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
 
 
 def require_right(graph: Graph) -> None:
-    """Refuse what the vendor takes, and computes wrongly.
+    """Refuse graphs that the vendor takes, but computes wrongly.
 
     Raises:
         Unsupported: there is such a node, or nodes that do not go together.
@@ -263,7 +264,7 @@ def _input(
 def _lowered(
     frontend: Any, made: Any, node: Node, tensors: dict[int, Any], missing: int
 ) -> list[tuple[tuple[str, int], Any]]:
-    """The outputs of a node, with what they are."""
+    """Add a node to a graph, and return its outputs, each with its name and id."""
     row = NODES[node.op]
     inputs = {name: tensors[id_] for name, id_ in node.inputs}
     special = SPECIAL.get(node.op)
@@ -294,7 +295,7 @@ def _lowered(
 def _describe(
     types: Any, graph: Graph, id_: int, output: Any, tensors: dict[int, Any], missing: int
 ) -> None:
-    """Say what a node's output is."""
+    """Set the properties of a node's output."""
     tensor = graph.tensors[id_]
     dims, strides = _padded(tensor, missing)
     output.set_dim(dims).set_stride(strides).set_uid(id_ + 1)
@@ -323,7 +324,7 @@ def _data_type(types: Any, dtype: str) -> Any:
 
 
 def _failure(call: str, error: Exception) -> Exception:
-    """What an exception of the frontend means."""
+    """Return our error for an exception of the frontend."""
     text = " ".join(str(error).split())
     name = next((word for word in _words(text) if word.startswith("CUDNN_STATUS_")), "")
     if type(error).__name__ == _REFUSAL or "NOT_SUPPORTED" in name or not name:

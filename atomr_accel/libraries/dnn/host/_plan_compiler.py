@@ -1,9 +1,9 @@
 """Plans made in a process of their own, for hosts that are threads of the program.
 
-The vendor's frontend holds the GIL while it makes a plan, for up to seconds. A host process has
-nothing that this could stall; threads of the program's process would stall the program. There
-this process makes the plans, for the device as it is described to it: it uses no GPU. What it
-returns is what is on disk, too.
+The vendor's frontend holds the GIL while it makes a plan, for up to seconds. In a host process this
+stalls nothing else, but in a thread of the program it would stall the program. There this process
+makes the plans. It uses no GPU, but a description of the device. It returns plans in the form in
+which they are on disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True):
-    """What to plan.
+    """A request for a plan.
 
     Attributes:
         graph: the encoded graph.
@@ -41,12 +41,12 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What came of it.
+    """The reply to a request.
 
     Attributes:
-        kind: a plan; none, because cuDNN refuses; or a failure.
+        kind: whether there is a plan, cuDNN refuses the graph, or it failed.
         steps: the plan.
-        text: what cuDNN says.
+        text: cuDNN's message.
     """
 
     kind: Literal["plan", "refused", "failed"]
@@ -61,7 +61,7 @@ class PlanCompiler:
     Args:
         device: the device, as the vendor describes it in JSON.
         capability: its compute capability.
-        command: what to run.
+        command: the command to run.
         deterministic: as for ``PlanStore``.
     """
 
@@ -140,12 +140,12 @@ def _read(pipe: IO[bytes]) -> bytes:
 
 
 def serve(source: IO[bytes], target: IO[bytes], own: Any) -> None:
-    """Make plans until nobody asks any more.
+    """Make plans until there are no more requests.
 
     Args:
-        source: where requests come from.
-        target: where replies go.
-        own: whether kernels of this package compute a graph of one node.
+        source: stream of requests.
+        target: stream of replies.
+        own: returns whether kernels of this package compute a graph of one node.
     """
     from ._lowering import load_frontend
 
@@ -175,7 +175,7 @@ def serve(source: IO[bytes], target: IO[bytes], own: Any) -> None:
 
 
 def main() -> None:
-    """What the process runs."""
+    """Run the process."""
     from .fallback._fallback import computes
 
     # Whatever a library prints must not get between replies.

@@ -1,4 +1,4 @@
-"""Plans: what the vendor makes of a graph for a device; kept in memory and on disk.
+"""Plans: the vendor's algorithms for graphs on a device, kept in memory and on disk.
 
 Making one takes from milliseconds to seconds, because some are compiled. On disk a plan is
 found by its graph, the device's name and the versions of cuDNN and of its frontend.
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ._runs import PlanRun
 
 _MOST_PLANS: Final = 4096
-"""The program says what to drop, by its ``plan_limit``; this bounds what it does not know of:
-plans of batches."""
+"""Largest number of plans. The program drops plans above its ``plan_limit``. This limit is for
+plans of batches, which it does not know."""
 _MOST_CANDIDATES: Final = 16
 _KNOWLEDGE: Final = 2
-"""Counts what was learned of engines at fault: plans on disk may be older."""
+"""Version of our lists of faulty engines. Plans on disk may be older."""
 _SWITCH: Final = "use_deterministic_algorithm"
 _ALIGNMENT: Final = 256
 _T = TypeVar("_T")
@@ -54,13 +54,13 @@ class StoredStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(NamedTuple):
-    """A part of a graph that is run at once.
+    """A part of a graph that is run in one piece.
 
     Attributes:
         graph: the part; its tensors have the ids of the whole.
         made: the frontend's graph; None for our own kernels.
         workspace: bytes of scratch memory that it needs.
-        buffers: ids of what it has pointers for.
+        buffers: ids of its tensors with pointers.
         scalars: ids and dtypes of its numbers.
     """
 
@@ -76,12 +76,12 @@ class Plan(NamedTuple):
 
     Attributes:
         steps: its parts, one if cuDNN takes it whole.
-        buffers: ids of what has addresses.
-        numbers: ids of what are numbers.
-        between: where in the workspace is what steps hand on, by id.
-        scratch: where in the workspace the steps' own begins.
+        buffers: ids of the tensors with addresses.
+        numbers: ids of the numbers.
+        between: offsets in the workspace of tensors between steps, by id.
+        scratch: offset in the workspace of the steps' own scratch memory.
         workspace: bytes of scratch memory.
-        runs: what lanes have prepared for it, each under a key of its own.
+        runs: prepared runs of lanes, each under its own key.
     """
 
     steps: tuple[Step, ...]
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def assemble(graph: Graph, steps: Sequence[Step]) -> Plan:
-    """A plan of steps, with places for what they hand on."""
+    """Assemble a plan from steps, with memory for tensors between them."""
     given = set(graph.buffers())
     between: dict[int, int] = {}
     offset = 0
@@ -116,18 +116,17 @@ def _aligned(nbytes: int) -> int:
 class PlanStore:
     """The plans of one context: shared by its lanes, whose streams and handles differ.
 
-    A graph that cuDNN does not take whole is cut into parts that it takes, as few as
-    possible, with memory for what they hand on.
+    A graph that cuDNN does not take whole is cut into as few parts as possible that it takes,
+    with memory for tensors between them.
 
     Args:
         name: the device's name.
         capability: the device's compute capability.
         files: plans on disk; None to keep none there.
-        own: whether our own kernels compute a node that cuDNN refuses.
-        options: for the frontend's graph, in the place of a handle.
-        elsewhere: makes a plan in another process, or None if it cannot.
-        deterministic: whether plans whose results differ from run to run are out of the
-            question.
+        own: returns whether our own kernels compute a node that cuDNN refuses.
+        options: options of the frontend's graph, used instead of a handle.
+        elsewhere: makes a plan in another process, or returns None if it cannot.
+        deterministic: whether to exclude plans whose results differ from run to run.
     """
 
     def __init__(
@@ -200,8 +199,8 @@ class PlanStore:
         Args:
             encoded: the graph.
             handle: a handle of the library.
-            time: runs a plan of one step by the candidate at a position, and tells how long that
-                took.
+            time: runs a plan of one step by the candidate at a position, and returns the time
+                that it took.
 
         Raises:
             Unsupported: cuDNN has none.
@@ -225,11 +224,11 @@ class PlanStore:
         return plan, "built"
 
     def stored(self, graph: Graph) -> tuple[StoredStep, ...]:
-        """A plan as it is kept on disk; it is not kept here.
+        """Make a plan in the form that is kept on disk, without keeping it here.
 
         Raises:
-            Unsupported: cuDNN has none.
-            LibraryError: it failed.
+            Unsupported: cuDNN has no plan for the graph.
+            LibraryError: cuDNN failed.
         """
         steps = self.parts(graph, 0, self._built)
         with refusals("serialize"):
@@ -240,7 +239,7 @@ class PlanStore:
         self._plans.pop((encoded, tuned), None)
 
     def release(self, lane: object) -> None:
-        """Drop what a lane has prepared under its key."""
+        """Drop the runs that a lane has prepared under its key."""
         with self._lock:
             for plan in list(self._plans.values()):
                 plan.runs.pop(lane, None)
@@ -248,16 +247,16 @@ class PlanStore:
     # --- making ---------------------------------------------------------------------------
 
     def parts(self, graph: Graph, handle: int, finish: Callable[[Graph, Any], _T]) -> list[_T]:
-        """The parts of a graph that cuDNN takes.
+        """Cut a graph into parts that cuDNN takes.
 
         Args:
             graph: the graph.
             handle: a handle of the library.
-            finish: makes something of a part and its candidates, which are None for our own
-                kernels. What is refused only here, when it is built, is refused all the same.
+            finish: converts a part and its candidates, which are None for our own kernels. A part
+                that is refused only here, when it is built, is also cut.
 
         Raises:
-            Unsupported: there is a node that it does not take by itself.
+            Unsupported: cuDNN does not take one of the nodes, even alone.
         """
         parts = []
         rest = live(graph)
@@ -305,10 +304,10 @@ class PlanStore:
         return made
 
     def _make(self, encoded: bytes, graph: Graph, handle: int) -> Plan:
-        """A plan, made in another process where there is one for that."""
+        """Make a plan, in another process if there is one for that."""
         stored = None if self._elsewhere is None else self._elsewhere(encoded)
         if stored is not None:
-            # What was made for another driver, say, is made again here.
+            # A plan that cannot be restored, such as one of another driver, is made again here.
             with contextlib.suppress(AccelError), refusals("deserialize"):
                 return assemble(graph, [self._restored(each, handle) for each in stored])
         return assemble(graph, self.parts(graph, handle, self._built))
@@ -349,7 +348,7 @@ class PlanStore:
             self._plans.popitem(last=False)
 
     def _question(self, key: tuple[bytes, bool]) -> bytes:
-        """What a plan on disk is the answer to."""
+        """Return the key of a plan on disk."""
         return msgspec.msgpack.encode((key, self._names))
 
     def _write(self, key: tuple[bytes, bool], plan: Plan) -> None:
@@ -415,7 +414,7 @@ def _stored(steps: Sequence[Step]) -> tuple[StoredStep, ...]:
 
 
 def _switched(graph: Graph) -> bool:
-    """Whether there are nodes with a switch of their own for being deterministic."""
+    """Return whether a graph has nodes with a switch for deterministic results."""
     return any(name == _SWITCH for node in graph.nodes for name, _ in node.attributes)
 
 
@@ -432,7 +431,7 @@ def _settled(graph: Graph) -> Graph:
 
 
 def _precise(graph: Graph) -> bool:
-    """Whether engines that round the factors of products are out of the question."""
+    """Return whether to exclude engines that round the factors of products."""
     if graph.tf32 or graph.compute != "float32":
         return False
     return any(node.op not in ELEMENTWISE for node in graph.nodes) and all(

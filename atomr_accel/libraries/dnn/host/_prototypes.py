@@ -51,9 +51,9 @@ def load_cudnn() -> VendorLibrary:
 
 
 def preload_parts() -> None:
-    """Load the libraries that cuDNN would load for its first plans, as far as they are beside it.
+    """Load the libraries that cuDNN loads for its first plans, if they are in its folder.
 
-    It loads them by the names under which the process has them then.
+    cuDNN then finds them in the process by their names.
     """
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -83,7 +83,7 @@ def version() -> int:
 
 
 def last_error() -> str:
-    """What the library has to say on its last failure in this thread, on one line."""
+    """Return the library's message for its last failure in this thread, on one line."""
     function = _others().cudnnGetLastErrorString
     function.restype, function.argtypes = None, [ctypes.c_char_p, ctypes.c_size_t]
     buffer = ctypes.create_string_buffer(_MOST_CHARACTERS)
@@ -101,5 +101,5 @@ def status_codes() -> dict[str, int]:
 
 
 def library_handle() -> int:
-    """What ``dlopen`` returned for the library: the frontend is told to use the same."""
+    """Return the library's handle from ``dlopen``, so that the frontend uses the same library."""
     return _others()._handle

@@ -1,7 +1,7 @@
 """Rewrite graphs for cuDNN: without dead steps, in parts, with fewer dimensions.
 
-All of these leave the tensors their numbers and their memory, so the result is run with the same
-addresses. Pure functions of graphs; the CPU can interpret what they return, too.
+Tensors keep their numbers and their memory, so results are run with the same addresses. All
+functions are pure, and the CPU can interpret their results, too.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def _as_buffer(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def flattened(graph: Graph) -> Graph:
-    """An elementwise graph as rows and columns, which is how cuDNN fuses those.
+    """Rewrite an elementwise graph as rows and columns, the form that cuDNN fuses.
 
     Neighbours in memory that are broadcast and reduced together become one dimension; the
-    last of these are the channels. A graph that has other nodes, or tensors that do not
-    lie in memory alike, stays as it is.
+    last of these are the channels. A graph with other nodes, or with tensors of different
+    layouts, is returned unchanged.
     """
     ids = graph.used()
     if any(node.op not in ELEMENTWISE for node in graph.nodes):
@@ -149,7 +149,7 @@ def _split(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _lies(tensor: Tensor, order: Sequence[int]) -> bool:
-    """Whether a tensor has no gaps and its dimensions in an order; those of 1 lie anywhere."""
+    """Return whether a tensor has no gaps and has its dimensions, except those of 1, in order."""
     packed = packed_strides(tensor.shape, order)
     steps = zip(tensor.shape, tensor.strides, packed, strict=True)
     return all(size == 1 or have == want for size, have, want in steps)

@@ -1,4 +1,4 @@
-"""Running plans on one lane: what does not change from run to run is prepared once.
+"""Runs of plans on one lane. All that is the same in every run is prepared once.
 
 Lanes share plans, and are threads. So what a run writes to before it is queued, such as the
 numbers that the vendor reads from this process's memory, belongs to a lane. It has been read
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from .fallback._fallback import Own
 
 BY_ARRAY = True
-"""Whether the frontend is given an array of pointers, where it takes one, and no table of them.
+"""``True`` to give the frontend an array of pointers instead of a table, if it takes one.
 
-That is the shorter way, but not one that its documentation names."""
+An array is the shorter way, but is undocumented."""
 
 _Run: TypeAlias = "Callable[[Sequence[int], Sequence[float], int], None]"
 """Queues a step, given pointers, numbers, and the pointer of its scratch memory."""
@@ -165,7 +165,7 @@ def _by_array(made: Any, at: list[int], handle: int) -> _Run:
 
 
 def _picker(at: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    """What takes some of a run's pointers, in that order."""
+    """Return a function that picks some of a run's pointers, in that order."""
     if len(at) > 1:
         return itemgetter(*at)
     return lambda pointers: [pointers[each] for each in at]

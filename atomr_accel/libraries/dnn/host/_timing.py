@@ -1,8 +1,7 @@
-"""How long a plan takes on the device, without what it takes to launch it.
+"""Times of plans on the device, without the time of their launches.
 
-Launching one takes longer than many a kernel runs. So several runs are captured into a CUDA
-graph, whose launch keeps the device busy by itself. What cannot be captured is launched run by
-run.
+A launch takes longer than many kernels. So several runs are captured into a CUDA graph, whose
+single launch keeps the device busy. Plans that cannot be captured are launched run by run.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ _RUNS: Final = 8
 """Runs that are timed together."""
 
 _ROUNDS: Final = 3
-"""How often; the fastest round counts."""
+"""Number of rounds. The fastest one counts."""
 
 
 def milliseconds(stream: Any, execute: Callable[[], None]) -> float:
     """Time a plan.
 
     Args:
-        stream: where it is queued; nothing else may be.
+        stream: the stream of the runs, which must be empty.
         execute: queues one run.
 
     Returns:
-        Milliseconds of one run, of the fastest of a few rounds.
+        Milliseconds of one run, in the fastest of a few rounds.
 
     Raises:
-        AccelError: it cannot be run.
+        AccelError: the plan cannot be run.
     """
     execute()
     with _round(stream, execute) as run, timing_events() as (start, end):
@@ -51,7 +50,7 @@ def milliseconds(stream: Any, execute: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def _round(stream: Any, execute: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """What queues several runs."""
+    """Yield a function that queues several runs."""
 
     def one_by_one() -> None:
         for _ in range(_RUNS):

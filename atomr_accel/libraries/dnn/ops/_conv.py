@@ -36,8 +36,8 @@ class _Made(NamedTuple):
 
     Attributes:
         graph: the graph.
-        inputs: ids of what it reads, in the order of the arguments.
-        output: id of what it writes.
+        inputs: ids of its inputs, in the order of the arguments.
+        output: id of its output.
         shape: the result's shape as the caller sees it.
     """
 
@@ -67,19 +67,19 @@ class Convolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Cross-correlation of images with filters, as ``torch.nn.functional.conv2d``.
 
-        Vendor operation: ``conv_fprop``, with what follows it fused where cuDNN can.
+        Vendor operation: ``conv_fprop``, fused with bias and activation if cuDNN can.
 
         Args:
             x: images, (N, C, ...) or with ``layout="NHWC"`` (N, ..., C), with one to three
-                dimensions of space; float16, bfloat16, float32 or float64, which cuDNN's
-                frontend does not have: kernels of this package compute it, slowly.
+                dimensions of space. Their dtype is float16, bfloat16, float32 or float64. cuDNN's
+                frontend has no float64, so slower kernels of this package compute it.
             w: filters, (K, C / groups, ...) or (K, ..., C / groups), of the same dtype.
             bias: (K,), of the same dtype, added to each channel.
             stride: steps of the filter; a number, or one for each dimension.
             padding: zeros around the image: a number; a number or a pair (before, after)
                 for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
+            groups: number of groups that channels are split into.
             activation: ``"relu"``, ``"sigmoid"``, ``"tanh"``, ``"gelu"``, ``"gelu_tanh"``,
                 ``"silu"`` or ``"swish"``, ``"elu"``, ``"softplus"``.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, which is the faster one on
@@ -91,11 +91,11 @@ class Convolutions(DnnPart[D]):
             (N, K, ...) or (N, ..., K), of the dtype of ``x``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         node = _activation(activation)
 
@@ -145,24 +145,25 @@ class Convolutions(DnnPart[D]):
             w: filters (C, K / groups, ...), or (C, ..., K / groups).
             bias: (K,).
             stride: steps between the images of neighbouring inputs.
-            padding: what is cut off around the result: a number; a number or a pair (before,
-                after) for each dimension; ``"valid"`` for nothing.
-            output_padding: additional size of the result at its end, less than ``stride``.
+            padding: elements cut off around the result: a number; a number or a pair (before,
+                after) for each dimension; ``"valid"`` for none.
+            output_padding: additional elements behind the result, fewer than ``stride``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            groups: number of groups that channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
-            (N, K, ...) or (N, ..., K), where a dimension of size ``s`` becomes
-            ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``.
+            (N, K, ...) or (N, ..., K). The size of a dimension is
+            ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``,
+            where ``s`` is that of ``x``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
 
         def make(last: bool) -> _Made:
@@ -221,31 +222,31 @@ class Convolutions(DnnPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``conv`` by its images, as ``torch.nn.grad.conv2d_input``.
+        """Gradient of ``conv`` with respect to its images, as ``torch.nn.grad.conv2d_input``.
 
         Vendor operation: ``conv_dgrad``.
 
         Args:
-            grad: the gradient by the result of ``conv``.
+            grad: the gradient with respect to the result of ``conv``.
             w: the filters.
             shape: the shape of the images.
             stride: steps of the filter; a number, or one for each dimension.
             padding: zeros around the image: a number; a number or a pair (before, after)
                 for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            groups: number of groups that channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         sizes = tuple(shape)
 
@@ -276,31 +277,31 @@ class Convolutions(DnnPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``conv`` by its filters, as ``torch.nn.grad.conv2d_weight``.
+        """Gradient of ``conv`` with respect to its filters, as ``torch.nn.grad.conv2d_weight``.
 
         Vendor operation: ``conv_wgrad``.
 
         Args:
             x: the images.
-            grad: the gradient by the result of ``conv``.
+            grad: the gradient with respect to the result of ``conv``.
             shape: the shape of the filters.
             stride: steps of the filter; a number, or one for each dimension.
             padding: zeros around the image: a number; a number or a pair (before, after)
                 for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
             dilation: steps between the taps of a filter.
-            groups: how many parts channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            groups: number of groups that channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         sizes = tuple(shape)
 
@@ -321,24 +322,24 @@ class Convolutions(DnnPart[D]):
     def conv_grad_bias(
         self, grad: GpuRef, *, layout: str | None = None, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The gradient of ``conv`` by its bias: the sum over images and space.
+        """Gradient of ``conv`` with respect to its bias: the sum over images and space.
 
         Vendor operation: ``reduction``.
 
         Args:
-            grad: the gradient by the result of ``conv``.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            grad: the gradient with respect to the result of ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
             (K,), float32, or float64 for float64.
 
         Raises:
-            ValueError: shapes, options or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, options or a layout that do not fit, or aliasing.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
 
         def make(last: bool) -> _Made:
@@ -361,7 +362,7 @@ class Convolutions(DnnPart[D]):
         out: GpuRef | None,
         make: Callable[[bool], _Made],
     ) -> Request[GpuRef]:
-        """Ask for a convolution, whose graph is made when such a one was not met before."""
+        """Return the request for a convolution, whose graph is made for each new signature."""
         plans, device = self._plans, self._device
 
         def check() -> GraphCall:

@@ -66,14 +66,14 @@ class Normalizations(NormalizationPart[D]):
         Args:
             x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C); (N, C) too.
             running_mean: (C,). In training it moves towards the mean of the batch, in
-                place, by ``momentum``; None for none. Else it is what is subtracted.
+                place, by ``momentum``; None for none. Otherwise it is subtracted.
             running_var: (C,); the same for the variance, unbiased in training.
-            weight: (C,), what channels are multiplied by.
-            bias: (C,), what is added.
+            weight: (C,), the factor of each channel.
+            bias: (C,), the term added to each channel.
             training: use the statistics of the batch, and return them.
             momentum: how far running statistics move.
             eps: added to the variance.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -83,9 +83,9 @@ class Normalizations(NormalizationPart[D]):
         Raises:
             ValueError: shapes, numbers or a layout that do not fit, aliasing; training with
                 one value for each channel, which has no variance.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: running statistics that are sealed, in training.
         """
         flag(training, "training")
@@ -162,21 +162,21 @@ class Normalizations(NormalizationPart[D]):
         Vendor operation: ``batchnorm_backward``.
 
         Args:
-            grad: the gradient by the result.
-            x: what was normalised.
-            weight: its parameter.
+            grad: the gradient with respect to the result.
+            x: the array that was normalised.
+            weight: the parameter of the forward pass.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
 
         Returns:
-            The gradients by ``x``, ``weight`` and ``bias``.
+            The gradients with respect to ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError: shapes, numbers or a layout that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -203,11 +203,11 @@ class Normalizations(NormalizationPart[D]):
 
         Args:
             x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C).
-            weight: (C,), what channels are multiplied by.
-            bias: (C,), what is added.
+            weight: (C,), the factor of each channel.
+            bias: (C,), the term added to each channel.
             training: return the statistics, too.
             eps: added to the variance.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -215,10 +215,10 @@ class Normalizations(NormalizationPart[D]):
             deviation, both (N, C).
 
         Raises:
-            ValueError: shapes, numbers or a layout that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
         return self._per_channel("instancenorm", x, weight, bias, training, eps, layout, out)
 
@@ -238,21 +238,21 @@ class Normalizations(NormalizationPart[D]):
         Vendor operation: ``instancenorm_backward``.
 
         Args:
-            grad: the gradient by the result.
-            x: what was normalised.
-            weight: its parameter.
+            grad: the gradient with respect to the result.
+            x: the array that was normalised.
+            weight: the parameter of the forward pass.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
 
         Returns:
-            The gradients by ``x``, ``weight`` and ``bias``.
+            The gradients with respect to ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError: shapes, numbers or a layout that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -280,12 +280,12 @@ class Normalizations(NormalizationPart[D]):
 
         Args:
             x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C).
-            num_groups: how many groups; channels must be a multiple.
-            weight: (C,), what channels are multiplied by.
-            bias: (C,), what is added.
+            num_groups: number of groups, which must divide the channels.
+            weight: (C,), the factor of each channel.
+            bias: (C,), the term added to each channel.
             training: return the statistics, too.
             eps: added to the variance.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -293,10 +293,10 @@ class Normalizations(NormalizationPart[D]):
             deviation, both (N, num_groups).
 
         Raises:
-            ValueError: shapes, numbers or a layout that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
         groups = whole(num_groups, "num_groups", 1)
         return self._per_channel(
@@ -318,22 +318,22 @@ class Normalizations(NormalizationPart[D]):
         """The gradients of ``group_norm``.
 
         Args:
-            grad: the gradient by the result.
-            x: what was normalised.
-            num_groups: how many groups.
-            weight: its parameter.
+            grad: the gradient with respect to the result.
+            x: the array that was normalised.
+            num_groups: number of groups.
+            weight: the parameter of the forward pass.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
 
         Returns:
-            The gradients by ``x``, ``weight`` and ``bias``.
+            The gradients with respect to ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError: shapes, numbers or a layout that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
         groups = whole(num_groups, "num_groups", 1)
 
@@ -361,9 +361,9 @@ class Normalizations(NormalizationPart[D]):
 
         Args:
             x: ``(..., *weight.shape)``.
-            weight: what normalised numbers are multiplied by; its shape says over which
-                dimensions they are normalised.
-            bias: what is added; of the shape of ``weight``.
+            weight: the factor of normalised numbers. Its shape determines the dimensions over
+                which they are normalised.
+            bias: the term that is added; of the shape of ``weight``.
             training: return the statistics, too.
             eps: added to the variance.
             out: where the result goes.
@@ -373,10 +373,10 @@ class Normalizations(NormalizationPart[D]):
             deviation, both of the leading dimensions of ``x``.
 
         Raises:
-            ValueError: shapes or numbers that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes or numbers that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
         given = {"x": x, "weight": weight, "bias": bias}
         return self._rows("layernorm", given, eps, out, training=training)
@@ -390,20 +390,20 @@ class Normalizations(NormalizationPart[D]):
         Vendor operation: ``layernorm_backward``.
 
         Args:
-            grad: the gradient by the result.
-            x: what was normalised.
-            weight: its parameter.
+            grad: the gradient with respect to the result.
+            x: the array that was normalised.
+            weight: the parameter of the forward pass.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.
 
         Returns:
-            The gradients by ``x``, ``weight`` and ``bias``.
+            The gradients with respect to ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError: shapes or numbers that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes or numbers that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._rows_grad("layernorm", given)
@@ -425,9 +425,9 @@ class Normalizations(NormalizationPart[D]):
 
         Args:
             x: ``(..., *weight.shape)``.
-            weight: what the quotients are multiplied by; its shape says over which
-                dimensions the mean is taken.
-            bias: what is added; of the shape of ``weight``.
+            weight: the factor of the quotients. Its shape determines the dimensions over which
+                the mean is taken.
+            bias: the term that is added; of the shape of ``weight``.
             training: return the statistics, too.
             eps: added to the mean square.
             out: where the result goes.
@@ -437,10 +437,10 @@ class Normalizations(NormalizationPart[D]):
             leading dimensions of ``x``.
 
         Raises:
-            ValueError: shapes or numbers that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes or numbers that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
         given = {"x": x, "weight": weight}
         if bias is not None:
@@ -462,20 +462,20 @@ class Normalizations(NormalizationPart[D]):
         Vendor operation: ``rmsnorm_backward``.
 
         Args:
-            grad: the gradient by the result.
-            x: what was normalised.
-            weight: its parameter.
+            grad: the gradient with respect to the result.
+            x: the array that was normalised.
+            weight: the parameter of the forward pass.
             inv_variance: the statistic that came with the result.
-            has_bias: whether the gradient by the bias is wanted.
+            has_bias: whether to return the gradient with respect to the bias.
 
         Returns:
-            The gradients by ``x`` and ``weight``, and with ``has_bias`` by ``bias``.
+            The gradients with respect to ``x`` and ``weight``, and with ``has_bias`` to ``bias``.
 
         Raises:
-            ValueError: shapes or numbers that do not fit, aliasing.
-            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            ValueError: shapes or numbers that do not fit, or aliasing.
+            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
             Unsupported: the device does not have this combination.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
         given = _backward_given(grad, x, weight, None, inv_variance)
         return self._rows_grad("rmsnorm", given, has_dbias=flag(has_bias, "has_bias"))

@@ -31,8 +31,8 @@ class NormGraph(NamedTuple):
 
     Attributes:
         graph: the graph.
-        inputs: ids of what it reads, by argument.
-        outputs: ids and shapes of what it writes, in the order of results.
+        inputs: ids of its inputs, by argument.
+        outputs: ids and shapes of its outputs, in the order of results.
     """
 
     graph: EncodedGraph
@@ -188,19 +188,18 @@ class NormalizationPart(DnnPart[D]):
         outs: Sequence[GpuRef | None],
         in_place: Mapping[int, str] = _NOT_IN_PLACE,
     ) -> Request[Any]:
-        """Ask for a normalisation, whose graph is made when such a one was not met before.
+        """Return the request for a normalisation, whose graph is made for each new signature.
 
         Args:
-            key: what it depends on beside shapes and dtypes, its name first; checked, so that
-                equal ones mean the same.
-            given: the arguments with their names; ``x`` is what is normalised.
+            key: values on which the graph depends besides shapes and dtypes, its name first;
+                checked, so that equal keys mean equal graphs.
+            given: the arguments with their names; ``x`` is the array that is normalised.
             scalars: the graph's numbers.
             make: makes the graph.
-            layout: of ``x``.
-            outs: buffers of the caller for results, in order; those that are not there are
-                made.
-            in_place: the names of outputs that are read, too, by position; they are no
-                results.
+            layout: layout of ``x``.
+            outs: buffers of the caller for results, in order; absent ones are made.
+            in_place: the names of outputs that are also read, by position; they are not
+                returned.
         """
         memory = self._device.memory
 
@@ -247,7 +246,7 @@ def finished_grad(
     shape: tuple[int, ...],
     parameter: tuple[int, ...],
 ) -> NormGraph:
-    """Likewise, of a gradient; ``parameter`` is the shape of all but ``dx``."""
+    """Finish the graph of a gradient. ``parameter`` is the shape of all outputs but ``dx``."""
     arguments = {"input": "x", "scale": "weight"}
     inputs = {arguments.get(name, name): symbol.id for name, symbol in named.items()}
     return finished(builder, inputs, found, {"dx": shape}, parameter)

@@ -27,29 +27,30 @@ Attributes = dict[str, float]
 
 _NO_ATTRIBUTES: Final[Attributes] = {}
 _ARGUMENTS: Final = {"loss": "grad", "input": "x"}
-"""What the caller calls the inputs of an operation."""
+"""Argument names of the inputs of an operation."""
 _NODES: Final = ("relu", "sigmoid", "tanh", "gelu", "gelu_approx_tanh", "swish", "elu", "softplus")
 _NAMES: Final = {node: f"dnn.{node}" for each in _NODES for node in (each, f"{each}_backward")}
-"""What to call requests, by what they compute."""
+"""Names of requests, by operation."""
 
 
 class Activations(DnnPart[D]):
     """Activations with their gradients, and reductions, of arrays of any shape.
 
-    What activations have in common: they take ``x``, float16, bfloat16, float32 or float64 of
-    any shape, and ``out``, where the result goes, of x's shape and dtype, made if
-    absent. They return x's shape and dtype, computed in float32, or in float64 for float64. The
-    gradients take ``grad``, the gradient by the result, of the same shape and dtype, before it.
+    All activations take ``x``, float16, bfloat16, float32 or float64 of any shape, and ``out``, a
+    buffer for the result of x's shape and dtype, made if absent. They return x's shape and dtype,
+    computed in float32, or in float64 for float64. The gradients take ``grad``, the gradient with
+    respect to the result, of the same shape and dtype, before ``x``.
 
-    At infinities results are limits, and NaN stays NaN; on CUDA kernels of this package compute
-    what cuDNN does otherwise, and ``tanh`` in float32, of which it has five digits. Where an
-    activation is part of another operation, or of a graph of several, cuDNN computes it, and what
-    it makes of infinities and NaN is cuDNN's.
+    At infinities results are limits, and NaN stays NaN. On CUDA kernels of this package compute
+    the activations for which cuDNN differs, and ``tanh`` in float32, for which cuDNN is exact to
+    only five digits. cuDNN always computes activations that are part of another operation or of a
+    larger graph, and then it decides the results for infinities and NaN.
 
-    They raise ValueError for shapes that do not fit, an ``out`` that overlaps an argument, or a
-    view that begins at no multiple of 16 bytes; TypeError for dtypes that do not fit, or what is
-    no ref; ``GpuRefStale`` for a ref of an older generation, or freed; ``OutOfMemory`` where there
-    is no room for the result; ``Unsupported`` where neither cuDNN nor a kernel of ours does it.
+    All methods raise ``ValueError`` for shapes that do not fit, an ``out`` that overlaps an
+    argument, or a view that does not begin at a multiple of 16 bytes. They raise ``TypeError`` for
+    dtypes that do not fit, or arguments that are not refs, and ``GpuRefStale`` for a ref that is of
+    an older generation, or was freed. They raise ``OutOfMemory`` if memory for the result is short,
+    and ``Unsupported`` if neither cuDNN nor a kernel of this package supports the call.
 
     Vendor operation: the pointwise mode that each names, ``CUDNN_POINTWISE_..._FWD``, and
     ``..._BWD`` for its gradient.
@@ -189,7 +190,7 @@ class Activations(DnnPart[D]):
                 norms are 0, means NaN.
             mode: ``"absmax"`` is the largest magnitude; ``"norm1"`` the sum of magnitudes;
                 ``"norm2"`` the root of the sum of squares.
-            axis: over which; None for all, ``()`` for none: every element by itself. On
+            axis: dimensions to reduce; None for all, ``()`` for none: every element by itself. On
                 CUDA they must be neighbours, or all but one run of neighbours.
             keepdims: leave them in the result, with size 1.
             out: where the result goes.
@@ -198,8 +199,8 @@ class Activations(DnnPart[D]):
             float32, or float64 for float64.
 
         Raises:
-            ValueError: an axis that is not there, or twice; a largest or smallest of no elements.
-            TypeError: a dtype that does not fit, an argument that is no GpuRef.
+            ValueError: an axis does not exist or repeats; a largest or smallest of no elements.
+            TypeError: a dtype that does not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not have this combination.
         """
         if mode not in _REDUCTIONS:
@@ -306,14 +307,14 @@ _REDUCTIONS: dict[str, tuple[str, str, str]] = {
     "norm1": ("abs", "ADD", ""),
     "norm2": ("square", "ADD", "sqrt"),
 }
-"""What is done before a reduction, the reduction, and what is done to its result."""
+"""Operation before a reduction, mode of the reduction, and operation on its result."""
 
 _OF_ONE: Final = {"absmax": "abs", "norm1": "abs", "norm2": "abs"}
-"""What a reduction makes of an element alone, where that is not the element."""
+"""Operations that replace reductions of single elements. Others return the element."""
 
 
 def _reduced(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
-    """What is left of a shape."""
+    """Return the shape after a reduction."""
     return tuple(
         1 if axis in axes else size
         for axis, size in enumerate(shape)

@@ -38,7 +38,7 @@ _MODES: Final = {
     "bicubic": ("CUBIC", (2,)),
     "area": ("AVGPOOL", _SPACES),
 }
-"""What calls it, the node's mode, and for how many dimensions of space it is."""
+"""Modes of ``interpolate``, each with the node's mode and its numbers of dimensions of space."""
 
 
 class ResamplingPart(DnnPart[D]):
@@ -111,18 +111,18 @@ class ResamplingPart(DnnPart[D]):
 class Resampling(ResamplingPart[D]):
     """Images of another size.
 
-    What they have in common: ``x`` is float16, bfloat16, float32 or float64 of shape (batch,
-    channels, ...space) with one to three dimensions of space; by ``layout``, such as ``"NHWC"``,
-    channels are last. ``out``, where the result goes, is made if absent. Gradients take
-    ``grad``, the gradient by the result, and return the shape that ``x`` has. Sums are float32, or
+    In all methods ``x`` is float16, bfloat16, float32 or float64 of shape (batch, channels,
+    ...space) with one to three dimensions of space. A ``layout`` such as ``"NHWC"`` means that
+    channels are last. ``out`` is a buffer for the result, made if absent. Gradients take ``grad``,
+    the gradient with respect to the result, and return the shape of ``x``. Sums are float32, or
     float64 for float64, and the same each time.
 
-    They raise ValueError for shapes and sizes that do not fit, or an ``out`` that overlaps an
-    argument; TypeError for dtypes that do not fit, or what is no ref; ``GpuRefStale`` for a ref of
-    an older generation, or freed; ``GpuRefSealed`` for an ``out`` that is sealed; ``OutOfMemory``
-    where there is no room for the result.
+    All methods raise ``ValueError`` for shapes and sizes that do not fit, or an ``out`` that
+    overlaps an argument. They raise ``TypeError`` for dtypes that do not fit, or arguments that are
+    not refs. They raise ``GpuRefStale`` for a ref that is of an older generation, or was freed,
+    ``GpuRefSealed`` for a sealed ``out``, and ``OutOfMemory`` if memory for the result is short.
 
-    cuDNN's frontend has no such operation, so on CUDA kernels of this package compute them.
+    cuDNN's frontend has no such operations, so on CUDA kernels of this package compute them.
     """
 
     @op
@@ -141,7 +141,7 @@ class Resampling(ResamplingPart[D]):
 
         Args:
             x: images.
-            output_size: how many windows, one number or one for each dimension of space.
+            output_size: number of windows, one number or one for each dimension of space.
             layout: where channels are; by default first.
             out: where to put the result. Made if absent.
 
@@ -163,8 +163,8 @@ class Resampling(ResamplingPart[D]):
         """The gradient of ``adaptive_avg_pool``; see the class.
 
         Args:
-            grad: gradient by the result, whose shape tells how many windows there were.
-            shape: of ``x``.
+            grad: gradient with respect to the result, whose shape is that of the windows.
+            shape: shape of ``x``.
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
         """
@@ -183,13 +183,13 @@ class Resampling(ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The largest elements of the windows of ``adaptive_avg_pool``; NaN where there is one.
+        """Largest elements of the windows of ``adaptive_avg_pool``; NaN for windows with NaN.
 
         As ``torch.nn.functional.adaptive_max_pool2d``; see the class.
 
         Args:
             x: images.
-            output_size: how many windows, one number or one for each dimension of space.
+            output_size: number of windows, one number or one for each dimension of space.
             layout: where channels are; by default first.
             out: where to put the result. Made if absent.
 
@@ -213,8 +213,8 @@ class Resampling(ResamplingPart[D]):
         See the class.
 
         Args:
-            grad: gradient by the result, whose shape tells how many windows there were.
-            x: what ``adaptive_max_pool`` was called with.
+            grad: gradient with respect to the result, whose shape is that of the windows.
+            x: argument of ``adaptive_max_pool``.
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
         """
@@ -235,24 +235,23 @@ class Resampling(ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Images of another size, between whose elements there is interpolated.
+        """Resize images by interpolation between their elements.
 
-        As ``torch.nn.functional.interpolate``, with ``recompute_scale_factor=True``: where elements
-        are is told by the two sizes alone. ``nearest`` takes element ``floor(i * size / n)``
-        exactly, and ``nearest-exact`` that at the centre of place ``i``. ``bicubic`` is Keys'
-        kernel with -3/4. What has weight 0 does not count, an infinity neither. See the class.
+        As ``torch.nn.functional.interpolate`` with ``recompute_scale_factor=True``: only the two
+        sizes determine positions. ``nearest`` takes element ``floor(i * size / n)`` exactly, and
+        ``nearest-exact`` the element at the centre of place ``i``. ``bicubic`` is Keys' kernel
+        with -3/4. Elements of weight 0 do not count, even infinities. See the class.
 
         Args:
             x: images.
-            size: how many elements there are to be, one number or one for each dimension of
-                space.
-            scale_factor: in its place, by what numbers sizes are multiplied; the results are
-                rounded down.
+            size: size of the result, one number or one for each dimension of space.
+            scale_factor: factors of the sizes, instead of ``size``. Resulting sizes are rounded
+                down.
             mode: ``"nearest"``, ``"nearest-exact"``, ``"area"``, which is ``adaptive_avg_pool``;
                 ``"linear"``, ``"bilinear"`` or ``"trilinear"`` by the dimensions of space; or
                 ``"bicubic"``.
-            align_corners: whether the first and the last elements stay where they are, and not
-                their outer edges; for the linear ones and ``"bicubic"``.
+            align_corners: whether the centres of the first and the last elements keep their
+                positions, instead of their outer edges; for the linear modes and ``"bicubic"``.
             layout: where channels are; by default first.
             out: where to put the result. Made if absent.
 
@@ -285,8 +284,8 @@ class Resampling(ResamplingPart[D]):
         """The gradient of ``interpolate``; see the class.
 
         Args:
-            grad: gradient by the result, whose shape tells the size.
-            shape: of ``x``.
+            grad: gradient with respect to the result, whose shape determines the size.
+            shape: shape of ``x``.
             mode: as ``interpolate`` had it.
             align_corners: as ``interpolate`` had it.
             layout: where channels are; by default first.
@@ -343,10 +342,10 @@ def _key(op: str, attributes: Attributes, layout: str | None) -> tuple[Any, ...]
 
 
 def _last(shape: tuple[int, ...], layout: str | None) -> bool:
-    """Whether channels are last.
+    """Return whether channels are last.
 
     Raises:
-        ValueError: it is no image, or none with elements.
+        ValueError: the shape is not that of an image, or has no elements.
     """
     if len(shape) - 2 not in _SPACES or 0 in shape:
         raise ValueError(

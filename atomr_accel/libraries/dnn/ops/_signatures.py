@@ -1,4 +1,4 @@
-"""How normalisations are called, where a flag decides what they return."""
+"""Types of normalisations whose result depends on a flag."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class layer_norm_op(op[..., Any]):  # noqa: N801 - used as a decorator
 
 
 class RmsNorm(Protocol[One_co, More_co]):
-    """``rms_norm``: with ``training`` the statistic comes back, too."""
+    """``rms_norm``: with ``training`` it also returns the statistic."""
 
     @overload
     def __call__(

@@ -34,13 +34,13 @@ _Known = Recent[tuple[RnnSpec, RnnData | None, bool], _Sizes]
 
 
 class RnnOutput(NamedTuple):
-    """What a recurrent network gives.
+    """Results of a recurrent network.
 
     Attributes:
-        y: what the last layer puts out at each step; behind the end of a sequence zeros.
+        y: output of the last layer at each step; zeros behind the end of a sequence.
         hn: the last hidden states, (layers * directions, batch, output size).
-        cn: an LSTM's last cell states; None for others.
-        tape: what ``backward`` needs; None unless ``training``.
+        cn: an LSTM's last cell states; None for other networks.
+        tape: input of ``backward``; None unless ``training``.
     """
 
     y: GpuRef
@@ -53,9 +53,9 @@ class RnnGradients(NamedTuple):
     """The gradients of a recurrent network.
 
     Attributes:
-        dx: by the input.
-        dh0, dc0: by the first states; dc0 is None but for an LSTM.
-        dweights: by the packed weights, packed likewise.
+        dx: gradient with respect to the input.
+        dh0, dc0: gradients with respect to the first states; only an LSTM has dc0.
+        dweights: gradient with respect to the packed weights, packed in the same way.
     """
 
     dx: GpuRef
@@ -67,7 +67,7 @@ class RnnGradients(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class RnnTape:
-    """What a backward pass needs of the forward pass. Buffers must not change meanwhile."""
+    """Values of the forward pass that the backward pass needs. Its buffers must not change."""
 
     data: RnnData
     sizes: _Sizes
@@ -122,7 +122,7 @@ class Rnn(Facade[D]):
             ValueError: other shapes, or another number of them.
             TypeError: another dtype.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
@@ -147,7 +147,7 @@ class Rnn(Facade[D]):
         """Take the parameters out of packed weights, or their gradients.
 
         Args:
-            weights: what ``pack`` returned, or ``dweights``.
+            weights: result of ``pack``, or ``dweights``.
 
         Returns:
             Buffers with the shapes of ``parameter_shapes``.
@@ -155,7 +155,7 @@ class Rnn(Facade[D]):
         Raises:
             ValueError: no packed weights of this network.
             TypeError: another dtype.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def prepare(driver: Driver) -> Submission[list[GpuRef]]:
@@ -198,8 +198,8 @@ class Rnn(Facade[D]):
                 in descending order.
             layout: see ``x``.
             training: whether ``backward`` follows.
-            seed: of the dropout between layers, which there is in training only. Masks are
-                the backend's own.
+            seed: seed of the dropout between layers, which happens only in training. Masks
+                differ between backends.
 
         Returns:
             ``y`` in the layout of ``x``, the last states, and the tape.
@@ -209,8 +209,8 @@ class Rnn(Facade[D]):
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not do this; or inside a batch, where the sizes of
                 scratch memory for these shapes are not known yet.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         flag(training, "training")
@@ -257,20 +257,20 @@ class Rnn(Facade[D]):
         Vendor functions: ``cudnnRNNBackwardData_v8`` and ``cudnnRNNBackwardWeights_v8``.
 
         Args:
-            tape: of a run with ``training=True``; it serves once.
-            dy: gradient by ``y``; behind the end of a sequence it is ignored.
-            dhn: gradient by the last hidden states; zeros if absent.
-            dcn: gradient by an LSTM's last cell states; zeros if absent.
+            tape: tape of a run with ``training=True``; it can be used once.
+            dy: gradient with respect to ``y``; ignored behind the end of a sequence.
+            dhn: gradient with respect to the last hidden states; zeros if absent.
+            dcn: gradient with respect to an LSTM's last cell states; zeros if absent.
 
         Returns:
-            The gradients by inputs, first states and packed weights.
+            The gradients with respect to inputs, first states and packed weights.
 
         Raises:
             ValueError: shapes that do not fit; no tape.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the result.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: there is not enough memory for the result.
         """
         if tape is None:
             raise ValueError("there is no tape: the forward pass needs training=True")
@@ -328,7 +328,7 @@ class Rnn(Facade[D]):
         )
 
     def _ask(self, driver: Driver, data: RnnData | None, *, training: bool) -> _Sizes:
-        """How much memory is needed."""
+        """Return the sizes of the buffers that a pass needs, in bytes."""
         key = (self.spec, data, training)
         found = self._sizes.get(key)
         if found is None:
@@ -415,12 +415,12 @@ class Recurrent(DnnPart[D]):
 
         Args:
             cell: ``"lstm"``, ``"gru"``, or ``"relu"`` or ``"tanh"`` for a plain one.
-            input_size: of a step's input.
-            hidden_size: of the state.
-            num_layers: how many layers, one above the other.
+            input_size: size of a step's input.
+            hidden_size: size of the state.
+            num_layers: number of layers, one above the other.
             bias: whether each gate has two biases.
             bidirectional: whether each layer also runs backwards; outputs are put together.
-            proj_size: what an LSTM's hidden state is projected to; 0 for no projection.
+            proj_size: size to which an LSTM's hidden state is projected; 0 for no projection.
             dropout: between layers, in training.
             dtype: float16, bfloat16, float32 or float64.
 

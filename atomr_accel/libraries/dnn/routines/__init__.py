@@ -1,1 +1,1 @@
-"""Pooling, softmax, dropout, LRN and what else is no graph in cuDNN."""
+"""Pooling, softmax, dropout, LRN and other operations for which cuDNN has no graphs."""

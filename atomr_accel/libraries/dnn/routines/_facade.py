@@ -22,7 +22,7 @@ _LEAST_K: Final = 1e-5
 
 
 class Routines(RoutinePart[D]):
-    """What cuDNN has routines for, and no graphs."""
+    """Operations for which cuDNN has routines, but no graphs."""
 
     # --- softmax --------------------------------------------------------------------------
 
@@ -34,19 +34,19 @@ class Routines(RoutinePart[D]):
 
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.
-            axis: along which one.
+            axis: the axis of the sums.
             out: where to put the result, ``x`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax(x, axis, out, log=False)
 
@@ -61,19 +61,19 @@ class Routines(RoutinePart[D]):
 
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.
-            axis: along which one.
+            axis: the axis of the sums.
             out: where to put the result, ``x`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax(x, axis, out, log=True)
 
@@ -86,21 +86,21 @@ class Routines(RoutinePart[D]):
         Vendor function: ``cudnnSoftmaxBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``softmax`` gave.
-            axis: along which one it was.
+            grad: gradient with respect to the result.
+            y: result of ``softmax``.
+            axis: the axis of the forward pass.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax_backward(grad, y, axis, out, log=False)
 
@@ -113,21 +113,21 @@ class Routines(RoutinePart[D]):
         Vendor function: ``cudnnSoftmaxBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``log_softmax`` gave.
-            axis: along which one it was.
+            grad: gradient with respect to the result.
+            y: result of ``log_softmax``.
+            axis: the axis of the forward pass.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError: no such axis, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: an axis that does not exist, or shapes that do not fit.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         return self._softmax_backward(grad, y, axis, out, log=True)
 
@@ -173,16 +173,16 @@ class Routines(RoutinePart[D]):
     ) -> Request[GpuRef]:
         """Set elements to zero by chance, and divide the others by ``1 - p``.
 
-        Element ``i`` is decided by word ``offset + i`` of the Philox sequence of ``seed``
-        (Salmon et al., 2011), so a mask is two numbers: the same on every backend, after
-        every rebuild, and in the backward pass, which is this very function of the gradient.
-        Go on at ``offset + x.size`` for the next one. cuDNN's own generator has a state in
-        memory that a rebuild would lose, so it is not used here.
+        Word ``offset + i`` of the Philox sequence of ``seed`` (Salmon et al., 2011) decides
+        element ``i``. So two numbers determine the mask. It is the same on every backend, after
+        every rebuild, and in the backward pass, which is this same function of the gradient.
+        Continue at ``offset + x.size`` for the next call. cuDNN's own generator is not used,
+        because a rebuild would lose its state in memory.
 
         Args:
             x: float16, bfloat16, float32 or float64, of any shape.
             p: the share that is dropped, at least 0 and below 1.
-            seed: which sequence, from 0 to 2**63 - 1.
+            seed: number of the random sequence, from 0 to 2**63 - 1.
             offset: where in the sequence to begin.
             out: where to put the result, ``x`` itself too. Made if absent.
 
@@ -191,10 +191,10 @@ class Routines(RoutinePart[D]):
 
         Raises:
             ValueError: numbers out of range, shapes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            GpuRefStale: of an older generation, or freed.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         share = real(p, "p", least=0, below=1)
@@ -227,11 +227,11 @@ class Routines(RoutinePart[D]):
         Args:
             x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
                 one to three dimensions of space.
-            size: how many channels count, at most 16.
-            alpha: of the formula.
-            beta: of the formula, at least 0.01.
-            k: of the formula, at least 1e-5.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            size: number of channels that count, at most 16.
+            alpha: parameter of the formula.
+            beta: parameter of the formula, at least 0.01.
+            k: parameter of the formula, at least 1e-5.
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the result. Made if absent.
 
@@ -240,11 +240,11 @@ class Routines(RoutinePart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
 
@@ -267,19 +267,19 @@ class Routines(RoutinePart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``local_response_norm`` by ``x``.
+        """Gradient of ``local_response_norm`` with respect to ``x``.
 
         Vendor function: ``cudnnLRNCrossChannelBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``local_response_norm`` gave.
-            x: what ``local_response_norm`` was called with, shape (batch, channels, ...space).
-            size: how many channels count, at most 16.
-            alpha: of the formula.
-            beta: of the formula, at least 0.01.
-            k: of the formula, at least 1e-5.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            grad: gradient with respect to the result.
+            y: result of ``local_response_norm``.
+            x: argument of ``local_response_norm``, shape (batch, channels, ...space).
+            size: number of channels that count, at most 16.
+            alpha: parameter of the formula.
+            beta: parameter of the formula, at least 0.01.
+            k: parameter of the formula, at least 1e-5.
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
@@ -288,11 +288,11 @@ class Routines(RoutinePart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
         given = {"grad": grad, "y": y, "x": x}
@@ -325,7 +325,7 @@ class Routines(RoutinePart[D]):
 
 
 def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """What comes before an axis, the axis, and what comes behind."""
+    """Return the sizes before an axis, of the axis, and behind it."""
     axis = whole(axis, "axis")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"axis {axis} is out of bounds for shape {shape}")

@@ -26,18 +26,19 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class Losses(DnnPart[D]):
-    """What a network's results are held against what they should be with.
+    """Loss functions, which compare results of a network with targets.
 
     cuDNN has no cross-entropy. On CUDA kernels of this package compute losses, in float32, or
     float64 for float64, and the same each time.
 
-    Of an empty batch the mean is NaN, the sum 0.
+    For an empty batch the mean is NaN and the sum 0.
 
-    They raise ValueError for shapes and numbers that do not fit, and on the CPU for classes and
-    lengths that are out of range; on CUDA what would be read by these is not, and NaN. They raise
-    TypeError for dtypes that do not fit, or what is no ref; ``GpuRefStale`` for a ref of an older
-    generation, or freed; ``GpuRefSealed`` for an ``out`` that is sealed; ``OutOfMemory`` where
-    there is no room for the result; ``Unsupported`` for what cuDNN does not take where it is to.
+    All methods raise ``ValueError`` for shapes and numbers that do not fit, and on the CPU for
+    classes and lengths that are out of range. On CUDA such classes and lengths read no memory, and
+    the result is NaN. All methods raise ``TypeError`` for dtypes that do not fit, or arguments that
+    are not refs, and ``GpuRefStale`` for a ref that is of an older generation, or was freed. They
+    raise ``GpuRefSealed`` for a sealed ``out``, ``OutOfMemory`` if memory for the result is short,
+    and ``Unsupported`` if cuDNN is requested, but does not support the call.
     """
 
     @op
@@ -52,20 +53,20 @@ class Losses(DnnPart[D]):
         label_smoothing: float = 0.0,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """How far scores are from what they should be: ``-log_softmax(x)[target]``.
+        """Cross-entropy of scores and targets: ``-log_softmax(x)[target]``.
 
         As ``torch.nn.functional.cross_entropy`` with targets that are classes; see the class.
 
         Args:
             x: scores, float16, bfloat16, float32 or float64; shape (batch, classes, ...), or
                 (classes,).
-            target: the right classes, int32 or int64; the shape of ``x`` without that of classes.
-            weight: how much each class counts, shape (classes,), dtype of ``x``; by default
-                alike.
+            target: the right classes, int32 or int64; the shape of ``x`` without the classes.
+            weight: weight of each class, shape (classes,), dtype of ``x``; by default all 1.
             ignore_index: a target that does not count.
             reduction: ``"mean"`` divides the sum of all losses by that of the weights of their
-                targets; without any it is NaN. ``"sum"``, or ``"none"`` for each of them.
-            label_smoothing: the share of each target that all classes get alike, from 0 to 1.
+                targets; without targets it is NaN. ``"sum"``, or ``"none"`` for each loss.
+            label_smoothing: the share of each target that is divided equally among all classes,
+                from 0 to 1.
             out: where to put the result. Made if absent.
 
         Returns:
@@ -88,10 +89,10 @@ class Losses(DnnPart[D]):
         label_smoothing: float = 0.0,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``cross_entropy`` by ``x``; see the class.
+        """Gradient of ``cross_entropy`` with respect to ``x``; see the class.
 
         Args:
-            grad: gradient by the result, of its shape, dtype of ``x``.
+            grad: gradient with respect to the result, of its shape, dtype of ``x``.
             x: scores.
             target: the right classes.
             weight: how much each class counts.
@@ -122,26 +123,25 @@ class Losses(DnnPart[D]):
         cudnn: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """How improbable targets are, whenever in a sequence each of them comes.
+        """Loss of unaligned targets of sequences: connectionist temporal classification.
 
-        Connectionist temporal classification (Graves et al., 2006), as
-        ``torch.nn.functional.ctc_loss``; see the class.
+        The method of Graves et al. (2006), as ``torch.nn.functional.ctc_loss``; see the class.
 
         Args:
             log_probs: logarithms of probabilities, as of ``log_softmax``: float16, bfloat16,
                 float32 or float64 of shape (steps, batch, classes).
-            targets: classes, int32 or int64; shape (batch, most), of whose rows the beginnings
-                count, or (sum of ``target_lengths``,), one behind the other.
-            input_lengths: how many steps each sequence has, shape (batch,), dtype of ``targets``.
-            target_lengths: how many targets each sequence has, likewise.
-            blank: the class that is no target.
+            targets: classes, int32 or int64; shape (batch, most), whose rows count up to their
+                lengths, or (sum of ``target_lengths``,), one sequence behind the other.
+            input_lengths: number of steps of each sequence, shape (batch,), dtype of ``targets``.
+            target_lengths: number of targets of each sequence, of the same shape and dtype.
+            blank: the blank class, which is not a target.
             reduction: ``"mean"`` divides each loss by the number of its targets, and the sum by
-                the number of sequences. ``"sum"``, or ``"none"`` for each of them.
+                the number of sequences. ``"sum"``, or ``"none"`` for each loss.
             zero_infinity: whether a sequence too short for its targets, whose loss is infinite,
                 has a loss and a gradient of 0.
-            cudnn: whether on CUDA cuDNN computes what is ordinary: ``cudnnCTCLoss_v8``. It takes
-                float32, rows of at most 255 targets in int32, and blank 0. Sequences without
-                targets, and those too short for theirs, are left to a kernel of this package.
+            cudnn: whether on CUDA cuDNN computes ordinary sequences: ``cudnnCTCLoss_v8``. It takes
+                float32, rows of at most 255 targets in int32, and blank 0. A kernel of this
+                package computes sequences without targets, and those too short for their targets.
             out: where to put the result. Made if absent.
 
         Returns:
@@ -169,19 +169,19 @@ class Losses(DnnPart[D]):
         cudnn: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``ctc_loss`` by the scores of which ``log_probs`` is ``log_softmax``.
+        """Gradient of ``ctc_loss`` with respect to scores whose ``log_softmax`` is ``log_probs``.
 
-        That is what PyTorch gives for ``log_probs``, too: ``log_softmax_grad`` leaves it as it is.
-        What is behind a sequence's end has gradient 0; a sequence with an infinite loss has NaN,
+        PyTorch returns the same for ``log_probs``, too: ``log_softmax_grad`` does not change it.
+        Steps behind a sequence's end have gradient 0. A sequence with an infinite loss has NaN,
         unless ``zero_infinity``. See the class.
 
         Args:
-            grad: gradient by the result, of its shape, dtype of ``log_probs``.
+            grad: gradient with respect to the result, of its shape, dtype of ``log_probs``.
             log_probs: logarithms of probabilities.
             targets: classes.
-            input_lengths: how many steps each sequence has.
-            target_lengths: how many targets each sequence has.
-            blank: the class that is no target.
+            input_lengths: number of steps of each sequence.
+            target_lengths: number of targets of each sequence.
+            blank: the blank class, which is not a target.
             reduction: as ``ctc_loss`` had it.
             zero_infinity: as ``ctc_loss`` had it.
             cudnn: as for ``ctc_loss``.
@@ -244,12 +244,12 @@ def dtype_size(dtype: str) -> int:
 
 
 class _Entropy:
-    """A cross-entropy, checked.
+    """A checked cross-entropy.
 
     Attributes:
-        inputs: what it reads, by the message's names.
+        inputs: its inputs, by the message's names.
         rows: the shape of targets.
-        dtype: of its result.
+        dtype: dtype of its result.
     """
 
     def __init__(
@@ -287,11 +287,11 @@ class _Entropy:
         self._smoothing = real(label_smoothing, "label_smoothing", least=0, most=1)
 
     def scratch(self, *, gradient: bool) -> int:
-        """How many numbers it needs."""
+        """Return the length of the scratch memory, in numbers."""
         return 1 if gradient else 2 * self._shape[0] * self._shape[2]
 
     def message(self, places: dict[str, Any]) -> CrossEntropy:
-        """What the lane executes, with its addresses."""
+        """Return the message for the lane, with its addresses."""
         return CrossEntropy(
             shape=self._shape,
             dtype=self.dtype.name,
@@ -304,11 +304,11 @@ class _Entropy:
 
 
 class _Classification:
-    """Connectionist temporal classification, checked.
+    """A checked connectionist temporal classification.
 
     Attributes:
-        inputs: what it reads, by the message's names.
-        dtype: of its result.
+        inputs: its inputs, by the message's names.
+        dtype: dtype of its result.
     """
 
     def __init__(
@@ -369,12 +369,12 @@ class _Classification:
             )
 
     def scratch(self, *, gradient: bool) -> int:
-        """How many numbers it needs."""
+        """Return the length of the scratch memory, in numbers."""
         steps, batch, _ = self._shape
         return scratch_count(steps, batch, self._size, gradient=gradient)
 
     def message(self, places: dict[str, Any]) -> Ctc:
-        """What the lane executes, with its addresses."""
+        """Return the message for the lane, with its addresses."""
         return Ctc(
             shape=self._shape,
             dtype=self.dtype.name,

@@ -59,7 +59,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the result. Made if absent.
 
@@ -68,11 +68,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
@@ -92,19 +92,19 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``max_pool`` by ``x``; of equal elements the first one gets it.
+        """Gradient of ``max_pool`` with respect to ``x``. The first of equal elements gets it.
 
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:
-            grad: gradient by the result.
-            y: what ``max_pool`` gave.
-            x: what ``max_pool`` was called with, shape (batch, channels, ...space).
+            grad: gradient with respect to the result.
+            y: result of ``max_pool``.
+            x: argument of ``max_pool``, shape (batch, channels, ...space).
             window: its size.
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
@@ -113,11 +113,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
         pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
@@ -148,7 +148,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
             count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the result. Made if absent.
 
@@ -157,11 +157,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         mode = _average(include=count_include_pad)
         require_readable(x, self._device.memory, "x")
@@ -182,19 +182,19 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``avg_pool`` by ``x``.
+        """Gradient of ``avg_pool`` with respect to ``x``.
 
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:
-            grad: gradient by the result.
-            shape: of ``x``.
+            grad: gradient with respect to the result.
+            shape: shape of ``x``.
             window: its size.
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
             ceil_mode: whether a last place counts that is only partly inside.
             count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
                 space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
@@ -203,11 +203,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Raises:
             ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
             Unsupported: cuDNN does not do this.
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: a ref is of an older generation, or was freed.
             GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: no room for the result.
+            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(grad, self._device.memory, "grad")
         like = _Like(tuple(shape), grad.dtype)
@@ -262,7 +262,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
 
 class _Like:
-    """What is known of a tensor that is not there."""
+    """Shape and dtype of an absent tensor."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape = shape
@@ -270,12 +270,12 @@ class _Like:
 
 
 class _Pooling:
-    """How a window moves, checked.
+    """The checked movement of a window.
 
     Attributes:
-        mode: as ``Pool`` has it.
-        partial: whether its last places are only partly inside, which the routine has not.
-        x_shape, y_shape: as the caller has them.
+        mode: as in ``Pool``.
+        partial: whether its last places are only partly inside, which the routine cannot do.
+        x_shape, y_shape: shapes in the caller's layout.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class _Pooling:
             yield from (*tensor.shape, *tensor.strides)
 
     def attributes(self) -> dict[str, Any]:
-        """Those of the node that has it, too, and places that are only partly inside."""
+        """Return the attributes of the node, which also has places that are only partly inside."""
         window, padding, stride = self._numbers
         return {
             "mode": _NODES[self.mode],
@@ -339,7 +339,7 @@ class _Pooling:
         }
 
     def message(self, *, x: Any, y: Any, dy: Any = 0, dx: Any = 0) -> Pool:
-        """What the lane executes, with its addresses."""
+        """Return the message for the lane, with its addresses."""
         return Pool(self.mode, *self._numbers, *self._tensors, x, y, dy, dx)
 
 

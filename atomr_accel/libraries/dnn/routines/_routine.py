@@ -1,4 +1,4 @@
-"""How calls become requests for cuDNN's routines."""
+"""Requests for cuDNN's routines."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class RoutinePart(DnnPart[D]):
         *,
         in_place: bool = False,
     ) -> Request[GpuRef]:
-        """A request for a routine with one result.
+        """Return a request for a routine with one result.
 
         Args:
-            name: what to call it.
-            inputs: what it reads, all of one dtype.
-            shape: of the result.
-            out: where the caller wants it.
+            name: its name.
+            inputs: its inputs, all of one dtype.
+            shape: shape of the result.
+            out: the caller's buffer for it.
             message: makes the message from the addresses of inputs and result.
             in_place: whether ``out`` may be one of the inputs.
         """
@@ -74,7 +74,7 @@ class RoutinePart(DnnPart[D]):
 
 
 def image_of(x: Any, layout: str | None) -> Tensor:
-    """How an image lies in memory, as (batch, channels, ...space)."""
+    """Return the shape and strides of an image as (batch, channels, ...space)."""
     if len(x.shape) not in _RANKS or 0 in x.shape:
         raise ValueError(
             f"x must have a batch, channels and one to three dimensions of space, none of "

@@ -1,1 +1,1 @@
-"""cuDNN: what both sides of the wall know."""
+"""cuDNN: code that both sides of the wall share."""

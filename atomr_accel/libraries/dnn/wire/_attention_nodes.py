@@ -1,14 +1,14 @@
 """Rows of ``NODES`` for attention: forward and backward, in 16 bits and in fp8.
 
-Tensors have shape (batch, heads, sequence, size), whatever their strides, and the meaning
-is that of the vendor's frontend:
+Tensors have shape (batch, heads, sequence, size), with any strides. The meaning is that of the
+vendor's frontend.
 
     scores = attn_scale * q @ k.T            then, where they are given:
     scores = softcap * tanh(scores / softcap)
     scores = scores - alibi_slopes * abs(column - row)
-    scores = scores + bias                   and minus infinity outside of the band and lengths
+    scores = scores + bias                   and minus infinity outside of the band and lengths.
     o = dropout(softmax(scores, and sink_token)) @ v
-    stats = log(sum(exp(scores)))            the sink included
+    stats = log(sum(exp(scores)))            the sink included.
 
 Where the alignment is ``BOTTOM_RIGHT`` a row counts from ``seq_len_kv - seq_len_q`` on. A
 column is seen if ``row - left < column <= row + right``. The vendor's own slopes
@@ -38,8 +38,8 @@ SCORES: Final = ("softcap", "alibi_slopes")
 """Inputs that change scores in ways for which the vendor has no option."""
 
 CONSTANTS: Final = ("mask_value", "shift", "left", "right")
-"""Numbers that such changes need where there is a band, too; ``attention_constants`` makes
-them. They repeat what attributes say."""
+"""Numbers that such changes need for a band; ``attention_constants`` makes them. They repeat the
+values of attributes."""
 
 _BAND: Final[Mapping[str, Attribute]] = {
     "attn_scale": 1.0,
@@ -105,7 +105,7 @@ def _pages(op: str, inputs: Inputs, attributes: Attributes, batch: int) -> int:
 
 
 def is_single(graph: Graph, node: Node) -> bool:
-    """Whether a node is attention of one query to one key, which lie in plain memory."""
+    """Return whether a node is attention of one query to one key, without pages or raggedness."""
     tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
     lengths = [tensors[name].shape[2] for name in ("q", "k")]
     return (
@@ -161,11 +161,11 @@ def _check_options(op: str, inputs: Inputs, attributes: Attributes) -> None:
 
 
 def attention_constants(given: Mapping[str, Any], attributes: Attributes) -> dict[str, float]:
-    """The numbers that a lowering to single operations needs beside the attributes.
+    """Return the numbers that a lowering to single operations needs besides the attributes.
 
     Args:
-        given: what is given, by name; q and k tell the lengths where nothing else does.
-        attributes: the node's.
+        given: the inputs, by name; q and k have the lengths if there are no others.
+        attributes: the node's attributes.
     """
     if not any(given.get(name) is not None for name in SCORES):
         return {}
@@ -186,7 +186,7 @@ def attention_constants(given: Mapping[str, Any], attributes: Attributes) -> dic
 
 
 MASK: Final = -1e30
-"""What stands for minus infinity: its exponential is 0, and no difference of it is a NaN."""
+"""Replacement of minus infinity. Its exponential is 0, and differences of it are never NaN."""
 
 
 def _stats(batch: int, heads: int, queries: int) -> Tensor:
@@ -195,7 +195,7 @@ def _stats(batch: int, heads: int, queries: int) -> Tensor:
 
 
 def _result(q: Tensor, size: int) -> Tensor:
-    """A tensor that lies in memory as ``q`` does, with values of another size."""
+    """Return a tensor with the layout of ``q`` in memory, and values of another size."""
     batch, heads, queries, _ = q.shape
     order = sorted(range(3), key=lambda axis: (-q.strides[axis], axis))
     shape = (batch, heads, queries, size)

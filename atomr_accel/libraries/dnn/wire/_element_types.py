@@ -1,7 +1,7 @@
-"""Which element types operations of graphs take, and what they compute with: one table.
+"""Table of the element types that operations of graphs take and compute in.
 
-The facade refuses by it, and both backends compute by it, so that there is one answer. cuDNN
-computes in floating point: of integers it would give what single precision leaves of them.
+The facade refuses by it, and both backends compute by it, so they agree. cuDNN computes in floating
+point, which would round integers to single precision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLOATS: Final = frozenset(
     ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 )
 KNOWN: Final = INTEGERS | FLOATS | {"bool"}
-"""What tensors of graphs may have."""
+"""Element types that tensors of graphs may have."""
 
 MODULAR: Final = frozenset({"add", "add_square", "mul", "neg", "sub"})
 """Operations on integers whose results are taken modulo 2 to the number of bits."""
@@ -34,7 +34,7 @@ COMPARISONS: Final = frozenset(f"cmp_{name}" for name in ("eq", "ge", "gt", "le"
 LOGICAL: Final = frozenset({"logical_and", "logical_or", "logical_not"})
 _MOVED: Final = frozenset({"binary_select", "identity"})
 OF_INTEGERS: Final = MODULAR | COMPARISONS | LOGICAL | _MOVED | {"abs", "max", "min"}
-"""What is computed with integers."""
+"""Operations that compute with integers."""
 
 _OF_BOOLEANS: Final = COMPARISONS | LOGICAL | _MOVED
 _POSITIONS: Final = frozenset(
@@ -90,13 +90,13 @@ def _instead(dtype: str) -> str:
 
 
 def result_of(op: str, inputs: Mapping[str, Tensor]) -> str:
-    """The dtype of what a pointwise operation gives; comparisons give booleans instead.
+    """Return the dtype of the result of a pointwise operation, except for comparisons.
 
-    Booleans are promoted to integers, and integers to floating point; of the latter the first
-    tensor's counts, or that of numbers where there is none.
+    Booleans are promoted to integers, and integers to floating point. Among floating-point dtypes
+    the first tensor's counts, or without such a tensor the first number's.
 
     Raises:
-        Unsupported: it does not take these dtypes.
+        Unsupported: the operation does not take these dtypes.
     """
     operands = _operands(op, inputs.items())
     floats = [each for each in operands if each.dtype in FLOATS]
@@ -118,7 +118,9 @@ def result_of(op: str, inputs: Mapping[str, Tensor]) -> str:
 
 
 def require_stored(dtype: str, wanted: str) -> None:
-    """A result can be an output of another dtype: floating point of any, others as they are.
+    """Check that a result of ``dtype`` can be an output of dtype ``wanted``.
+
+    Outputs have a floating-point dtype, or that of the result.
 
     Raises:
         Unsupported: it cannot.
@@ -140,20 +142,20 @@ def integers_of(graph: Graph, node: Node) -> str:
 
 
 def stored_as(op: str, integers: str) -> str:
-    """The dtype of what an operation on integers gives."""
+    """Return the dtype of the result of an operation on integers."""
     return "bool" if op in COMPARISONS | LOGICAL else integers
 
 
 def _operands(op: str, inputs: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
-    """What is computed with: a mask is only looked at."""
+    """Return the inputs that are computed with. A mask only selects."""
     return [tensor for name, tensor in inputs if op != "binary_select" or name != "mask"]
 
 
 def fitting(value: Any, dtype: str, name: str) -> float:
-    """A number for a tensor of integers.
+    """Convert a value to a number for a tensor of integers.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: it is not an integer.
         ValueError: it does not fit.
     """
     try:

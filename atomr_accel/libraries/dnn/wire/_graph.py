@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Attribute = None | bool | int | float | str | tuple[int, ...]
-"""What an attribute of a node may be."""
+"""Value of an attribute of a node."""
 
 MOST_DIMS: Final = 8
 """The most dimensions of a tensor (``CUDNN_DIM_MAX``)."""
@@ -28,14 +28,14 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor of a graph.
 
     Attributes:
-        dtype: element type. What is virtual is computed in the graph's compute type.
+        dtype: element type. Virtual tensors are computed in the graph's compute type.
         shape: dimensions, in the order of the vendor's (batch, channels, space).
         strides: elements from one index to the next, for each dimension.
         kind: ``"buffer"`` has memory, ``"virtual"`` exists inside a kernel only,
             ``"scalar"`` is a number that comes with every run.
-        ragged: id of the tensor that tells where each batch entry begins; -1 for none.
-        last: whether its channels are last in memory, and those of what is made like it. Said
-            and not read from strides: where a dimension has size 1, these fit both layouts.
+        ragged: id of the tensor with the offset of each batch entry; -1 for none.
+        last: whether its channels are last in memory, and those of tensors made like it. It is
+            stored, because strides fit both layouts if a dimension has size 1.
     """
 
     dtype: str
@@ -55,7 +55,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def whole(self) -> bool:
-        """Whether its elements lie side by side, in whatever order."""
+        """``True`` if its elements lie side by side, in any order of dimensions."""
         steps = [each for each in zip(self.strides, self.shape, strict=True) if each[1] != 1]
         filled = 1
         for stride, size in sorted(steps):
@@ -66,7 +66,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def dense(self) -> bool:
-        """Whether its elements lie side by side along one dimension at least."""
+        """``True`` if its elements lie side by side along at least one dimension."""
         steps = zip(self.shape, self.strides, strict=True)
         return any(size != 1 and stride == 1 for size, stride in steps)
 

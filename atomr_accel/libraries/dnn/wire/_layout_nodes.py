@@ -1,9 +1,9 @@
 """Rows of ``NODES`` that only move elements: reshape, slice, concatenate, transpose.
 
-They take every dtype that graphs have, one in each operation, and give what NumPy's functions
-of these names give of the shapes that a graph has: (batch, channels, ...), wherever channels lie
-in memory. Results have channels first; a slice and what is concatenated lie as the first tensor
-does.
+They take every dtype of graphs, one in each operation, and return the same as NumPy's functions of
+these names. These apply to shapes (batch, channels, ...), regardless of the place of channels in
+memory. Results have channels first. A slice and a concatenation have the layout of the first
+tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._node_type import Attributes, Inputs
 
 MOST_JOINED: Final = 8
-"""How many tensors one ``concatenate`` takes."""
+"""Number of tensors that one ``concatenate`` takes at most."""
 
 JOINED: Final = tuple(f"input{position}" for position in range(MOST_JOINED))
 

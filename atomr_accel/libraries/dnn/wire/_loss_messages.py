@@ -1,4 +1,4 @@
-"""What the DNN lane executes for losses."""
+"""Messages of the DNN lane for losses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class CrossEntropy(Message, frozen=True):
     """Cross-entropy of scores, or with ``dy`` and ``dx`` its gradient.
 
     Attributes:
-        shape: what comes before classes, how many there are, what comes behind.
-        dtype: of scores, weights and results.
+        shape: number of elements before the classes, number of classes, number behind them.
+        dtype: dtype of scores, weights and results.
         index: dtype of targets.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
         ignore: a target that does not count.
@@ -43,18 +43,18 @@ class Ctc(Message, frozen=True):
 
     Attributes:
         shape: steps of time, sequences, classes.
-        dtype: of probabilities and results.
+        dtype: dtype of probabilities and results.
         index: dtype of targets and lengths.
-        size: how many targets there are.
-        width: of a row of targets; 0 where they lie one behind the other.
-        blank: the class that is none.
+        size: number of targets.
+        width: width of a row of targets; 0 if they lie one behind the other.
+        blank: the blank class, which is not a target.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
-        zero_infinity: whether a loss that is infinite counts as 0.
+        zero_infinity: whether an infinite loss counts as 0.
         log_probs, targets, input_lengths, target_lengths: addresses.
         y: address of the result; the gradient has none.
         scratch: address of ``scratch_count`` numbers: float32, but float64 for float64.
         dy, dx: addresses, or 0.
-        vendor: whether the vendor's routine computes what it can.
+        vendor: whether the vendor's routine computes the sequences that it supports.
     """
 
     shape: tuple[int, int, int]
@@ -77,11 +77,11 @@ class Ctc(Message, frozen=True):
 
 
 def scratch_count(steps: int, batch: int, size: int, *, gradient: bool) -> int:
-    """How many numbers ``Ctc`` needs: a loss for each sequence, and rows for its states.
+    """Return the numbers of scratch that ``Ctc`` needs: a loss per sequence, and rows of states.
 
-    A sequence has a state for each target, and one before, between and behind. A gradient
-    looks back at those of all steps, a loss at those of the step before; for what it looks at
-    besides it has four more rows.
+    A sequence has a state for each target, and one before, between and behind. A loss needs the
+    states of the current and the previous step. A gradient needs those of all steps, and four
+    more rows.
     """
     rows = steps + 4 if gradient else 2
     return batch + rows * (2 * size + batch)

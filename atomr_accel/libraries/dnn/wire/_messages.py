@@ -1,7 +1,7 @@
-"""What the DNN lane executes.
+"""Messages of the DNN lane.
 
-A graph is sent as bytes (``_graph.encode``): the lane keeps what it has prepared
-for it under those bytes, and decodes them only the first time.
+A graph is sent as bytes (``_graph.encode``). They are the key of the plan that the lane prepares
+for it, and are decoded only the first time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RunGraph(Message, frozen=True):
     Attributes:
         graph: the encoded graph.
         tuned: as in ``PrepareGraph``.
-        addresses: of the graph's buffers, in the order of their ids; 0 for an empty one.
+        addresses: addresses of the graph's buffers, in the order of their ids; 0 for an empty one.
         scalars: the graph's numbers, in the order of their ids.
         workspace, workspace_bytes: scratch memory; a plan that needs more has its own.
     """
@@ -53,7 +53,7 @@ class TuneGraph(Message, frozen=True):
     """Time all plans of a graph and keep the fastest; answered as ``PrepareGraph``.
 
     Attributes:
-        run: what to run, with outputs that nobody needs.
+        run: the run to time. Its outputs are discarded.
     """
 
     returns: ClassVar[Any] = tuple[int, str]

@@ -1,4 +1,4 @@
-"""What is known of an operation of graphs: a row of ``_nodes.NODES``."""
+"""Type of the rows of ``_nodes.NODES``: the properties of an operation of graphs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class NodeType:
     """An operation.
 
     Attributes:
-        inputs: what it needs.
-        outputs: what it gives, in the vendor's order; ``infer`` may leave some out.
-        infer: the outputs' tensors from the inputs' and the attributes; raises ValueError
-            or TypeError for what does not fit.
+        inputs: names of its required inputs.
+        outputs: names of its outputs, in the vendor's order; ``infer`` may leave some out.
+        infer: returns the outputs' tensors for the inputs' tensors and the attributes; raises
+            ValueError or TypeError if these do not fit.
         optional: inputs that may be absent.
-        attributes: with their defaults.
-        about: what it computes, for the documentation.
+        attributes: names of attributes, with their defaults.
+        about: description of its results, for the documentation.
     """
 
     inputs: tuple[str, ...]

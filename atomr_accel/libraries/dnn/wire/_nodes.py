@@ -1,9 +1,9 @@
 """The operations of graphs, one row each.
 
-Inputs, outputs and attributes have the names of the vendor's Python frontend, so that a row
-is enough to hand a node to it (``_lowering.py``). Every row has a function of the same name
-on the CPU (``_cpu_*.py``), and knows what comes out, so that a graph is checked where it
-is made and not where it runs.
+Inputs, outputs and attributes have the names of the vendor's Python frontend, so a row is enough to
+add a node to its graph (``_lowering.py``). Every row has a function of the same name on the CPU
+(``_cpu_*.py``). A row also infers the outputs, so graphs are checked when they are made, before
+they run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def wider(dtype: str) -> str:
 
 
 class Window(NamedTuple):
-    """How a filter moves over an image, for each dimension of space."""
+    """Movement of a filter over an image, for each dimension of space."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -113,7 +113,7 @@ def _ranks(op: str, *tensors: Tensor) -> int:
 
 
 def same_dtype(op: str, *tensors: Tensor) -> None:
-    """All have one dtype; what is virtual has any.
+    """Check that tensors have one dtype. Virtual ones may have any.
 
     Raises:
         TypeError: they do not.
@@ -167,10 +167,10 @@ def _same_window(
 
 
 def broadcast_shapes(op: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """What shapes of one rank broadcast to.
+    """Broadcast shapes of one rank.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they do not fit.
     """
     sizes = []
     if len({len(shape) for shape in shapes}) == 1:
@@ -372,7 +372,7 @@ def _genstats(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
 
 
 def _statistics(tensor: Tensor, scale: Tensor) -> Tensor:
-    """What is computed once for all that ``scale`` varies over."""
+    """Return a tensor of statistics, with size 1 along dimensions that ``scale`` varies over."""
     shape = tuple(
         1 if factor != 1 else size for size, factor in zip(tensor.shape, scale.shape, strict=True)
     )
@@ -396,7 +396,7 @@ def _norm_inputs(op: str, inputs: Inputs, *names: str) -> tuple[Tensor, Tensor]:
 
 
 def _phase(op: str, attributes: Attributes) -> bool:
-    """Whether statistics are kept."""
+    """Return whether statistics are kept."""
     phase = attributes["norm_forward_phase"]
     if phase not in ("TRAINING", "INFERENCE"):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Rows of ``NODES`` that resample images: windows that move, windows that fit, interpolation.
 
 The vendor's graphs have one operation for it (``CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR``),
-which its frontend for Python does not offer. So on CUDA these are kernels of this package. What
-they compute is what ``torch.nn.functional`` computes.
+which its frontend for Python does not offer. So on CUDA these are kernels of this package. They
+compute the same as ``torch.nn.functional``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ INTERPOLATIONS: Final = ("NEAREST", "NEAREST_EXACT", "LINEAR", "CUBIC")
 
 
 class Axis(NamedTuple):
-    """How one dimension of space is resampled.
+    """Resampling of one dimension of space.
 
     Attributes:
         kind: ``"window"``, ``"adaptive"``, or one of ``INTERPOLATIONS``.
-        size: elements before.
-        places: elements after.
-        window, stride, before, after: of a window that moves; the last two are padding.
+        size: number of elements before.
+        places: number of elements after.
+        window, stride, before, after: size, stride and padding of a moving window.
         aligned: whether the first and the last element stay where they are.
     """
 
@@ -45,7 +45,7 @@ class Axis(NamedTuple):
 
 
 def _image(op: str, tensor: Tensor) -> int:
-    """How many dimensions of space there are."""
+    """Return the number of dimensions of space."""
     if not 3 <= len(tensor.shape) <= 5 or tensor.kind == "scalar":
         raise ValueError(f"{op} takes images of 3 to 5 dimensions, not {tensor.shape}")
     return len(tensor.shape) - 2
@@ -59,12 +59,12 @@ def _choice(op: str, attributes: Attributes, known: tuple[str, ...]) -> str:
 
 
 def axes_of(op: str, space: tuple[int, ...], attributes: Attributes) -> tuple[Axis, ...]:
-    """How each dimension of space is resampled by an operation, or its gradient.
+    """Return the resampling of each dimension of space by an operation, or its gradient.
 
     Args:
         op: the operation, without ``_backward``.
         space: sizes of an image.
-        attributes: of the node.
+        attributes: attributes of the node.
 
     Raises:
         ValueError: attributes that do not fit.

@@ -1,4 +1,4 @@
-"""What the DNN lane executes beside graphs: cuDNN's routines."""
+"""Messages of the DNN lane for cuDNN's routines."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Softmax(Message, frozen=True):
     """Softmax along the middle of three dimensions, or with ``dy`` and ``dx`` its gradient.
 
     Attributes:
-        log: whether its logarithm is meant.
-        shape: what comes before, what it is taken over, what comes behind.
+        log: whether to compute its logarithm.
+        shape: number of elements before the axis, of the axis, and behind it.
         dtype: element type.
         x, y: addresses; the gradient reads only ``y``.
         dy, dx: addresses, or 0.
@@ -57,8 +57,8 @@ class Normalize(Message, frozen=True):
     """Local response normalisation across channels, or with ``dy`` and ``dx`` its gradient.
 
     Attributes:
-        size: how many channels count.
-        alpha, beta, k: of the formula.
+        size: number of channels that count.
+        alpha, beta, k: parameters of the formula.
         tensor: how inputs and outputs lie in memory.
         x, y, dy, dx: addresses; the last two may be 0.
     """
@@ -75,13 +75,13 @@ class Normalize(Message, frozen=True):
 
 
 class Dropout(Message, frozen=True):
-    """Set elements to zero by chance; the gradient is the same of the gradient.
+    """Set elements to zero by chance. The gradient is the same function of the gradient.
 
     Attributes:
-        p: the share that is dropped; what is kept is divided by the rest.
-        seed, offset: which random words decide: those from ``offset`` on.
+        p: the share that is dropped; the other elements are divided by ``1 - p``.
+        seed, offset: the random words that decide: those from ``offset`` on.
         dtype: element type.
-        count: how many.
+        count: number of elements.
         x, y: addresses, which may be equal.
     """
 
@@ -99,12 +99,12 @@ class RnnSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         cell: ``"relu"``, ``"tanh"``, ``"lstm"`` or ``"gru"``.
-        input_size, hidden_size: of a step's input, and of the state.
-        proj_size: of what is put out instead of the hidden state; 0 for that itself.
-        layers: how many, one above the other.
+        input_size, hidden_size: sizes of a step's input, and of the state.
+        proj_size: size of a projection of the hidden state, which is the output; 0 for none.
+        layers: number of layers, one above the other.
         bidirectional: whether each layer also runs backwards.
         bias: whether there are two biases for each gate.
-        dropout: between layers.
+        dropout: the share that is dropped between layers.
         dtype: element type.
     """
 
@@ -120,17 +120,17 @@ class RnnSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def directions(self) -> int:
-        """One or two."""
+        """Number of directions: one or two."""
         return 2 if self.bidirectional else 1
 
     @property
     def gates(self) -> int:
-        """How many matrices an input is multiplied by."""
+        """Number of matrices by which an input is multiplied."""
         return {"lstm": 4, "gru": 3}.get(self.cell, 1)
 
     @property
     def output_size(self) -> int:
-        """What a layer puts out in each direction."""
+        """Size of a layer's output in each direction."""
         return self.proj_size or self.hidden_size
 
     def parameters(self) -> list[tuple[int, str, tuple[int, ...]]]:
@@ -156,14 +156,14 @@ class RnnSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RnnData(msgspec.Struct, frozen=True, array_like=True):
-    """How sequences lie in memory.
+    """Layout of sequences in memory.
 
     Attributes:
         layout: ``"time"`` (time, batch, size), ``"batch"`` (batch, time, size), or
-            ``"packed"``: the steps of time after each other, each with those sequences that
-            last so long.
-        steps: the longest sequence.
-        lengths: of the sequences.
+            ``"packed"``: the steps of time after each other, each with the sequences that are
+            long enough to have it.
+        steps: length of the longest sequence.
+        lengths: lengths of the sequences.
     """
 
     layout: str
@@ -172,14 +172,14 @@ class RnnData(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RnnSizes(Message, frozen=True):
-    """Ask how much memory is needed.
+    """Ask for the sizes of a network's buffers.
 
-    Answered by the bytes of packed weights, of workspace, of what is kept for the backward
-    pass, and of the state of dropout.
+    The answer is the bytes of packed weights, of workspace, of the data that is kept for the
+    backward pass, and of the state of dropout.
 
     Attributes:
         spec: the network.
-        data: the sequences; None where only weights are meant.
+        data: the sequences; None to ask only for the weights.
         training: whether a backward pass follows.
     """
 
@@ -213,7 +213,7 @@ class RnnForward(Message, frozen=True):
     Attributes:
         spec, data: the network and the sequences.
         training: whether a backward pass follows.
-        seed: of dropout.
+        seed: seed of dropout.
         x, y, weights: addresses.
         h0, c0: addresses of the first states, or 0 for zeros.
         hn, cn: addresses of the last states; cn is 0 for all but an LSTM.
@@ -242,9 +242,9 @@ class RnnBackward(Message, frozen=True):
     """The gradients of a recurrent network.
 
     Attributes:
-        forward: what ran.
-        dy: address of the gradient by ``y``.
-        dhn, dcn: addresses of the gradients by the last states, or 0 for zeros.
+        forward: the message of the forward pass.
+        dy: address of the gradient with respect to ``y``.
+        dhn, dcn: addresses of the gradients with respect to the last states, or 0 for zeros.
         dx, dh0, dc0, dweights: addresses of the results; dc0 is 0 for all but an LSTM.
     """
 

@@ -1,4 +1,4 @@
-"""What the DNN lane executes around attention: lengths, and caches of keys and values."""
+"""Messages of the DNN lane around attention: lengths, and caches of keys and values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Derived(msgspec.Struct, frozen=True, array_like=True):
     """Integers made from others, or from their own positions: ``multiplier * source + addend``.
 
     Attributes:
-        count: how many.
-        multiplier, addend: numbers.
+        count: number of integers.
+        multiplier, addend: the numbers in the formula.
         differences: whether they are made from differences of neighbours instead.
         wide: whether they are int64, and not int32.
-        name: what the caller calls the others.
-        most: the largest that these, or their differences, may be; -1 for any. The CPU checks it.
-        ceiling: what is made is no larger.
+        name: the argument name of the source.
+        most: upper limit of the source, or of its differences; -1 for any. The CPU checks it.
+        ceiling: upper limit to which results are clipped.
     """
 
     count: int
@@ -43,7 +43,7 @@ _decoder: Final = msgspec.msgpack.Decoder(tuple[Derived, ...])
 
 @lru_cache
 def decode_derived(encoded: bytes) -> tuple[Derived, ...]:
-    """What ``encode_derived`` was given."""
+    """Decode the result of ``encode_derived``."""
     return _decoder.decode(encoded)
 
 
@@ -51,17 +51,17 @@ class Append(Message, frozen=True):
     """Write new keys and values behind the old ones, in place.
 
     Attributes:
-        k, v: addresses of what is new, (batch, new) rows.
+        k, v: addresses of the new rows, (batch, new).
         k_cache, v_cache: addresses of caches, (pages, page) rows.
-        lengths: address of int32: where each sequence's first new row goes, less ``shift``.
+        lengths: address of int32: position of each sequence's first new row, minus ``shift``.
         table: address of each sequence's pages, int32 (batch, columns).
         batch, new: sizes.
         pages, page, columns: sizes.
-        k_bytes, v_bytes: of a row.
+        k_bytes, v_bytes: bytes of a row.
         shift: see ``lengths``.
         copies: pages to copy first, from and to, in each of ``layers`` caches that lie one
             after the other.
-        layers: how many there are.
+        layers: number of these caches.
         k_layers, v_layers: addresses of the first of them.
     """
 
@@ -106,7 +106,7 @@ class Clean(msgspec.Struct, frozen=True, array_like=True):
         lengths: address of int32: how many rows of each sequence count.
         table: address of each sequence's pages, int32 (batch, columns).
         batch, groups, rows: sizes.
-        row_bytes: of a row.
+        row_bytes: bytes of a row.
         page, columns, pages: sizes; zeros where sequences lie as their copies do.
     """
 
@@ -138,7 +138,7 @@ class Blank(msgspec.Struct, frozen=True, array_like=True):
         by_batch, by_head, by_row: elements from one to the next.
         width: elements of a row.
         itemsize: bytes of an element.
-        left, right: how many keys before and after its own a query sees; -1 for all.
+        left, right: number of keys before and after its own that a query sees; -1 for all.
         top_left: whether the first query is at the first key, and not the last at the last.
         nbytes: see ``source``.
         value: the bits of the new elements.
@@ -167,16 +167,16 @@ class Blank(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attend(Message, frozen=True):
-    """Run a graph of attention, after making what it reads; answered as the run is.
+    """Run a graph of attention, after making its inputs. The answer is that of the run.
 
     Attributes:
-        uploads: what comes from the program.
-        append: what to write to a cache; None for nothing.
-        derived: integers to make, encoded: the same for all calls that are alike.
-        places: addresses for each of them: where it goes, and of the int32 that it is made
-            from, 0 for positions.
+        uploads: data from the program.
+        append: rows to write to a cache; None for none.
+        derived: integers to make, encoded: the same for all calls with the same signature.
+        places: two addresses for each of them: its own, and that of its int32 source, 0 for
+            positions.
         run: the graph; None for none.
-        clean: what to copy before the graph runs, after all else.
+        clean: buffers to copy before the graph runs, after all else.
         before, after: rows to overwrite before and after the graph runs.
     """
 
@@ -191,13 +191,13 @@ class Attend(Message, frozen=True):
 
 
 class Grow(Attend, frozen=True):
-    """The same, for a cache whose lengths the program keeps: what it has noted must happen."""
+    """An ``Attend`` that must run, because the program has already noted new lengths of a cache."""
 
     required: ClassVar[bool] = True
 
 
 class Trial(Grow, frozen=True):
-    """The same, for a graph whose plans are timed."""
+    """A ``Grow`` for a graph whose plans are timed."""
 
     returns: ClassVar[Any] = TuneGraph.returns
 

@@ -1,4 +1,4 @@
-"""FlashAttention on the CPU: what our kernels compute, with NumPy and in the same layouts."""
+"""FlashAttention on the CPU: the results of our kernels, with NumPy and in the same layouts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CpuFlashAttention:
 
 @final
 class CpuCall:
-    """One call: its buffers as arrays, and what is computed of them."""
+    """One call: its buffers as arrays, and its computation."""
 
     def __init__(self, context: CpuContext, message: Flash) -> None:
         self._context = context
@@ -111,10 +111,10 @@ class CpuCall:
     # --- lengths --------------------------------------------------------------------------
 
     def _counts(self, begin: str, count: str, most: int, added: int) -> Array:
-        """How long each sequence is.
+        """Return the length of each sequence.
 
         Raises:
-            ValueError: longer than it may be.
+            ValueError: a length is above its limit.
         """
         batch = self._form.batch
         if self._places[count]:
@@ -194,12 +194,12 @@ class CpuCall:
         return np.asarray(view[0, :, first : first + count])
 
     def _first(self, name: str, entry: int) -> int:
-        """Where a sequence begins."""
+        """Return the first row of a sequence."""
         begin = "begin_k" if name in _KEYS else "begin_q"
         return int(self._array(begin, (self._form.batch + 1,), "int32")[entry])
 
     def _scale(self, name: str) -> Any:
-        """What numbers in eight bits are multiplied by."""
+        """Return the factor of numbers in fp8."""
         count = self._form.scales["qkv".index(name)] if name in "qkv" else 0
         if not count:
             return np.float32(1)
@@ -210,7 +210,7 @@ class CpuCall:
         return scales
 
     def _put(self, name: str, found: Array) -> None:
-        """Write sequences where a buffer has them, in its type."""
+        """Write sequences to a buffer, in its layout and dtype."""
         view = self._view(name)
         form = self._form
         if not (form.rows_k if name in _KEYS else form.rows_q):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._launches import Launch
 
 _MOST_CALLS: Final = 512
-"""How many kinds of calls have launches that are kept."""
+"""Number of kinds of calls whose launches are kept."""
 
 _Ready = tuple["Launch", Arguments, "Callable[[], None]"]
 
@@ -36,7 +36,7 @@ class CudaFlashAttention:
 
     @staticmethod
     def preload() -> None:
-        """Load the compiler; what is kept on disk is found by its version."""
+        """Load the compiler, whose version is part of the key of kernels on disk."""
         preload_compiler()
 
     def close(self) -> None:

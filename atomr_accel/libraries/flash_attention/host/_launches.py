@@ -1,4 +1,4 @@
-"""Which kernels compute a call, and with what arguments. Calls nothing of CUDA's."""
+"""Kernels of a call with their arguments. This module makes no CUDA calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAP, SLOPES, BIAS, DROPOUT, PAGES = 1, 2, 4, 8, 16
 
 _WIDTHS: Final = (32, 64, 96, 128, 192, 256)
 _GAP: Final = 8
-"""Between rows of tiles in shared memory, in elements."""
+"""Gap between rows of tiles in shared memory, in elements."""
 
 _WARP: Final = 32
 LEAST_SHARED: Final = 99 << 10
@@ -38,11 +38,11 @@ class Launch(NamedTuple):
     """A kernel with its arguments.
 
     Attributes:
-        source: where it is.
+        source: the source file.
         name: its name expression.
-        blocks, threads: how many.
+        blocks, threads: numbers of blocks, and of threads of a block.
         shared: bytes of shared memory of a block.
-        arguments: all of them but the pointers.
+        arguments: the arguments without the pointers.
         scratch: pointers into scratch memory, with their offsets.
     """
 
@@ -58,19 +58,19 @@ class Launch(NamedTuple):
         """All pointers in the order of the arguments.
 
         Args:
-            given: by the names in ``PLACES``, 0 for what is not there.
+            given: pointers by the names in ``PLACES``, 0 for absent ones.
         """
         found = {**given, **{name: given["scratch"] + at for name, at in self.scratch}}
         return [found.get(name, 0) for name in POINTERS]
 
 
 class Tiles(NamedTuple):
-    """How a kernel cuts its work.
+    """A kernel's division of its work.
 
     Attributes:
-        warps: of a block.
-        blocks: of 16 rows, of a warp.
-        tile: rows that a block goes over at a time.
+        warps: number of warps of a block.
+        blocks: number of groups of 16 rows that a warp takes.
+        tile: number of rows that a block goes over at a time.
     """
 
     warps: int
@@ -79,7 +79,7 @@ class Tiles(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of a block."""
+        """Number of rows of a block."""
         return self.warps * self.blocks * 16
 
 
@@ -91,8 +91,8 @@ FORWARD_TILES: Final = {
     192: (Tiles(4, 1, 32),),
     256: (Tiles(4, 1, 32),),
 }
-"""By the larger one of the sizes of keys and values; the first one for which there is enough shared
-memory. The last one takes 99 KiB at most, which all devices from 8.0 on have."""
+"""Tiles by the larger one of the sizes of keys and values. The first that fits in shared memory is
+used. The last one takes at most 99 KiB, which all devices from compute capability 8.0 on have."""
 
 BY_KEYS: Final = {
     32: (Tiles(4, 1, 64),),
@@ -110,15 +110,15 @@ BY_QUERIES: Final = {
     192: (Tiles(4, 1, 32), Tiles(4, 1, 16)),
     256: (Tiles(4, 1, 32), Tiles(2, 1, 16)),
 }
-"""The same of the two kernels of the backward pass; a warp of theirs has a single block."""
+"""Tiles of the two kernels of the backward pass, by size. Their warps have a single block."""
 
 _BIAS_TILE: Final = 16
 _TOGETHER: Final = 128
-"""Up to this size one kernel computes gradients by keys and values; above there are too few
-registers."""
+"""Largest size at which one kernel computes the gradients with respect to both keys and values.
+Above it registers are too few."""
 
 _STAGED: Final = 128
-"""Up to this size the next keys of a cache are on their way while some are computed with."""
+"""Largest size at which the next keys of a cache are loaded while others are computed with."""
 
 
 def width_of(size: int) -> int:
@@ -180,12 +180,12 @@ def _flags(form: Form, given: Collection[str]) -> int:
 
 
 def launches(form: Form, given: Collection[str], most: int = LEAST_SHARED) -> Iterator[Launch]:
-    """What computes a call, in order.
+    """Yield the launches of a call, in order.
 
     Args:
         form: the call.
-        given: which of ``PLACES`` are there.
-        most: how many bytes of shared memory a block may have.
+        given: the names in ``PLACES`` that the call has.
+        most: largest shared memory of a block, in bytes.
     """
     return _KINDS[form.kind](form, given, most)
 

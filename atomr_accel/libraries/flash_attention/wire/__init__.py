@@ -1,1 +1,1 @@
-"""FlashAttention: what both sides of the wall know."""
+"""FlashAttention: code that both sides of the wall share."""

@@ -1,4 +1,4 @@
-"""What the FlashAttention lane executes: one call of our own kernels."""
+"""Messages of the FlashAttention lane: one call of our own kernels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ READS: Final = (
     *("q", "k", "v", "begin_q", "begin_k", "count_q", "count_k", "table"),
     *("slopes", "sink", "bias", "scale_q", "scale_k", "scale_v"),
 )
-"""What a call may read, by the names that the kernels have for it."""
+"""Inputs that a call may have, by the names that the kernels have for them."""
 
 BACKWARD_READS: Final = ("o", "lse", "grad")
-"""What the backward pass reads beside."""
+"""Additional inputs of the backward pass."""
 
 FORWARD_WRITES: Final = ("o", "lse")
 BACKWARD_WRITES: Final = ("dq", "dk", "dv", "dbias", "dsink")
@@ -30,27 +30,27 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kind: ``"forward"``, ``"decode"`` (which splits the keys), or ``"backward"``.
-        dtype: of queries.
-        kv_dtype: of keys and values.
-        out_dtype: of the result.
+        dtype: dtype of queries.
+        kv_dtype: dtype of keys and values.
+        out_dtype: dtype of the result.
         batch, heads, kv_heads, size, value_size: sizes.
-        queries, keys: of the longest sequence.
-        rows_q, rows_k: of all sequences together where they lie one after the other, else 0.
+        queries, keys: lengths of the longest sequence.
+        rows_q, rows_k: rows of all sequences if they lie one after the other, else 0.
         steps: elements from one batch (page), head and row to the next of q, k, v, o, grad and
             lse, in the order of ``STEPPED``.
         page, columns, pages: sizes of pages and of their table, or zeros.
         added: keys of each sequence beyond those that ``count_k`` counts.
         scale, softcap: see ``AttentionOptions``.
-        before, after: how many keys beside its own a query sees; -1 for all.
+        before, after: number of keys before and after its own that a query sees; -1 for all.
         bottom_right: whether the last query's own key is the last one.
         paper: whether slopes are those of the paper.
         slopes_by_sequence: whether slopes are (batch, heads) and not (heads,).
         bias: its shape, or ().
         dropout: the share that is dropped, by ``seed`` and ``offset``.
-        scales: of q, k and v: how many scales there are, 0, 1 or batch * kv_heads.
-        splits: among how many blocks the keys of a sequence are split.
-        limit: what lengths of sequences in a cache may be, without ``added``; -1 for ``keys``. The
-            CPU checks it.
+        scales: number of scales of each of q, k and v: 0, 1 or batch * kv_heads.
+        splits: number of blocks among which the keys of a sequence are split.
+        limit: upper limit of the lengths of sequences in a cache, without ``added``; -1 for
+            ``keys``. The CPU checks it.
     """
 
     kind: str
@@ -94,9 +94,9 @@ class Flash(Message, frozen=True):
     """Compute attention, or its gradients.
 
     Attributes:
-        form: which.
-        places: addresses in the order of ``PLACES``, 0 for what is not there.
-        append: what to write to a cache before.
+        form: shapes and options of the call.
+        places: addresses in the order of ``PLACES``, 0 for absent ones.
+        append: rows to write to a cache first.
     """
 
     form: Form

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 CUBINS: Final = DiskCache("cubins")
-"""What was compiled by this user, so that neither rebuilds nor programs compile it again."""
+"""Compiled code of this user, so that rebuilds and later programs do not compile it again."""
 
 _SEES_MORE: Final = re.compile(r"include|__DATE__|__TIME")
-"""Where the result may depend on more than the text: other files, or the clock."""
+"""Texts whose result may depend on more than themselves: on other files, or the clock."""
 
 _SPLICE: Final = re.compile(r"\\\r?\n")
 """Lines that C++ joins, so that a word may be spread over them."""
@@ -34,7 +34,7 @@ class Compiled(NamedTuple):
     Attributes:
         image: a cubin, or PTX for a device that this NVRTC does not know.
         lowered: the kernel's mangled name in it.
-        log: what the compiler had to say.
+        log: the compiler's messages.
         kept: whether it was on disk.
     """
 
@@ -134,9 +134,9 @@ def compile_linkable(
 
     Args:
         source: CUDA C++ with functions for the device.
-        name: what to call it in errors.
-        capability: of the device.
-        include_paths: where headers are, beside the toolkit's own.
+        name: name in errors.
+        capability: compute capability of the device.
+        include_paths: folders of headers, besides the toolkit's own.
 
     Raises:
         CompileError: with the log.
@@ -151,7 +151,7 @@ def compile_linkable(
 
 
 NOWHERE: Final = "/proc/0/"
-"""A folder that is never there, for sources: NVRTC looks for headers beside them first."""
+"""Folder of sources, which never exists. NVRTC first looks for headers next to a source."""
 
 LINKABLE: Final = ("-dlto", "--relocatable-device-code=true")
 """Options for LTO-IR."""
@@ -163,7 +163,7 @@ class NvrtcProgram:
 
     Args:
         source: its text.
-        file: what errors call it.
+        file: its name in errors.
         headers: texts that it may include, by name.
 
     Raises:
@@ -189,11 +189,11 @@ class NvrtcProgram:
         self._nvrtc.nvrtcDestroyProgram(self._program)
 
     def architecture(self, capability: tuple[int, int]) -> str:
-        """What to compile for, so that a device of some compute capability can execute it."""
+        """Return the architecture to compile for, so that a device can execute the result."""
         return _architecture(self._nvrtc, capability)
 
     def expect(self, name: str) -> None:
-        """Have ``lowered`` know a name (``nvrtcAddNameExpression``)."""
+        """Register a name for ``lowered`` (``nvrtcAddNameExpression``)."""
         (status,) = self._nvrtc.nvrtcAddNameExpression(self._program, name.encode())
         _check("nvrtcAddNameExpression", status)
 
@@ -213,12 +213,12 @@ class NvrtcProgram:
         return log
 
     def lowered(self, name: str) -> str | None:
-        """A name as it is in the output; None if there is no such thing."""
+        """Return the mangled form of a name; None if the output does not have it."""
         status, lowered = self._nvrtc.nvrtcGetLoweredName(self._program, name.encode())
         return None if int(status) else bytes(lowered).decode()
 
     def output(self, what: str) -> bytes:
-        """What was made, such as ``"CUBIN"``; empty if that was not."""
+        """Return an output of the compiler, such as ``"CUBIN"``; empty if it was not made."""
         status, size = getattr(self._nvrtc, f"nvrtcGet{what}Size")(self._program)
         _check(f"nvrtcGet{what}Size", status)
         # Not bytes, as in the vendor's examples: b" " * 1 is an object that all of Python shares.
@@ -229,7 +229,7 @@ class NvrtcProgram:
 
 
 def not_launchable(options: Sequence[str], name: str) -> Unsupported:
-    """What callers get for options with which nothing comes out that a driver can load."""
+    """Return the error for options whose output cannot be loaded by a driver."""
     return Unsupported(
         f"with the options {[*options]} the compiler makes nothing that a driver can load and "
         f"launch as {name!r}: leave out options for linking or for other kinds of output"
@@ -237,7 +237,7 @@ def not_launchable(options: Sequence[str], name: str) -> Unsupported:
 
 
 def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
-    """What to compile for, so that a device of some compute capability can execute it."""
+    """Return the architecture to compile for, so that a device can execute the result."""
     status, known = nvrtc.nvrtcGetSupportedArchs()
     _check("nvrtcGetSupportedArchs", status)
     wanted = 10 * capability[0] + capability[1]
@@ -255,7 +255,7 @@ def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
 
 
 def launchable(image: bytes, lowered: str) -> bool:
-    """Whether a driver can load an image as it is, and there is that kernel in it."""
+    """Return whether a driver can load an image without linking, and it contains a kernel."""
     if image.startswith(_ELF):
         return image[16:18] == _LINKED and f".text.{lowered}\0".encode() in image
     return f".entry {lowered}(".encode() in image
@@ -267,7 +267,7 @@ def toolkit_flags() -> list[str]:
 
 
 def toolkit_headers() -> list[str]:
-    """Where ``cuda_fp16.h`` and its like are, if the toolkit's headers are installed."""
+    """Return the folders of ``cuda_fp16.h`` and the toolkit's other headers, if installed."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:

@@ -1,4 +1,4 @@
-"""Kernels on the CPU: a Python function of each runs in its place."""
+"""Kernels on the CPU: Python functions replace them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CHECKED_FOR: Final = (9, 0)
 
 @final
 class CpuCompiler:
-    """Has NVRTC look at the source where it is installed, so that errors show early."""
+    """Compiles sources with NVRTC if it is installed, so that errors show early."""
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
@@ -53,7 +53,7 @@ class CpuCompiler:
         self.handlers: Final = {Compile: self._compile}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the compiler holds no resources."""
 
     def _compile(self, message: Compile) -> Compiled:
         self._context.check()
@@ -66,7 +66,7 @@ class CpuCompiler:
 
 
 class _Loaded(NamedTuple):
-    """A module: what stands for its kernels, and its variables."""
+    """A module: the functions that replace its kernels, and its variables."""
 
     functions: tuple[TwinFunction | None, ...]
     variables: dict[str, np.ndarray[Any, Any]]
@@ -74,7 +74,7 @@ class _Loaded(NamedTuple):
 
 @final
 class CpuKernels:
-    """Calls Python functions where a GPU would launch kernels."""
+    """Calls Python functions instead of kernels."""
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
@@ -92,7 +92,7 @@ class CpuKernels:
         }
 
     def on(self, stream: CpuStream) -> CpuKernels:
-        """The same functions, on a further stream of the lane."""
+        """Return kernels with the same functions, on a further stream of the lane."""
         other = CpuKernels(self._context, stream)
         other._modules.share(self._modules)
         return other

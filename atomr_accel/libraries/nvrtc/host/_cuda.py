@@ -55,8 +55,8 @@ _PORTABLE_CLUSTER: Final = 8
 """Clusters of more blocks must be asked for."""
 
 Slot = tuple[int, int]
-"""Bytes of an argument, and their alignment, 0 where only the kernel's image tells it; bytes below
-zero are a pointer's."""
+"""Bytes of an argument and their alignment, 0 if only the kernel's image determines it. Negative
+bytes are those of a pointer."""
 
 _ARRAY: Final[Slot] = (-8, 8)
 _OBJECT: Final[Slot] = (8, 8)
@@ -64,22 +64,22 @@ _OBJECT: Final[Slot] = (8, 8)
 
 @final
 class _Layout:
-    """The arguments of a kernel, in the way in which the driver takes them.
+    """The arguments of a kernel, in the layout that the driver takes.
 
     Pointers and numbers lie one after the other, each aligned to its size, as the compiler has
-    them. With a struct or a tensor map among them, only the kernel's image tells where each lies:
-    what is aligned to more than 16 bytes is so in the constant bank, of which the parameters begin
-    at byte 0x210 on compute capability 9.0, so that even the first of them has a gap before
-    it. The driver then gets a pointer to each argument, and looks that up.
+    them. With a struct or a tensor map among them, only the kernel's image determines the offsets.
+    Arguments with more than 16 bytes of alignment have it in the constant bank. The parameters
+    begin at byte 0x210 of it on compute capability 9.0, so even the first may follow a gap. The
+    driver then gets a pointer to each argument, and looks up the offsets.
 
-    The driver has copied them when a launch returns, into a graph that is captured, too. So
-    each launch writes over those of the one before.
+    The driver has copied the arguments when a launch returns, even into a captured graph. So each
+    launch overwrites those of the one before.
 
     Attributes:
         buffer: the arguments.
-        put: writes them there.
-        pointers: where the driver finds a pointer to each argument, or 0.
-        extra: where it finds where all are, and how many bytes, or 0.
+        put: writes the arguments to the buffer.
+        pointers: address of an array of pointers, one to each argument, or 0.
+        extra: address of the launch's ``extra`` array, with the buffer and its bytes, or 0.
     """
 
     def __init__(self, slots: list[Slot]) -> None:
@@ -121,7 +121,7 @@ class _Function:
         self._clusters = _PORTABLE_CLUSTER
 
     def allow(self, shared: int, cluster: tuple[int, int, int] | None) -> None:
-        """Ask for what launches do not have by themselves (``cuFuncSetAttribute``)."""
+        """Opt in to large shared memory and large clusters (``cuFuncSetAttribute``)."""
         blocks = 1 if cluster is None else cluster[0] * cluster[1] * cluster[2]
         if shared <= self._shared and blocks <= self._clusters:
             return
@@ -154,7 +154,7 @@ class _Loaded(NamedTuple):
 
 @final
 class _Call:
-    """Launches of a kernel on one stream that differ in nothing but the values of arguments.
+    """Launches of a kernel on one stream that differ only in the values of arguments.
 
     Attributes:
         function: the kernel.
@@ -249,7 +249,7 @@ class CudaKernels:
         self.preparers: Final = {Launch: self._prepare_launch}
 
     def on(self, stream: CudaStream) -> CudaKernels:
-        """The same kernels, on a further stream of the lane."""
+        """Return the same kernels, on a further stream of the lane."""
         other = CudaKernels(self._context, stream)
         other._modules.share(self._modules)
         other._functions = self._functions
@@ -300,7 +300,7 @@ class CudaKernels:
         _Call(self._function(message.module, message.function), message, self._stream)(values)
 
     def _prepare_launch(self, template: Template) -> Callable[[Sequence[int]], None] | None:
-        """What launches on buffers that differ in addresses."""
+        """Return a function that launches the template on given addresses."""
         message: Any = template.message
         fixed: list[Any] = []
         places: list[tuple[int, int]] = []
@@ -390,7 +390,7 @@ class CudaKernels:
 
 
 def may_print(image: bytes) -> bool:
-    """Whether kernels of a cubin or PTX call ``printf``; others may be compressed, so they may."""
+    """Return whether kernels may call ``printf``. True for images that may be compressed."""
     plain = image.startswith(b"\x7fELF") or b".address_size" in image[:4096]
     return not plain or b"vprintf" in image
 
@@ -425,7 +425,7 @@ def _unload(module: _Loaded) -> None:
 
 
 def _slots(message: Launch) -> list[Slot]:
-    """What each argument takes."""
+    """Return the size and alignment of each argument."""
     return [
         _ARRAY
         if isinstance(argument, Array)

@@ -1,7 +1,7 @@
-"""What a source may include, so that what was compiled is found again only while that is so.
+"""Files that a source may include. They are part of the key of compiled code.
 
-NVRTC does not tell which files it has read, and only a preprocessor knows which lines count. So all
-that it could have read goes into the key: every file of the program's own folders by its
+NVRTC does not report which files it has read, and only a preprocessor knows which lines count. So
+the key covers all that it could have read: every file of the program's own folders by its
 content, and the vendor's headers by their release.
 """
 
@@ -31,12 +31,12 @@ _DIRECTIVE: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Where a text names a file. In comments, too: to tell them from code takes a compiler."""
+"""A directive that names a file. Those in comments match, too: only a compiler finds comments."""
 
 _NAMED: Final = re.compile(r"""\s*\(?\s*(?:"([^"\n]+)"|<([^>\n]+)>)""")
 _FOLDER: Final = re.compile(r"(?:--include-path|-I)(?:\s*=\s*|\s+|(?<=I))(.+)")
 _PRE_INCLUDE: Final = re.compile(r"(?:--pre-include|-include|--?(?:create|use)-pch)\b.*")
-"""What names files of its own, which may be read, or have to be written."""
+"""Options that name files, which may be read or must be written."""
 
 _MOST_FILES: Final = 4096
 """More than these are no headers of a kernel's, and reading them takes as long as compiling."""
@@ -54,7 +54,7 @@ _PACKAGES: Final = {
     "cccl": ("cuda.cccl", "headers/include"),
     "cutlass": ("cutlass_library", "source/include"),
 }
-"""Packages that bring headers in folders of their own, for where there are no others.
+"""Packages with headers in folders of their own, used if there are no others.
 
 The headers of CUTLASS do not compile with the newest of CCCL, which cuda-cccl brings.
 """
@@ -89,15 +89,14 @@ def _find(name: str, file: str) -> Iterator[str]:
 
 
 def fingerprint(texts: Sequence[str], options: Sequence[str]) -> bytes | None:
-    """A hash of all that texts may come to, beside what they say.
+    """Return a hash of all files that texts may include.
 
     Args:
         texts: a source, and the headers in memory that it may include.
-        options: the compiler's, which name the program's own folders.
+        options: the compiler's options, which name the program's own folders.
 
     Returns:
-        None if that is not known: where a text looks at the clock, or at a file that is in
-        none of the folders.
+        The hash. None if a text depends on the clock, or on a file outside of the folders.
     """
     if any(_PRE_INCLUDE.fullmatch(option) for option in options):
         return None
@@ -131,7 +130,7 @@ def _own_folders(options: Sequence[str]) -> Iterable[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path | None]:
-    """A folder's files; None where that is not all of it."""
+    """Yield a folder's files, and None if some are left out."""
     count = 0
     for at, folders, files in os.walk(folder):
         folders.sort()
@@ -146,7 +145,7 @@ def _files(folder: Path) -> Iterator[Path | None]:
 
 
 def _knows_files(text: str) -> bool:
-    """Whether a text comes to the same wherever its folders hold the same."""
+    """Return whether a text depends only on the contents of its folders."""
     if _CLOCK.search(text):
         return False
     for operand in _DIRECTIVE.findall(text):
@@ -161,9 +160,9 @@ def _knows_files(text: str) -> bool:
 
 @cache
 def _release(folder: str) -> bytes:
-    """What tells the vendor's headers in a folder from those of another release.
+    """Return a key of the release of the vendor's headers in a folder.
 
-    Nobody edits a release: names, sizes and times of its files say which one it is.
+    Files of a release are not edited, so their names, sizes and times identify it.
     """
     found = hashlib.sha256()
     for at, folders, files in os.walk(folder):

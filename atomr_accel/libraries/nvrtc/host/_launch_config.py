@@ -1,4 +1,4 @@
-"""What ``cuLaunchKernelEx`` is told beside a kernel and its arguments."""
+"""Configurations of ``cuLaunchKernelEx``."""
 
 from __future__ import annotations
 

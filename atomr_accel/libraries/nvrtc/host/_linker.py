@@ -16,11 +16,11 @@ _KINDS: Final = (
     (b"\x50\xed\x55\xba", "FATBIN"),
     (b"!<arch>\n", "LIBRARY"),
 )
-"""What images begin with; whatever else is text is PTX."""
+"""Kinds of images, by their first bytes. All others are PTX."""
 
 
 def kind_of(image: bytes) -> str:
-    """What an image is, as nvJitLink calls it."""
+    """Return nvJitLink's name for the kind of an image."""
     for magic, kind in _KINDS:
         if image.startswith(magic):
             return kind
@@ -55,14 +55,14 @@ def nvjitlink_version() -> tuple[int, ...]:
 
 
 def link(parts: Sequence[tuple[str, bytes]], target: str) -> tuple[bytes, str]:
-    """Link what was compiled for a device.
+    """Link images for a device.
 
     Args:
-        parts: images, each with what errors call it.
+        parts: images, each with its name in errors.
         target: the architecture, such as ``"sm_90"``.
 
     Returns:
-        A cubin, and what the linker had to say.
+        A cubin, and the linker's log.
 
     Raises:
         CompileError: with the linker's log.

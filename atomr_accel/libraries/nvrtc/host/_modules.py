@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @final
 class _Shared:
-    """What all lanes of a context have loaded: by number, with how many use it."""
+    """Modules that lanes of a context have loaded, by number, with the number of users."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
@@ -36,10 +36,10 @@ _numbered: Final[WeakKeyDictionary[object, dict[int, Any]]] = WeakKeyDictionary(
 
 @final
 class Numbered(Generic[T]):
-    """What a context has by numbers of the program, the same for all of its lanes.
+    """Objects of a context by the program's numbers, shared by all of its lanes.
 
     Args:
-        context: the host's.
+        context: the host's context.
     """
 
     def __init__(self, context: object) -> None:
@@ -47,19 +47,19 @@ class Numbered(Generic[T]):
             self._known: dict[int, T] = _numbered.setdefault(context, {})
 
     def add(self, number: int, thing: T) -> None:
-        """Have it from now on."""
+        """Add an object."""
         self._known[number] = thing
 
     def get(self, number: int) -> T:
-        """One that is there."""
+        """Return an object that exists."""
         return self._known[number]
 
     def find(self, number: int) -> T | None:
-        """One that may be there."""
+        """Return an object, or None if it does not exist."""
         return self._known.get(number)
 
     def pop(self, number: int) -> T | None:
-        """Have it no more; None if it is not there."""
+        """Remove and return an object, or None if it does not exist."""
         return self._known.pop(number, None)
 
 
@@ -83,15 +83,15 @@ class Modules(Generic[T]):
         self._own: dict[int, T] = {}
 
     def share(self, other: Modules[T]) -> None:
-        """Be those of another stream of the same lane."""
+        """Share the modules of another stream of the same lane."""
         self._own = other._own
 
     def get(self, number: int) -> T:
-        """One that is loaded."""
+        """Return a loaded module."""
         return self._own[number]
 
     def load(self, message: Load) -> None:
-        """Load one, unless it is there."""
+        """Load a module, unless it is loaded."""
         if message.module in self._own:  # by another program, which executes here too
             return
         with self._shared.lock:

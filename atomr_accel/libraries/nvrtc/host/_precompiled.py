@@ -1,7 +1,7 @@
-"""Precompiled headers, each in a folder for what it was made of.
+"""Precompiled headers, with a separate folder for each content of the headers.
 
-NVRTC takes those that it finds in a folder for the headers that it would read, also where these
-have changed since: in memory always, and files if they have changed within a second.
+NVRTC uses precompiled headers of a folder even if the headers have changed since. It misses all
+changes of headers in memory, and changes of files within a second.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FOLDER: Final = re.compile(r"--?pch-dir\s*=\s*(.+)")
 
 
 def with_own_folder(message: Compile, included: bytes | None) -> Compile:
-    """Have a compilation use precompiled headers of exactly what it includes.
+    """Let a compilation use only precompiled headers with the contents that it includes.
 
     Args:
-        message: what is compiled.
-        included: a hash of what it may include beside headers in memory; where that is not
-            known, no headers are kept.
+        message: the compilation.
+        included: a hash of the files that it may include besides headers in memory. None if that
+            is unknown: then precompiled headers are not used.
     """
     options = [option.strip() for option in message.options]
     if not any(map(_AUTOMATIC.fullmatch, options)):

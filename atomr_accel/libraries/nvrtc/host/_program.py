@@ -1,4 +1,4 @@
-"""Modules: all kernels of a source in one image, linked with others where there are any."""
+"""Modules: all kernels of a source in one image, linked with other parts if there are any."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def compile_module(message: Compile, capability: tuple[int, int]) -> Compiled:
     """Compile a source with its kernels and variables, and link it with its parts.
 
     Returns:
-        What the driver loads, and what is in it.
+        The image for the driver, and the names in it.
 
     Raises:
         CompileError: with the log, of the compiler or of the linker.
         LibraryMissing: NVRTC, nvJitLink or cuda-bindings is not installed.
-        Unsupported: they make nothing for such a device; or an option has NVRTC make something
-            else than what a driver can load.
+        Unsupported: they do not support the device; or with these options NVRTC makes no image
+            that a driver can load.
     """
     names = message.names
     what = f"kernel {names[0]!r}" if len(names) == 1 else "the module"
@@ -110,12 +110,12 @@ def compile_module(message: Compile, capability: tuple[int, int]) -> Compiled:
 
 
 def link_image(image: bytes, capability: tuple[int, int]) -> bytes:
-    """What the driver loads for LTO-IR.
+    """Link LTO-IR to an image for the driver.
 
     Raises:
         CompileError: with the linker's log.
         LibraryMissing: nvJitLink, NVRTC or cuda-bindings is not installed.
-        Unsupported: they make nothing for such a device.
+        Unsupported: they do not support the device.
     """
     with NvrtcProgram("", "none.cu") as program:
         target = program.architecture(capability)
@@ -129,7 +129,7 @@ def _compile_part(source: str, name: str, message: Compile, target: str) -> byte
 
 
 def _target(program: NvrtcProgram, options: Sequence[str], capability: tuple[int, int]) -> str:
-    """What is compiled for: what an option says, or else the device."""
+    """Return the architecture to compile for: that of an option, or else of the device."""
     for option in options:
         found = _ARCHITECTURE.fullmatch(option.strip())
         if found is not None:
@@ -158,7 +158,7 @@ def _lowered(program: NvrtcProgram, names: Sequence[str], what: str, log: str) -
 
 
 def _entry(symbol: str, ptx: str) -> Entry:
-    """What PTX tells of a kernel."""
+    """Read the parameters and limits of a kernel from PTX."""
     found = re.search(_ENTRY.format(re.escape(symbol)), ptx)
     if found is None:
         return Entry(symbol)

@@ -1,4 +1,4 @@
-"""Tensor maps by the driver: what TMA is told of an array, for the address that it has."""
+"""Tensor maps, encoded by the driver for the current address of an array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..wire._messages import TiledMap
 
 TENSOR_MAP_BYTES: Final = 128
-"""Of a ``CUtensorMap``."""
+"""Size of a ``CUtensorMap``."""
 
 
 @lru_cache(maxsize=256)
@@ -23,7 +23,7 @@ def encoded(message: TiledMap, pointer: int) -> bytes:
     """A tensor map (``cuTensorMapEncodeTiled``); the vendor counts axes from the innermost.
 
     Args:
-        message: what the array is, and its boxes.
+        message: the array and its boxes.
         pointer: where it begins.
     """
     item = DTYPES[message.dtype].itemsize

@@ -26,7 +26,7 @@ _MOST_OBJECTS: Final = 256
 _pack: Final = struct.Struct("=Q").pack
 
 Made = tuple[bytes, "Callable[[], object]"]
-"""An object as an argument, and what destroys it."""
+"""An object as an argument, and the function that destroys it."""
 
 
 @final
@@ -35,7 +35,7 @@ class _Array:
 
     Attributes:
         handle: the driver's.
-        message: what made it.
+        message: the message that made it.
         objects: its textures, and its surface, which go with it.
     """
 
@@ -86,7 +86,7 @@ class _Array:
             return self.objects[argument][0]
 
     def destroy(self) -> None:
-        """Release it, with what is of it."""
+        """Release the array, with its texture and surface objects."""
         for _, destroy in self.objects.values():
             destroy()
         check("cuArrayDestroy", driver.cuArrayDestroy(self.handle))
@@ -94,14 +94,14 @@ class _Array:
 
 @final
 class Textures:
-    """Those of a lane's kernels; CUDA arrays are the whole context's.
+    """Textures of a lane's kernels. CUDA arrays belong to the whole context.
 
     Args:
-        context: the host's.
-        stream: the lane's.
+        context: the host's context.
+        stream: the lane's stream.
 
     Attributes:
-        handlers: what executes messages about CUDA arrays.
+        handlers: functions that execute messages about CUDA arrays.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
@@ -117,7 +117,7 @@ class Textures:
         }
 
     def share(self, other: Textures) -> None:
-        """Be those of another stream of the same lane."""
+        """Share the textures of another stream of the same lane."""
         self._objects, self._made = other._objects, other._made
 
     def object_of(self, argument: TextureObject | SurfaceObject) -> bytes:

@@ -1,1 +1,1 @@
-"""NVRTC: what both sides of the wall know."""
+"""NVRTC: code that both sides of the wall share."""

@@ -1,4 +1,4 @@
-"""What the compiler's lane and the kernels' lane execute."""
+"""Messages of the compiler's lane and the kernels' lane."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         symbol: its mangled name in the image.
-        parameters: bytes of each parameter and how they are aligned; None if that is not told.
-        most_threads: of a block, by ``__launch_bounds__``; 0 if that says nothing.
+        parameters: bytes and alignment of each parameter; None if they are unknown.
+        most_threads: threads of a block, by ``__launch_bounds__``; 0 without a limit.
         threads: a block's dimensions, by ``__block_size__``; None if they are free.
         cluster: a cluster's dimensions, by ``__cluster_dims__``; None if they are free.
     """
@@ -32,13 +32,13 @@ UNCHECKED: Final = "NVRTC is not installed, so nothing was compiled or checked"
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True):
-    """What is compiled for one kind of device.
+    """Compiled code for one kind of device.
 
     Attributes:
         image: a cubin, or PTX for a device that the compiler does not know; empty on the CPU.
         entries: the kernels, in the order of their names.
-        variables: the mangled names of the variables, in the order of theirs.
-        log: what the compiler had to say.
+        variables: the mangled names of the variables, in the order of their names.
+        log: the compiler's messages.
         kept: whether it was on disk.
     """
 
@@ -50,7 +50,7 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """What something is linked with: another source, or what was compiled already."""
+    """A part to link with a source: another source, or a compiled image."""
 
     source: str = ""
     image: bytes = b""
@@ -65,7 +65,7 @@ class Compile(Message, frozen=True):
         options: the compiler's.
         variables: the variables, as name expressions without the ``&``.
         headers: texts that it may include, by name.
-        parts: what it is linked with; nothing is linked if there are none.
+        parts: parts to link with it; without parts, nothing is linked.
     """
 
     returns: ClassVar[Any] = Compiled
@@ -79,7 +79,7 @@ class Compile(Message, frozen=True):
 
 
 class Link(Message, frozen=True):
-    """Make what a driver loads of LTO-IR (``nvJitLinkComplete``)."""
+    """Link LTO-IR to an image for the driver (``nvJitLinkComplete``)."""
 
     returns: ClassVar[Any] = bytes
 
@@ -95,7 +95,7 @@ class Disassemble(Message, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
-    """A module's variable, and what it begins with."""
+    """A module's variable, and its initial values."""
 
     name: str
     symbol: str
@@ -109,10 +109,10 @@ class Load(Message, frozen=True):
 
     Attributes:
         module: the number.
-        image: what the driver loads; on the CPU a pickled tuple of functions (None for those
-            that there are not).
+        image: the image for the driver; on the CPU a pickled tuple of functions (None for
+            missing ones).
         symbols: the kernels' names in the image.
-        variables: those that programs ask for.
+        variables: variables that programs use.
     """
 
     prepares: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class Load(Message, frozen=True):
     variables: tuple[Content, ...] = ()
 
     def undo(self) -> Unload:
-        """What releases it."""
+        """Return the message that unloads the module."""
         return Unload(self.module)
 
 
@@ -140,7 +140,7 @@ class MapVariable(Message, frozen=True):
     """Give the memory of a module's variable an address.
 
     Attributes:
-        at: which of the variables that it was loaded with.
+        at: position among the variables with which it was loaded.
         slab: the number that addresses of it begin with.
     """
 
@@ -150,17 +150,17 @@ class MapVariable(Message, frozen=True):
 
 
 class KernelAttributes(msgspec.Struct, frozen=True, array_like=True):
-    """What the driver tells of a kernel (``cuFuncGetAttribute``).
+    """Attributes of a kernel (``cuFuncGetAttribute``).
 
     Attributes:
-        registers: of a thread.
-        shared: bytes of shared memory of a block, beside what a launch asks for.
+        registers: number of registers of a thread.
+        shared: bytes of static shared memory of a block.
         constant: bytes of constant memory.
         local: bytes of local memory of a thread: spilled registers and arrays.
-        most_threads: of a block.
-        most_shared: bytes of dynamic shared memory that a launch may ask for without more ado.
-        ptx_version: that it was compiled for, such as 90.
-        binary_version: of the machine code, such as 90.
+        most_threads: largest number of threads of a block.
+        most_shared: bytes of dynamic shared memory that a launch may use without opting in.
+        ptx_version: version of PTX that it was compiled for, such as 90.
+        binary_version: version of the machine code, such as 90.
     """
 
     registers: int
@@ -237,12 +237,12 @@ class TiledMap(Message, frozen=True):
     """A tensor map as an argument, of 128 bytes (``cuTensorMapEncodeTiled``).
 
     Attributes:
-        address: of the array.
-        dtype: of its elements.
-        kind: what the vendor calls these.
-        shape: of the array, outermost first; it is contiguous.
-        box: of what is moved at a time.
-        steps: take every so many elements along an axis.
+        address: address of the array.
+        dtype: dtype of its elements.
+        kind: the vendor's number for the dtype.
+        shape: shape of the array, outermost first; it is contiguous.
+        box: shape of the elements that are moved at a time.
+        steps: step between the elements taken along each axis.
         swizzle, promotion, fill: the vendor's values.
     """
 
@@ -261,17 +261,17 @@ class TextureObject(Message, frozen=True):
     """A texture as an argument (``cuTexObjectCreate``), of memory or of a CUDA array.
 
     Attributes:
-        address: of the memory; 0 for a CUDA array.
-        array: the number of that, or 0.
-        shape: of the array.
-        dtype: of a channel.
+        address: address of the memory; 0 for a CUDA array.
+        array: number of the CUDA array, or 0.
+        shape: shape of the array.
+        dtype: dtype of a channel.
         extent: texels along each axis, outermost first.
-        format: what the vendor calls a channel's type.
-        channels: of a texel.
+        format: the vendor's number for a channel's type.
+        channels: number of channels of a texel.
         modes: the vendor's address mode of each axis, innermost first.
-        linear: whether texels are weighed.
-        flags: the vendor's.
-        border: what is beyond the edges, where a mode says so.
+        linear: whether neighbouring texels are weighed.
+        flags: the vendor's flags.
+        border: value beyond the edges, for modes that use it.
     """
 
     address: int
@@ -294,13 +294,13 @@ class SurfaceObject(Message, frozen=True):
 
 
 class MakeArray(Message, frozen=True):
-    """Make a CUDA array (``cuArray3DCreate``) if it is not there, and copy an array into it.
+    """Make a CUDA array (``cuArray3DCreate``) if it does not exist, and copy an array into it.
 
     Attributes:
         array: its number.
-        address: of what is copied.
-        shape, dtype: of that.
-        extent, format, channels: as of a texture.
+        address: address of the array that is copied.
+        shape, dtype: shape and dtype of that array.
+        extent, format, channels: as for a texture.
         surface: whether kernels may write to it.
     """
 
@@ -329,7 +329,7 @@ class CopyArray(Message, frozen=True):
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What only ``cuLaunchKernelEx`` can be asked for."""
+    """Options of a launch that need ``cuLaunchKernelEx``."""
 
     cluster: tuple[int, int, int] | None = None
     cooperative: bool = False
@@ -341,7 +341,7 @@ class Launch(Message, frozen=True):
     """Launch a kernel of a module that is loaded.
 
     Attributes:
-        function: which of the module's.
+        function: position among the module's functions.
         shared: bytes of dynamic shared memory.
         options: None for a plain launch.
     """

@@ -1,4 +1,4 @@
-"""How the Python function that stands for a kernel is called, in hosts and where it is compared."""
+"""Calls of the Python functions that replace kernels, in hosts and in comparisons."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Dim3 = tuple[int, int, int]
 
 
 class TwinFunction(NamedTuple):
-    """What stands for a kernel.
+    """A Python function that replaces a kernel.
 
     Attributes:
-        function: is called.
+        function: the function.
         leading: whether it takes grid and block first.
-        named: what else it takes by name: ``"grid"`` and ``"block"``, and variables.
+        named: its other parameters, by name: ``"grid"`` and ``"block"``, and variables.
     """
 
     function: Callable[..., object]
@@ -35,7 +35,7 @@ class TwinFunction(NamedTuple):
     def call(
         self, grid: Dim3, block: Dim3, arguments: Sequence[Any], variables: Mapping[str, Any]
     ) -> None:
-        """Call it as it wants to be called."""
+        """Call the function with the arguments that it takes."""
         given = {"grid": grid, "block": block, **variables}
         named = {name: given[name] for name in self.named}
         leading = (grid, block) if self.leading else ()
@@ -43,10 +43,10 @@ class TwinFunction(NamedTuple):
 
 
 def twin_function(function: Callable[..., object], variables: Iterable[str]) -> TwinFunction:
-    """How a function wants to be called.
+    """Read from a function's signature how to call it.
 
     Args:
-        function: stands for a kernel.
+        function: the function that replaces a kernel.
         variables: the names of the module's variables.
     """
     names = _parameter_names(function)
@@ -58,7 +58,7 @@ def twin_function(function: Callable[..., object], variables: Iterable[str]) -> 
 
 
 def value_of(argument: Scalar | Structure) -> np.generic:
-    """What a function gets for a number or a struct."""
+    """Convert a number or a struct to the argument of a Python function."""
     if isinstance(argument, Structure):
         dtype = np.lib.format.descr_to_dtype(ast.literal_eval(argument.fields))
     else:

@@ -1,1 +1,1 @@
-"""Kernels for what cuDNN refuses."""
+"""Kernels for graphs that cuDNN refuses."""

@@ -1,7 +1,7 @@
 """Attention of a single query to a single key by our own kernels.
 
-cuDNN has no gradient of it, and with a sink no result. Where there is dropout both are ours,
-because both have to drop the same.
+cuDNN has no gradient for this case, and with a sink no result. With dropout our kernels compute
+both, because both must drop the same elements.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _DTYPES: Final = {
     **dict.fromkeys(("seed", "offset"), "int64"),
 }
 _IGNORED: Final = frozenset({"alibi_slopes", "mask_value", "shift", "left", "right"})
-"""What changes nothing where row and column are 0."""
+"""Inputs without an effect if row and column are 0."""
 
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32"})
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _OPS or graph.compute != "float32" or not is_single(graph, node):
         return False
@@ -53,7 +53,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
     tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}

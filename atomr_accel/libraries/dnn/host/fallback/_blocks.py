@@ -27,13 +27,13 @@ _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernel computes a graph of one node."""
+    """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     return node.op in BLOCKS and graph.tensors[node.outputs[0][1]].dtype in _FLOATS
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids, attributes = dict((*node.inputs, *node.outputs)), dict(node.attributes)
     x, scale, y = (graph.tensors[ids[name]] for name in ("input", "descale", "y"))

@@ -1,4 +1,4 @@
-"""Convolutions by our own kernels, where cuDNN has none, or none that is right."""
+"""Convolutions by our own kernels, for cases that cuDNN refuses or computes wrongly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DTYPES: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _ROLES:
         return False
@@ -35,7 +35,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     kernel, pointers, roles = _ROLES[node.op]
     ids = dict((*node.inputs, *node.outputs))

@@ -1,4 +1,4 @@
-"""Graphs of one node that our own kernels compute: what cuDNN does not have, or refuses."""
+"""Graphs of one node that our own kernels compute, because cuDNN lacks or refuses them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FAMILIES: Final = (
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph."""
+    """Return whether the kernels compute a graph."""
     return len(graph.nodes) == 1 and any(family.computes(graph) for family in _FAMILIES)
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     family = next(family for family in _FAMILIES if family.computes(graph))
     found: list[Form] = family.forms(graph)
     return found
@@ -36,7 +36,7 @@ def forms(graph: Graph) -> list[Form]:
 def launches(
     graph: Graph, addresses: Mapping[int, int], scalars: Mapping[int, float]
 ) -> list[Launch]:
-    """What computes a graph for which ``computes`` is true, once.
+    """Return the launches that compute a graph for which ``computes`` is true.
 
     Args:
         graph: the graph.
@@ -47,13 +47,13 @@ def launches(
 
 
 class _Prepared(NamedTuple):
-    """A launch whose arguments stay, but for what is put at these places of them.
+    """A prepared launch, whose arguments change only at the given places.
 
     Attributes:
-        launch: launches it.
+        launch: launches the kernel.
         arguments: the arguments.
-        pointers: words of the arguments, with which of a run's pointers go there.
-        numbers: likewise, of a run's numbers.
+        pointers: words of the arguments, each with the position of its pointer in a run.
+        numbers: words of the arguments, each with the position of its number in a run.
     """
 
     launch: Callable[[], None]
@@ -72,7 +72,7 @@ class Own:
         self._made: dict[CudaSource, Kernels] = {}
 
     def close(self) -> None:
-        """Unload what was loaded."""
+        """Unload the kernels."""
         for kernels in self._made.values():
             kernels.close()
         self._made.clear()

@@ -1,4 +1,4 @@
-"""How our own kernels are launched."""
+"""Launches of our own kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLOT: Final = 8
 
 
 class Pointer(NamedTuple):
-    """The place of a tensor's pointer among arguments; null where there is no such tensor."""
+    """The place of a tensor's pointer among arguments; null without a tensor."""
 
     id: int | None
 
@@ -34,15 +34,15 @@ Part: TypeAlias = bytes | Pointer | Number
 
 
 class Form(NamedTuple):
-    """A kernel with its arguments, but for what differs from run to run of a graph.
+    """A kernel with the arguments that are the same in every run of a graph.
 
     Attributes:
-        source: where it is.
+        source: the source file.
         name: its name expression.
-        items: the threads it can use.
-        data: its arguments, with zeros for what differs.
-        pointers: where in them pointers go, in words of eight bytes, with their ids.
-        numbers: likewise, of numbers.
+        items: number of threads that it can use.
+        data: its arguments, with zeros for those that change.
+        pointers: offsets of pointers in ``data``, in words of eight bytes, with their ids.
+        numbers: offsets of numbers in ``data``, in words of eight bytes, with their ids.
     """
 
     source: CudaSource
@@ -66,9 +66,9 @@ class Launch(NamedTuple):
     """A kernel with all of its arguments.
 
     Attributes:
-        source: where it is.
+        source: the source file.
         name: its name expression.
-        items: the threads it can use.
+        items: number of threads that it can use.
         data: its arguments, packed.
     """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SOURCE: Final = CudaSource(__package__, "moves.cu", DIMS=MOST_DIMS)
 
 _UNSIGNED: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "u64"}
-"""What is moved as it is, by its bytes."""
+"""Types that are moved without a conversion, by their bytes."""
 
 _BYTES: Final = {
     **dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"), 1),
@@ -29,11 +29,11 @@ _BYTES: Final = {
 }
 
 _CONVERTED: Final = frozenset(C_TYPES)
-"""What is converted into each other, as far as graphs ask for it."""
+"""Dtypes that can be converted into each other."""
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernel computes a graph of one node."""
+    """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     if node.op not in LAYOUT:
         return False
@@ -46,7 +46,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ((_, target),) = node.outputs
     out, attributes = graph.tensors[target], dict(node.attributes)
@@ -82,7 +82,7 @@ def move_name(compute: str, target: str, source: str) -> str:
 
 
 def _sliced(x: Tensor, shape: Sequence[int], attributes: Mapping[str, object]) -> tuple[int, bytes]:
-    """Where a slice begins, and how it goes on."""
+    """Return the offset of a slice, and the steps through it."""
     starts: Sequence[int] = attributes["starts"]  # type: ignore[assignment]
     steps: Sequence[int] = attributes["steps"] or (1,) * len(shape)  # type: ignore[assignment]
     first = sum(start * stride for start, stride in zip(starts, x.strides, strict=True))

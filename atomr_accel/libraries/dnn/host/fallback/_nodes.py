@@ -1,4 +1,4 @@
-"""Single nodes by our own kernels, where cuDNN refuses them."""
+"""Single nodes by our own kernels, for cases that cuDNN refuses."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ OPERATIONS: Final = frozenset(
         *("swish", "swish_backward", "tan", "tanh", "tanh_backward"),
     }
 )
-"""What ``pointwise.cu`` has a struct for."""
+"""Operations for which ``pointwise.cu`` has a struct."""
 
 _STATISTICS: Final = ("ADD", "SQUARES")
-"""What ``genstats`` computes, as modes of reductions."""
+"""Outputs of ``genstats``, as modes of reductions."""
 
 _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
     return (node.op in OPERATIONS or node.op in ("reduction", "genstats")) and all(
@@ -109,11 +109,12 @@ def packed_reduction(graph: Graph, source: int, target: int) -> list[Part]:
 def _merged(
     shape: Sequence[int], lists: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """As few dimensions as there can be: a position costs a division for each but the first.
+    """Merge dimensions, because a position costs a division for each but the first.
 
     Args:
         shape: sizes.
-        lists: steps along them, of all tensors; the slowest of the first one comes first.
+        lists: steps along the dimensions, for each tensor. Results begin with the slowest
+            dimension of the first tensor.
     """
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in lists]
@@ -142,7 +143,7 @@ def _words(values: Sequence[int]) -> bytes:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     if node.op == "genstats":
         return [
@@ -180,12 +181,12 @@ def _reduction(graph: Graph, mode: str, target: int) -> Form:
 
 
 def pointwise_name(op: str, compute: str, result: str, types: Sequence[str]) -> str:
-    """The kernel of a pointwise operation.
+    """Return the name of the kernel of a pointwise operation.
 
     Args:
         op: the operation.
-        compute: the dtype it computes in.
-        result: the dtype of what it gives.
+        compute: the dtype in which it computes.
+        result: the dtype of its result.
         types: the dtypes of its output and of its inputs.
     """
     operation = "".join(word.capitalize() for word in op.split("_"))

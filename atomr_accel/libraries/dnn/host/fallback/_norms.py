@@ -1,4 +1,4 @@
-"""Normalisation by our own kernels: group norm, and what cuDNN refuses of the others."""
+"""Normalisation by our own kernels: group norm, and cases of others that cuDNN refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STATISTICS: Final = (
 )
 _BACKWARD: Final = frozenset(f"{op}_backward" for op in _FORWARD)
 _ALIKE: Final = (("scale", "bias"), ("dscale", "dbias"), _STATISTICS)
-"""What the kernels walk through with the same steps."""
+"""Groups of tensors that must have the same steps."""
 
 _FORWARD_POINTERS: Final[tuple[str, ...]] = (
     *("y", "input", "scale", "bias", "mean", "inv_variance"),
@@ -51,7 +51,7 @@ class Axis(NamedTuple):
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _FORWARD | _BACKWARD:
         return False
@@ -71,7 +71,7 @@ def computes(graph: Graph) -> bool:
 
 
 def _alike(tensors: list[Tensor]) -> bool:
-    """Whether tensors have the same steps, as far as these count."""
+    """Return whether tensors have the same steps, except along dimensions of size 1."""
     steps = {tuple(_step(tensor, axis) for axis in range(len(tensor.shape))) for tensor in tensors}
     return len(steps) < 2
 
@@ -130,7 +130,7 @@ def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     axes = axes_of(graph, node)
     ids = dict((*node.inputs, *node.outputs))

@@ -1,4 +1,4 @@
-"""Matrix products by our own kernel: in full precision, and what cuDNN refuses."""
+"""Matrix products by our own kernel: in full precision, and in cases that cuDNN refuses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ SOURCE: Final = CudaSource(__package__, "products.cu", SIDE=_SIDE, DIMS=_MOST_BA
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 _MANY: Final = 256
-"""Large squares take fewer reads; they are taken where there are enough for all processors."""
+"""Number of large squares from which they are used. They need fewer reads, but must be enough for
+all processors."""
 
 assert _SIDE * _SIDE == THREADS
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernel computes a graph of one node."""
+    """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
     return node.op == "matmul" and all(
@@ -40,7 +41,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
     a, b, c = tensors = [graph.tensors[ids[name]] for name in ("A", "B", "c")]

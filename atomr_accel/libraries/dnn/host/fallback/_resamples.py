@@ -26,7 +26,7 @@ _NONE: Final = Axis("window", 1, 1)
 
 
 def computes(graph: Graph) -> bool:
-    """Whether the kernels compute a graph of one node."""
+    """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
     return node.op in RESAMPLING and all(
@@ -35,7 +35,7 @@ def computes(graph: Graph) -> bool:
 
 
 def forms(graph: Graph) -> list[Form]:
-    """What computes a graph for which ``computes`` is true."""
+    """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids, attributes = dict((*node.inputs, *node.outputs)), dict(node.attributes)
     op, back, _ = node.op.partition("_backward")
