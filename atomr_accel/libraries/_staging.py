@@ -1,9 +1,9 @@
-"""Views that an op does not take as they are: it works on contiguous copies of them.
+"""Staging of views: ops that need contiguous buffers work on contiguous copies.
 
-Most ops take contiguous buffers only, as their vendors do. Where one is given another view, its
-request is made again on scratch memory in the place of that. What the view holds is copied there
-right before the op, and back right after it if the op has written it. All of that is submitted
-together, so no op of another task comes in between.
+Most ops take contiguous buffers only, as their vendors do. If such an op gets another view, its
+request is made again with scratch memory instead of the view. The elements of the view are copied
+there right before the op, and back right after it if the op has written them. All of that is
+submitted together, so no op of another task comes in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def has_views(*values: Any) -> bool:
-    """Whether among arguments are views that are not contiguous."""
+    """Return whether any of the arguments is a view that is not contiguous."""
     found: list[GpuRef] = []
 
     def note(ref: GpuRef, _name: str) -> GpuRef:
@@ -101,7 +101,7 @@ def _mapped(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
 
 
 def _seen_contiguous(ref: GpuRef, _name: str) -> GpuRef:
-    """What says of itself what a contiguous copy would: nothing must be made of where it is."""
+    """Return a ref that describes itself as a contiguous copy would; its address is not used."""
     return GpuRef(ref._place, ref.shape, ref.dtype, ref.nbytes)
 
 
@@ -178,7 +178,7 @@ class _Staging(Preparing):
 
     @property
     def keeper(self) -> Keeper:
-        """That of the driver itself."""
+        """Keeper of the wrapped driver."""
         return self._driver.keeper
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
@@ -186,15 +186,15 @@ class _Staging(Preparing):
         return self._driver.output(shape, dtype)
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
-        """What ``make`` gives."""
+        """Return the block that ``make`` gives."""
         return self._driver.obtain(make)
 
     def depends(self, still: Callable[[], bool]) -> None:
-        """It is so, as the request was prepared just now."""
+        """Pass the condition to the wrapped driver."""
         self._driver.depends(still)
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """That of the driver itself."""
+        """Return the stand-in of the wrapped driver."""
         return self._driver.stand_in(ref)
 
     def perform(self, request: Request[T]) -> T | None:

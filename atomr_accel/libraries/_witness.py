@@ -1,4 +1,4 @@
-"""Who is told of a program's calls, such as a journal that records them."""
+"""Observers of a program's calls, such as a journal that records them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Witness(Protocol):
-    """Carries calls out and notes them: what stands between a call and the device meanwhile.
+    """Carries calls out and notes them, between the call and the device.
 
-    Every call of a facade looks for one, as ``device.witness``, which is None where nobody wants
-    to know. Arguments are those of the call, before anything was made of them.
+    Every call of a facade looks for a witness, as ``device.witness``; None means that nothing
+    observes the calls. The arguments are those of the call, before any conversion.
     """
 
     def awaited(
@@ -63,7 +63,7 @@ class Witness(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, T]:
-        """An async method that is no op, of a device or a recording."""
+        """Carry out an async method of a device or a recording that does not make an op."""
 
     def submitted(self) -> None:
         """An op has its place in the program's order: perhaps one of such a method."""
@@ -71,7 +71,7 @@ class Witness(Protocol):
     def step(
         self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
-        """A method that is no op, of a batch or a recording."""
+        """Carry out a method of a batch or a recording that does not make an op."""
 
     def entered(self, program: Any) -> None:
         """The block of a batch or a recording begins."""
@@ -87,9 +87,9 @@ class Witness(Protocol):
 
 
 def witnessed(method: F) -> F:
-    """Have a witness told of the calls of a method that is no op.
+    """Return a method that reports its calls to the witness; it must not make an op.
 
-    It is that of the device, which the method's object has as ``_core``.
+    The witness is that of the device, which the method's object has as ``_core``.
     """
     if inspect.iscoroutinefunction(method):
 

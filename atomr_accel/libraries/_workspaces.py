@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from ._request import Driver
 
 TOGETHER: Final = 8
-"""How many ops in a row get the same one: a lane launches as many on one stream before it goes
-on to the next, so they would run one after the other anyway."""
+"""Number of ops in a row that share a workspace. A lane launches as many on one stream before it
+goes on to the next, so they would run one after the other anyway.
+"""
 
 _UINT8: Final = DTYPES["uint8"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStatistics:
-    """What a library keeps.
+    """Memory that a library keeps.
 
     Attributes:
         workspace: bytes of the workspaces that its ops share.
@@ -38,11 +39,11 @@ class WorkspaceStatistics:
 
 @dataclass(slots=True, eq=False)
 class WorkspaceSet:
-    """Those of the device, a batch or a recording.
+    """Workspaces of the device, a batch or a recording.
 
     Attributes:
         refs: the workspaces, the last used one last.
-        run: how many ops in a row have got that one.
+        run: the number of ops in a row that have used the last one.
     """
 
     refs: list[GpuRef] = field(default_factory=list)
@@ -53,13 +54,14 @@ class WorkspaceSet:
 class Workspaces:
     """The workspaces of a lane, kept from op to op.
 
-    Batches and recordings have some of their own, which go with them: their memory may come
-    late, and a recording's has to stay where it is. So each keeps its own, in ``scratch``.
+    Batches and recordings have their own workspaces, which end with them: their memory may be
+    allocated late, and a recording's has to keep its address. So each keeps its own, in
+    ``scratch``.
 
     Args:
-        max_streams: how many there may be at a time.
-        small: bytes. An op that needs more keeps the whole device busy by itself, so of
-            such workspaces there is one.
+        max_streams: the largest number of them at a time.
+        small: bytes. An op that needs more occupies the whole device, so there is only one such
+            workspace.
     """
 
     def __init__(self, max_streams: int, small: int) -> None:
@@ -109,7 +111,7 @@ class Workspaces:
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
 
     def statistics(self, device: Home) -> WorkspaceStatistics:
-        """A snapshot of what is kept for a device."""
+        """Return a snapshot of the memory that is kept for a device."""
         return WorkspaceStatistics(self.nbytes(device))
 
     def clear(self, device: Home) -> None:

@@ -18,14 +18,14 @@ from ._sorting import Sorts
 class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
     """CUB's algorithms for whole devices, on CUDA; NumPy on the CPU.
 
-    They take arrays of any shape as one row. Their kernels are built for the dtypes and
-    operators of a call when it first comes, by NVRTC, on a lane of its own. That takes some
-    seconds, once: builds are kept on disk, in ``$ATOMR_CACHE_DIR``.
+    They take arrays of any shape as one row. Their kernels are built for the dtypes and operators
+    of a call when it first comes, by NVRTC, on a lane of its own. That takes some seconds, once:
+    builds are kept on disk, in ``$ATOMR_CACHE_DIR``.
 
-    Where they take an operator it is a name, such as ``"plus"``; a function in CUDA C++ that
-    ``operator`` makes known; or a Python function of a small subset: one expression of its
-    arguments and numbers, with ``+ - * /``, comparisons, ``and or not``, ``min``, ``max``,
-    ``abs`` and ``x if condition else y``. It is computed in the dtype of its arguments.
+    An operator is a name, such as ``"plus"``; a function in CUDA C++ that ``operator`` makes known;
+    or a Python function of a small subset. The subset is one expression of its arguments and
+    numbers, with ``+ - * /``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and ``x if
+    condition else y``. It is computed in the dtype of its arguments.
     """
 
     traced = True
@@ -52,5 +52,5 @@ class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
         return Operator(source, name, cpu)
 
     def statistics(self) -> CubStatistics:
-        """A snapshot of what is known of builds."""
+        """Return a snapshot of the numbers of builds, and of the workspace."""
         return self._builds.statistics()

@@ -1,8 +1,8 @@
 """Vendor libraries by ctypes: a table of prototypes becomes bound, checked functions.
 
-A library folder writes its functions as one table. Tests hold every row against the
-vendor's header and resolve every symbol, so a wrong row fails without a GPU. A number that an
-argument's type cannot hold is refused, whoever calls.
+A library folder writes its functions as one table. Tests hold every row against the vendor's header
+and resolve every symbol, so a wrong row fails without a GPU. A number that an argument's type
+cannot hold is refused for all callers.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "size": (0, 2**64 - 1),
     "float": (-_LARGEST_FLOAT, _LARGEST_FLOAT),
 }
-"""Least and largest of each; ctypes would cut off what is beyond without a word."""
+"""Smallest and largest value of each; ctypes would silently cut off others."""
 
 _NO_MEMORY: Final = (
     *("ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY"),
     "cudaErrorMemoryAllocation",
 )
-"""How statuses end that say that there is no memory, on the device or the host."""
+"""Endings of statuses that mean that the device or the host is out of memory."""
 
 _NOT_STARTED: Final = ("NOT_INITIALIZED", "INITIALIZATION_FAILED")
 _MAKES: Final = ("Create", "create", "Init")
@@ -123,15 +123,15 @@ class VendorLibrary:
             raise self.error(function, status)
 
     def prepare(self, function: str, *args: Any) -> Callable[[], int]:
-        """A call whose arguments are converted once, which takes longer than most calls.
+        """Return a call with converted arguments; the conversion takes longer than most calls.
 
         Args:
-            function: which one.
-            *args: all of them. A ``ctypes`` object is taken as it is, so its value may be
-                set between calls.
+            function: the function's name.
+            *args: all its arguments. A ``ctypes`` object is passed without conversion, so its value
+                may be set between calls.
 
         Returns:
-            What makes the call and returns its status.
+            A function that makes the call and returns its status.
         """
         words = self.functions.words(function)
         self.functions[function]  # is there, or this raises
@@ -161,10 +161,10 @@ class VendorLibrary:
 
 
 def lacks_memory(function: str, status_name: str) -> bool:
-    """Whether a status says that a call found no memory.
+    """Return whether a status says that a call found no memory.
 
-    Libraries start with what they make first, such as a handle. Where they find no memory for
-    that, several only say that they are not initialized.
+    Libraries start with their first object, such as a handle. If memory runs out for that, several
+    only report that they are not initialized.
     """
     if status_name.endswith(_NO_MEMORY):
         return True

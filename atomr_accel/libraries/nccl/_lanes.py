@@ -16,7 +16,7 @@ COLLECTIVES: Final = LaneSpec(
     hangs=False,
     blocks=True,
 )
-"""Where ranks join communicators and take part in collectives."""
+"""Lane on which ranks join communicators and take part in collectives."""
 
 ABORTS: Final = LaneSpec(
     "nccl-aborts",

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
     @property
     def products(self) -> int:
-        """How many products."""
+        """Number of products."""
         return math.prod(self.sizes)
 
 

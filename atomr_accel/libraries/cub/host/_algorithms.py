@@ -1,8 +1,8 @@
 """CUB's algorithms: how each is built, and called.
 
-One class for each kind. It has the iterators and operators that the bindings want, which say of
-what types buffers are when something is built, and where they are when it is run. They belong to
-one executor, because a run sets them. What was built is shared.
+Each kind has one class. It holds the iterators and operators for the bindings. At a build these
+give the types of buffers, and at a run their addresses. They belong to one executor, because a run
+sets them. Builds are shared.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _CPP: Final = {
     "float16": "h16",
     "bfloat16": "b16",
 }
-"""What dtypes are called in kernels."""
+"""Names of dtypes in kernels."""
 
 
 class Folding(Call):
-    """What folds elements. Its last buffer is for results.
+    """Call that folds elements. Its last buffer is for results.
 
-    CUB writes these in the dtype that it computes in, whatever they are said to be. So those of
-    another one are cast afterwards.
+    CUB writes results in the dtype of the computation, even if their iterator has another one. So
+    results of another dtype are cast afterwards.
     """
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
@@ -49,17 +49,17 @@ class Folding(Call):
         self._out = kit.pointer(accumulator)
 
     def results(self, count: int) -> int:
-        """How many there are."""
+        """Return the number of results."""
         raise NotImplementedError
 
     def beside(self, count: int) -> int:
-        """The results as they are computed."""
+        """Return the bytes of the results before the cast."""
         return DTYPES[self.number].itemsize * self.results(count) if self._casts else 0
 
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """They go elsewhere first."""
+        """Return buffers in which scratch memory takes the results if they need a cast."""
         del launch, count
         return (*pointers[:-1], beside) if self._casts else pointers
 
@@ -70,7 +70,7 @@ class Folding(Call):
 
 
 class Reduce(Folding):
-    """Buffers: what is reduced, and its result."""
+    """Reduction. Buffers: the elements, and their result."""
 
     result = "DeviceReduceBuildResult"
 
@@ -115,7 +115,7 @@ class Reduce(Folding):
 
 
 class ArgReduce(Call):
-    """Buffers: what is reduced, and the position."""
+    """Reduction to a position. Buffers: the elements, and the position."""
 
     result = "DeviceReduceBuildResult"
 
@@ -154,7 +154,7 @@ class ArgReduce(Call):
 
 
 class Scan(Call):
-    """Buffers: what is scanned, and its result."""
+    """Scan. Buffers: the elements, and the result."""
 
     result = "DeviceScanBuildResult"
 
@@ -196,7 +196,7 @@ class Scan(Call):
 
 
 class SegmentedReduce(Folding):
-    """Buffers: what is reduced, where segments begin and end, and the results."""
+    """Reduction of segments. Buffers: the elements, segments' begins and ends, the results."""
 
     buffers = 4
     result = "DeviceSegmentedReduceBuildResult"
@@ -235,7 +235,7 @@ class SegmentedReduce(Folding):
 
 
 class Partition(Call):
-    """Buffers: what is divided, its flags, where the parts go, and two numbers of them."""
+    """Partition. Buffers: the elements, their flags, up to three parts, and two counts."""
 
     buffers = 6
     result = "DeviceThreeWayPartitionBuildResult"
@@ -431,20 +431,20 @@ class Transform(Call):
 
 
 class UnaryTransform(Transform):
-    """Of one buffer."""
+    """Transform of one buffer."""
 
     result = "DeviceUnaryTransform"
 
 
 class BinaryTransform(Transform):
-    """Of two."""
+    """Transform of two buffers."""
 
     buffers = 3
     result = "DeviceBinaryTransform"
 
 
 class BinarySearch(Call):
-    """Buffers: what is sorted, what is looked for, and where that would be."""
+    """Search. Buffers: sorted data, values to look for, and their positions."""
 
     buffers = 3
     result = "DeviceBinarySearchBuildResult"

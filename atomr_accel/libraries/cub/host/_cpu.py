@@ -64,8 +64,8 @@ class _Job:
     """One run.
 
     Attributes:
-        spec: what is run.
-        sizes: as the message has them.
+        spec: the algorithm that runs.
+        sizes: the sizes of the message.
     """
 
     def __init__(self, context: CpuContext, spec: Spec, message: Run) -> None:
@@ -86,7 +86,7 @@ class _Job:
         return np.frombuffer(self._message.values[at], DTYPES[dtype])[0]
 
     def init(self, dtype: str) -> Any:
-        """What to begin with; None where there is nothing."""
+        """Return the value to begin with, or None without one."""
         return self.value(0, dtype) if self.spec.init else None
 
 
@@ -119,7 +119,7 @@ def _apply(operator: Operator, *arrays: Array) -> Array:
 
 
 def _accumulate(operator: Operator, values: Array) -> Array:
-    """What comes of the first element, the first two, and so on; at least one of them."""
+    """Fold the first element, the first two, and so on; there must be at least one element."""
     dtype = values.dtype
     ufunc: Any = _ufunc(operator)
     if operator.kind and not BINARY[operator.kind].truth:
@@ -132,7 +132,7 @@ def _accumulate(operator: Operator, values: Array) -> Array:
 
 
 def _fold(operator: Operator, values: Array) -> Any:
-    """What comes of all elements; at least one."""
+    """Fold all elements; there must be at least one."""
     ufunc: Any = _ufunc(operator)
     if operator.kind and not BINARY[operator.kind].truth:
         return ufunc.reduce(values, dtype=values.dtype)
@@ -293,7 +293,7 @@ def _merge(keys: Array, left: Array, right: Array, less: Operator) -> Array:
 
 
 def _searched(data: Array, wanted: Array, less: Operator | None, *, right: bool) -> Array:
-    """Where in sorted data values belong: before those that are equal, or behind them."""
+    """Return the positions of values in sorted data: before equal elements, or after them."""
     low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(data), np.int64)
     while (open_ := low < high).any():
         middle = (low + high) // 2

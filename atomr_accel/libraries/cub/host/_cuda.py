@@ -35,7 +35,7 @@ _STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 SOURCE: Final = CudaSource(__package__, "positions.cu")
 _WAITS: Final = frozenset({"segmented_sort"})
-"""What waits for the device in the middle: it cannot be captured into a graph."""
+"""Algorithms that wait for the device while they run: they cannot be captured into a graph."""
 
 _MOST_SIZES: Final = 1024
 """Calls that an executor knows the scratch memory of without asking."""
@@ -57,7 +57,7 @@ def _store_of(context: CudaContext) -> BuildStore:
 
 
 def _zeros(spec: Spec) -> int:
-    """Bytes of the last buffer that are zeros where there is nothing to do."""
+    """Return the bytes of the last buffer that become zeros if there are no elements."""
     if spec.algorithm == "histogram_even":
         return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
     return _COUNTS.get(spec.algorithm, 0)
@@ -145,7 +145,7 @@ class CudaCub:
         call.after(self._launch, pointers, scratch, count)
 
     def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
-        """What an algorithm gives where there are no elements."""
+        """Write the result of an algorithm without elements."""
         if spec.algorithm == "reduce":
             # CUB would copy what it begins with as it is, and that may be of another dtype.
             _, accumulator, out = spec.dtypes

@@ -23,12 +23,12 @@ def _gather(dtype: str) -> str:
 
 
 class PairSort(Call):
-    """Buffers: keys and values, and where these go; 0 for values that are not there.
+    """Sort. Buffers: keys, values, and their results; values may be 0, which means missing.
 
-    Positions are sorted in the place of wide values, which are gathered by them afterwards. For
-    radix sorts the bindings declare what is no number of C++'s as large as a key, and then find
-    that they are tuned for something else. Merge sorts have tiles that do not fit into a block's
-    shared memory; CUB then launches other ones, of which the bindings know nothing.
+    Positions are sorted instead of wide values, which are gathered by them afterwards. In radix
+    sorts the bindings declare such values as large as a key, and then find other tuning parameters.
+    In merge sorts the tiles do not fit into a block's shared memory. CUB then launches other
+    kernels, of which the bindings know nothing.
     """
 
     buffers = 4
@@ -52,7 +52,7 @@ class PairSort(Call):
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """Where values go, there are positions before."""
+        """Write positions in place of wide values; return the buffers for CUB."""
         if not self._gathers:
             return pointers
         keys, _, sorted_keys, sorted_values = pointers
@@ -139,11 +139,11 @@ class MergeSort(PairSort):
 
 
 class SegmentedSort(Call):
-    """Buffers: keys, values, where segments begin and end, and where keys and values go.
+    """Segmented sort. Buffers: keys, values, begins and ends of segments, and the two results.
 
-    CUB compares floats of short segments, and NaN have no part in that. So floats are sorted as
-    whole numbers of the same order. Positions are sorted in the place of values that come with
-    floats, or are wide: what they say is written afterwards, and what is in no segment stays.
+    CUB compares floats of short segments, and NaN have no order there. So floats are sorted as
+    whole numbers of the same order. Positions are sorted instead of values that come with floats or
+    are wide. The values are written by them afterwards; elements outside all segments stay.
     """
 
     buffers = 6
@@ -193,7 +193,7 @@ class SegmentedSort(Call):
         return keys, values, begins, ends, to, values_to
 
     def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
-        """Keys as they were, and values."""
+        """Restore the keys, and write the values."""
         keys, values, _, _, to, values_to = pointers
         places = beside + sum(self._parts(count)[:3])
         if self._floats and not self._gathers:

@@ -55,7 +55,7 @@ class CpuCollectives:
         self.handlers: Final = {Join: self._join, Collect: self._collect}
 
     def close(self) -> None:
-        """What a communicator has is the program's."""
+        """Do nothing: the memory of communicators belongs to the program."""
 
     def _join(self, message: Join) -> None:
         self._context.check()

@@ -81,7 +81,7 @@ IN_PROGRESS: Final = ENUMS["ncclInProgress"]
 HOST_IMMEDIATE: Final = ENUMS["ncclScalarHostImmediate"]
 
 CONFIG_BYTES: Final = 48
-"""``sizeof(ncclConfig_t)`` as it was in 2.18. Later releases take it for what it is."""
+"""``sizeof(ncclConfig_t)`` of release 2.18. Later releases accept this size."""
 CONFIG_BLOCKING_AT: Final = 16
 
 _MAGIC: Final = 0xCAFEBEEF

@@ -1,12 +1,13 @@
 """Memory in which the ranks of one communicator on this machine meet.
 
 Each rank has a word, which it alone counts up, and a slot, which it alone writes. A round has two
-numbers: a rank's word reaches the first when its slot is filled, and the second when it has read
-what it wants of the slots of others. Who waits for a word sleeps until it changes (``futex``).
+numbers. A rank's word reaches the first when its slot is filled, and the second when it has
+finished reading the slots of others. A rank that waits for a word sleeps until it changes
+(``futex``).
 
-The program numbers the rounds, of all ranks alike, so ranks that take no part in some of them
-need not count along. To abort is to set a word that all look at, and to change all others so that
-whoever sleeps wakes.
+The program numbers the rounds, for all ranks alike, so ranks that take no part in some of them need
+not count them. An abort sets a word that all ranks check, and changes all other words to wake the
+ranks that sleep.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SLOT_BYTES: Final = 1 << 18
-"""What a rank gives in one round."""
+"""Largest number of bytes that a rank gives in one round."""
 
 _PAGE: Final = 4096
 _STRIDE: Final = 8
@@ -35,7 +36,7 @@ _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, (1 << 31) - 1
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
 _LOOK_SECONDS: Final = 1
 _NAP_SECONDS: Final = 1e-4
-"""Where nothing wakes who sleeps."""
+"""Time of one sleep on platforms without ``futex``."""
 
 
 class Aborted(Exception):
@@ -77,7 +78,7 @@ class Area:
 
     @staticmethod
     def nbytes(size: int) -> int:
-        """How many bytes it takes for so many ranks."""
+        """Return the bytes of memory for ``size`` ranks."""
         return _slots_begin(size) + size * SLOT_BYTES
 
     def slot(self, rank: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -107,7 +108,7 @@ class Area:
 
     @property
     def aborted(self) -> bool:
-        """Whether it was aborted."""
+        """True if the communicator was aborted."""
         return bool(self._words[0])
 
     def abort(self) -> None:
@@ -118,7 +119,7 @@ class Area:
             self._wake(at)
 
     def _sleep(self, at: int, seen: int) -> None:
-        """Sleep until a word is no longer what it was seen to be."""
+        """Sleep until a word differs from the value ``seen``."""
         if _CALL is None:
             time.sleep(_NAP_SECONDS)
             return

@@ -1,8 +1,8 @@
 """CUDA graphs of programs: captured steps, child graphs, conditional nodes.
 
-A driver cannot capture into a graph while it captures another, and every library's handle
-has one stream. So runs of steps are captured one after the other, each into a graph of its
-own, which becomes a child graph of what they are a part of.
+A driver cannot capture into a graph while it captures another, and every library's handle has one
+stream. So runs of steps are captured one after the other, each into its own graph, which becomes a
+child graph of the enclosing graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONDITIONAL_DRIVER: Final = 12030
 
 
 def conditional(nodes: Iterable[Bound]) -> bool:
-    """Whether a flag decides on anything in there."""
+    """Return whether any node, at any depth, depends on a flag."""
     return any(
         isinstance(node, BoundSection) and (node.section.kind != "call" or conditional(node.nodes))
         for node in nodes
@@ -76,13 +76,13 @@ class Graphs:
         return graph
 
     def _fill(self, graph: Any, root: Any, last: list[Any], nodes: list[Bound]) -> list[Any]:
-        """Put nodes into a graph, after the node ``last``; the last one now, if there is one.
+        """Add nodes to a graph after the node ``last``; return the last node, if there is one.
 
         Args:
-            graph: where to; it may be the body of a conditional node.
-            root: the graph that all is a part of.
-            last: what they come after: a node or nothing.
-            nodes: what to put there.
+            graph: the graph to extend; it may be the body of a conditional node.
+            root: the outermost graph.
+            last: the node before them, as a list; empty for none.
+            nodes: the nodes to add.
         """
         for plain, group in itertools.groupby(nodes, lambda node: isinstance(node, BoundStep)):
             if plain:

@@ -57,7 +57,7 @@ class Steps:
             bound.handler(bound.message)
 
     def forget(self, program: int) -> None:
-        """Undo what was prepared for a program and for no other that is left."""
+        """Undo preparations that served this program and no other remaining one."""
         for key, users in list(self._users.items()):
             users.discard(program)
             if not users:

@@ -1,4 +1,4 @@
-"""What the programs' lane executes."""
+"""Messages of the programs' lane."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Section(Message, frozen=True):
     """A part of a program.
 
     Attributes:
-        kind: ``"call"``: another program; ``"when"``: executed if the flag is set;
-            ``"loop"``: again and again, as long as it is.
-        nodes: what it executes.
+        kind: ``"call"``: another program; ``"when"``: executed if the flag is set; ``"loop"``:
+            repeated while the flag is set.
+        nodes: the steps and sections that it executes.
         flag: the flag's address.
         nbytes: the flag's size; it is set unless all its bytes are zero.
     """

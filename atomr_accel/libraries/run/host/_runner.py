@@ -57,11 +57,11 @@ class Runner:
         raise NotImplementedError
 
     def on_device(self, thing: Any) -> bool:
-        """Whether ``thing`` is an array that is to become a buffer."""
+        """Return whether ``thing`` is an array that becomes a buffer."""
         raise NotImplementedError
 
     def hold(self, thing: Any) -> Any:
-        """Such an array, contiguous and with its dtype and shape, for ``keep``."""
+        """Return such an array, contiguous and with its dtype and shape, for ``keep``."""
         raise NotImplementedError
 
     def keep(self, held: Any, address: int) -> None:
@@ -69,13 +69,13 @@ class Runner:
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Before a function: wait for what it depends on."""
+        """Wait, before a function, for the work that it depends on."""
 
     def end(self) -> None:
-        """After it: wait for what it has queued, on whatever stream.
+        """Wait, after a function, for the work that it has queued on any stream.
 
         Raises:
-            StickyFault: that has failed.
+            StickyFault: that work has failed.
         """
 
     # --- calls ------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Runner:
                 self.end()
 
     def _apply(self, function: Any, args: tuple[Any, ...]) -> Any:
-        """Call a function; what it has printed is out, and a child of its own ends with it."""
+        """Call a function, and flush its output; a process that it forks ends with the call."""
         code = 0
         try:
             return function(*args)
