@@ -52,7 +52,7 @@ def copying(
 
 
 def _message(source: GpuRef, target: GpuRef) -> CopyStrided | None:
-    """What copies one to the other; None where there is nothing to be copied."""
+    """Return the message that copies one ref to the other; None for empty refs."""
     if not source.size:
         return None
     of, to = source._place, target._place

@@ -45,18 +45,18 @@ class Creation(ArrayPart[D]):
         step: Real = 1,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """Numbers at equal distances; as ``numpy.arange``.
+        """Make numbers at equal distances; as ``numpy.arange``.
 
         Args:
-            start: the first one; with nothing else it is ``stop``, and the first is 0.
-            stop: where they end, which is not among them.
+            start: the first number. Without ``stop``, it is ``stop``, and the first number is 0.
+            stop: the end, which is excluded.
             step: the distance.
-            dtype: theirs; by default that of the arguments together.
+            dtype: the dtype of the result; by default that of the arguments together.
 
         Raises:
-            TypeError: an argument that is no real number.
+            TypeError: an argument is not a real number.
             ZeroDivisionError: ``step`` is 0.
-            ValueError: the number of elements is beyond all bounds.
+            ValueError: the number of elements is not finite.
         """
         first, end = (0, start) if stop is None else (start, stop)
         return self._evaluated(_arange(first, end, step, dtype))
@@ -71,17 +71,17 @@ class Creation(ArrayPart[D]):
         *,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """So many numbers at equal distances; as ``numpy.linspace``.
+        """Make ``num`` numbers at equal distances; as ``numpy.linspace``.
 
         Args:
-            start: the first one.
-            stop: the last one, or with ``endpoint=False`` the one behind it.
-            num: how many.
-            endpoint: whether ``stop`` is one of them.
-            dtype: theirs; to integers they are rounded down.
+            start: the first number.
+            stop: the last number, or with ``endpoint=False`` the number after it.
+            num: the number of elements.
+            endpoint: whether ``stop`` is among them.
+            dtype: the dtype of the result; integers are rounded down.
 
         Raises:
-            TypeError: an argument that is no number.
+            TypeError: an argument is not a number.
             ValueError: ``num`` is negative.
         """
         return self._evaluated(_linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
@@ -97,15 +97,15 @@ class Creation(ArrayPart[D]):
         *,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """Powers with exponents at equal distances; as ``numpy.logspace``.
+        """Make powers with exponents at equal distances; as ``numpy.logspace``.
 
         Args:
             start: the first exponent.
-            stop: the last one.
-            num: how many.
-            endpoint: whether ``stop`` is one of them.
-            base: what is raised.
-            dtype: of the result.
+            stop: the last exponent.
+            num: the number of elements.
+            endpoint: whether ``stop`` is among the exponents.
+            base: the base of the powers.
+            dtype: the dtype of the result.
 
         Raises:
             TypeError, ValueError: as ``linspace``.
@@ -158,15 +158,15 @@ class Creation(ArrayPart[D]):
     def tril(
         self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The same with zeros above a diagonal; as ``numpy.tril``.
+        """Copy matrices with zeros above a diagonal; as ``numpy.tril``.
 
         Args:
             m: matrices, of at least two dimensions; a ref or an expression.
-            k: how far the diagonal is above the main one.
-            out: where the result goes; may be ``m``.
+            k: the distance of the diagonal above the main one.
+            out: the buffer for the result; may be ``m``.
 
         Raises:
-            ValueError: fewer dimensions.
+            ValueError: ``m`` has fewer than two dimensions.
         """
         return self._evaluated(self._triangle(m, operator.index(k), lower=True), out)
 
@@ -174,7 +174,7 @@ class Creation(ArrayPart[D]):
     def triu(
         self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The same with zeros below a diagonal; as ``numpy.triu``. Arguments as for ``tril``."""
+        """Copy matrices with zeros below a diagonal; as ``numpy.triu``. Arguments as ``tril``."""
         return self._evaluated(self._triangle(m, operator.index(k), lower=False), out)
 
     def _triangle(self, m: Operand, k: int, *, lower: bool) -> Operand:
@@ -443,7 +443,7 @@ def _linspace(
 
 
 def _offset(k: SupportsIndex, like: Operand) -> int:
-    """How far a diagonal is above the main one, as far as it matters."""
+    """Return the distance of a diagonal above the main one, limited to the matrix."""
     most = sum(like.shape) + 1
     return max(-most, min(operator.index(k), most))
 

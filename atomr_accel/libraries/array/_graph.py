@@ -55,13 +55,13 @@ class Structure:
 
 @final
 class Graph:
-    """Some expressions, flat: what is the same in several of them is one value.
+    """Some expressions, flat: equal parts of them are one value.
 
     Attributes:
         values: all values, each after those that it is made of.
         operands: the refs that they read.
-        constants: the numbers in them, each also as words of four bytes.
-        results: which values the expressions are.
+        constants: the numbers in them, and their words of four bytes.
+        results: the values of the expressions, by index.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Graph:
         self.results: Final = tuple([self._add(each) for each in expressions])
 
     def on(self, operands: list[GpuRef]) -> Graph:
-        """The same on other refs, of the same shapes and dtypes; it holds none but these."""
+        """Return the graph on other refs of the same shapes and dtypes; it holds no others."""
         other = copy(self)
         other.operands = operands
         other._places = {}

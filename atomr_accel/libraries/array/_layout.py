@@ -46,14 +46,14 @@ def merged(
     itemsize: int,
     aligned: int,
 ) -> Merged:
-    """The same copy with fewer axes, and larger elements.
+    """Return the same copy with fewer axes, and larger elements.
 
     Args:
-        shape: of both, with elements.
-        target: strides of the target, in bytes, none of them 0 along an axis of several elements.
+        shape: the shape of both arrays, which have elements.
+        target: strides of the target, in bytes; 0 only along axes of one element.
         source: strides of the source.
         itemsize: bytes of an element.
-        aligned: what the beginnings of both are multiples of.
+        aligned: the alignment of both first elements, in bytes.
     """
     start_source = start_target = 0
     axes: list[Axis] = []

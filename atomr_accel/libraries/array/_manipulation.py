@@ -35,13 +35,13 @@ class Manipulation(ArrayPart[D]):
     def astype(
         self, x: Operand, dtype: DTypeLike, casting: Casting = "unsafe", *, copy: bool = True
     ) -> Request[GpuRef]:
-        """The same with another dtype; as ``numpy.ndarray.astype``.
+        """Convert elements to another dtype; as ``numpy.ndarray.astype``.
 
         Args:
             x: a ref or an expression.
-            dtype: the other one.
-            casting: which conversions are allowed.
-            copy: whether it is a copy also if the dtype is the same.
+            dtype: the new dtype.
+            casting: the conversions that are allowed.
+            copy: whether the result is a copy even if the dtype is the same.
 
         Raises:
             TypeError: a conversion that ``casting`` does not allow.
@@ -58,14 +58,14 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def ascontiguousarray(self, a: Operand, dtype: DTypeLike | None = None) -> Request[GpuRef]:
-        """The same, C-contiguous; as ``numpy.ascontiguousarray``.
+        """Make an array C-contiguous; as ``numpy.ascontiguousarray``.
 
         Args:
             a: a ref or an expression.
-            dtype: another dtype.
+            dtype: the new dtype, if any.
 
         Returns:
-            ``a`` itself, if it is that.
+            ``a`` itself, if it is C-contiguous already.
         """
         given = self._operand(a, "a")
         kind = given.dtype if dtype is None else as_dtype(dtype)
@@ -80,13 +80,13 @@ class Manipulation(ArrayPart[D]):
     def where(
         self, condition: Value, x: Value, y: Value, /, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """Elements of one array or another; as ``numpy.where`` with three arguments.
+        """Choose elements of one array or another; as ``numpy.where`` with three arguments.
 
         Args:
-            condition: which; what is not zero is true.
-            x: taken where it holds.
-            y: taken elsewhere.
-            out: where the result goes.
+            condition: chooses for each element; values other than zero are true.
+            x: the elements where ``condition`` holds.
+            y: the other elements.
+            out: the buffer for the result.
 
         Raises:
             TypeError: none of them is on the device.
@@ -114,12 +114,12 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def round(self, a: Operand, decimals: int = 0, out: GpuRef | None = None) -> Request[GpuRef]:
-        """Rounded to so many digits, halves to even; as ``numpy.round``.
+        """Round to ``decimals`` digits, halves to even; as ``numpy.round``.
 
         Args:
             a: a ref or an expression.
-            decimals: digits behind the point; negative ones are before it.
-            out: where the result goes; may be ``a``.
+            decimals: digits after the point; negative numbers are digits before it.
+            out: the buffer for the result; may be ``a``.
 
         Raises:
             TypeError: complex numbers.
@@ -137,13 +137,13 @@ class Manipulation(ArrayPart[D]):
         atol: Value = 1.0e-8,
         equal_nan: bool = False,
     ) -> Request[GpuRef]:
-        """Whether elements are nearly equal; as ``numpy.isclose``.
+        """Test whether elements are nearly equal; as ``numpy.isclose``.
 
         Args:
-            a: one.
-            b: the other, which ``rtol`` is relative to.
-            rtol: how far they may be apart, as a part of ``b``.
-            atol: how far beside.
+            a: the elements to compare.
+            b: the reference elements, to which ``rtol`` is relative.
+            rtol: the relative tolerance, as a part of ``b``.
+            atol: the absolute tolerance, which is added.
             equal_nan: whether NaN are equal.
         """
         return self._evaluated(self._made(np.isclose, a, b, rtol, atol, equal_nan))
@@ -288,15 +288,16 @@ class Manipulation(ArrayPart[D]):
     def split(
         self, ary: GpuRef, indices_or_sections: int | Sequence[int], axis: int = 0
     ) -> list[GpuRef]:
-        """Parts of an array, as views; as ``numpy.split``. It is not awaited.
+        """Divide an array into equal parts, as views; as ``numpy.split``. It is not awaited.
 
         Args:
-            ary: what is divided.
-            indices_or_sections: how many parts of equal size, or where parts end.
-            axis: along which.
+            ary: the array to divide.
+            indices_or_sections: the number of parts of equal size, or the positions at which they
+                end.
+            axis: the axis to divide.
 
         Raises:
-            ValueError: parts that would not be equal.
+            ValueError: the parts would differ in size.
         """
         sections = indices_or_sections
         size = self._ref(ary, "ary").shape[normalize_axis_index(axis, ary.ndim)]
@@ -307,15 +308,15 @@ class Manipulation(ArrayPart[D]):
     def array_split(
         self, ary: GpuRef, indices_or_sections: int | Sequence[int], axis: int = 0
     ) -> list[GpuRef]:
-        """Parts of an array, as views; as ``numpy.array_split``. It is not awaited.
+        """Divide an array into parts, as views; as ``numpy.array_split``. It is not awaited.
 
         Args:
-            ary: what is divided.
-            indices_or_sections: how many parts, or where parts end.
-            axis: along which.
+            ary: the array to divide.
+            indices_or_sections: the number of parts, or the positions at which they end.
+            axis: the axis to divide.
 
         Raises:
-            ValueError: not even one part.
+            ValueError: less than one part.
         """
         at = normalize_axis_index(axis, self._ref(ary, "ary").ndim)
         size = ary.shape[at]
@@ -391,7 +392,7 @@ def _same(steps: Steps, x: Operand, *, copy: bool) -> GpuRef:
 
 
 def _copied(steps: Steps, x: Operand, out: GpuRef | None) -> GpuRef:
-    """A result that is no part of what was given."""
+    """Return a result that shares no memory with the operands."""
     return steps.evaluate(x, out)
 
 

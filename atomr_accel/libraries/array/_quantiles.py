@@ -55,7 +55,7 @@ _FLOAT64: Final = as_dtype(np.float64)
 
 
 class Quantiles(Sorting[D]):
-    """Medians, quantiles and percentiles: NaN where there is one."""
+    """Medians, quantiles and percentiles; NaN for rows with a NaN."""
 
     @op
     def median(
@@ -90,14 +90,14 @@ class Quantiles(Sorting[D]):
 
         Args:
             a: a ref or an expression, of real numbers.
-            q: which, from 0 to 1; of several the result has them along new first axes.
-            axis: along which axes; all by default.
-            out: where the result goes.
-            method: what is between two elements, by NumPy's names.
+            q: the quantiles, from 0 to 1; several of them become new first axes of the result.
+            axis: the axes; all by default.
+            out: the buffer for the result.
+            method: NumPy's name of the interpolation between two elements.
             keepdims: whether these axes stay, with one element.
 
         Raises:
-            ValueError: no elements, ``q`` out of range, or another method.
+            ValueError: no elements, ``q`` out of range, or an unknown method.
             TypeError, Unsupported: as ``sort``.
         """
         return self._quantiles("quantile", a, q, axis, out, method, keepdims=keepdims)

@@ -217,19 +217,19 @@ class Repeating(ArrayPart[D]):
         *,
         constant_values: Number = 0,
     ) -> Request[GpuRef]:
-        """With further elements around it; as ``numpy.pad``.
+        """Add elements around an array; as ``numpy.pad``.
 
         Args:
             array: an array.
-            pad_width: how many, before and behind each axis; one number, one pair, or a pair
-                for each axis.
-            mode: what they are: ``"constant"``, ``"edge"``, ``"reflect"``, ``"symmetric"`` or
-                ``"wrap"``.
-            constant_values: what they are with ``"constant"``.
+            pad_width: the numbers of elements before and after each axis; one number, one pair, or
+                a pair for each axis.
+            mode: the content of the new elements: ``"constant"``, ``"edge"``, ``"reflect"``,
+                ``"symmetric"`` or ``"wrap"``.
+            constant_values: the new elements with ``"constant"``.
 
         Raises:
-            ValueError: negative widths, or an axis without elements that has none to repeat.
-            TypeError: widths that are no whole numbers.
+            ValueError: a negative width, or an empty axis, which has no element to repeat.
+            TypeError: widths that are not whole numbers.
         """
         ref = self._ref(array, "array")
         if mode not in _PAD_MODES:
@@ -322,7 +322,7 @@ def _around(made: GpuRef, inside: tuple[slice, ...]) -> Iterator[GpuRef]:
 
 
 def _widths(given: Any, ndim: int) -> list[tuple[int, int]]:
-    """How many elements come before and behind each axis."""
+    """Return the numbers of elements before and after each axis."""
     array = np.asarray(given)
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError("`pad_width` must be of integral type.")
@@ -339,11 +339,11 @@ def _widths(given: Any, ndim: int) -> list[tuple[int, int]]:
 
 
 def _runs(n: int, before: int, behind: int, mode: PadMode) -> Iterator[tuple[int, int, int, int]]:
-    """What the elements around an axis are copies of.
+    """Yield the runs of elements around an axis, with the elements that they copy.
 
     Yields:
-        Where a run of them begins, where that begins which it is a copy of, how long it is, and
-        the step there: 1, -1, or 0 for one element that repeats.
+        The begin of a run, the begin of its source, its length, and the step in the source: 1, -1,
+        or 0 for one element that repeats.
     """
     for start, end in ((-before, 0), (n, n + behind)):
         at = start

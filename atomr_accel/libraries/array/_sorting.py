@@ -59,19 +59,19 @@ class Sorting(ArrayPart[D]):
         descending: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Sorted along an axis; as ``numpy.sort``.
+        """Sort elements along an axis; as ``numpy.sort``.
 
         Args:
-            a: a ref or an expression, of real numbers; complex ones in one row.
-            axis: along which; None flattens it first.
-            kind: as in NumPy; every one is stable here.
-            descending: whether the largest comes first, NaN before it.
-            out: where the result goes.
+            a: a ref or an expression, of real numbers; complex numbers only in one row.
+            axis: the axis to sort; None flattens ``a`` first.
+            kind: as in NumPy; all kinds are stable here.
+            descending: whether the order is descending; NaN then come first.
+            out: the buffer for the result.
 
         Raises:
             TypeError: a dtype without an order.
-            Unsupported: several rows of more than 2048 elements in a recording; CUB is not
-                installed, for rows of so many.
+            Unsupported: several rows of more than 2048 elements in a recording; or, for rows of
+                more than 2048 elements, CUB is not installed.
         """
         _require_kind(kind)
         return self._sorted("sort", a, axis, descending, out, order=False)
@@ -105,15 +105,15 @@ class Sorting(ArrayPart[D]):
     def partition(
         self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
     ) -> Request[GpuRef]:
-        """With the ``kth`` smallest in its place; as ``numpy.partition``, but all are sorted.
+        """Put the ``kth`` smallest element at its sorted position; as ``numpy.partition``.
 
         Args:
-            a: as for ``sort``.
-            kth: which; one or several.
+            a: as for ``sort``. All elements are sorted.
+            kth: one or several positions.
             axis: as for ``sort``.
 
         Raises:
-            ValueError: out of bounds.
+            ValueError: ``kth`` is out of bounds.
             TypeError, Unsupported: as ``sort``.
         """
         _require_kth(self._operand(a, "a"), kth, axis)
@@ -132,23 +132,23 @@ class Sorting(ArrayPart[D]):
     def topk(
         self, x: Operand, k: SupportsIndex, axis: int = -1, *, largest: bool = True
     ) -> Request[tuple[GpuRef, GpuRef]]:
-        """The largest elements along an axis, in descending order, and where they are.
+        """Find the largest elements along an axis, in descending order, and their indices.
 
-        Of equal ones the first come first. NaN count as larger than all others. Up to 2048 of each
-        row are found without sorting it.
+        Among equal elements the first ones come first. NaN count as larger than all others. Up to
+        2048 of each row are found without sorting it.
 
         Args:
             x: as for ``sort``.
-            k: how many.
-            axis: along which.
-            largest: whether the largest; otherwise the smallest, in ascending order.
+            k: the number of elements.
+            axis: the axis to search.
+            largest: whether to find the largest; otherwise the smallest, in ascending order.
 
         Returns:
-            Values, and indices, int64.
+            The values, and their indices, int64.
 
         Raises:
-            ValueError: more than there are.
-            TypeError, Unsupported: as ``sort``, where there are more than 2048.
+            ValueError: ``k`` is negative, or larger than the axis.
+            TypeError, Unsupported: as ``sort``, if ``k`` is larger than 2048.
         """
         given, count = self._operand(x), operator.index(k)
         at = normalize_axis_index(axis, len(given.shape))
@@ -292,12 +292,12 @@ class Sorting(ArrayPart[D]):
         side: Literal["left", "right"] = "left",
         sorter: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Where elements belong in what is sorted, int64; as ``numpy.searchsorted``.
+        """Find positions of elements in sorted data, int64; as ``numpy.searchsorted``.
 
         Args:
             a: one dimension, sorted.
-            v: what is looked for.
-            side: before or behind equal ones.
+            v: the elements to look for.
+            side: before or after equal elements.
             sorter: indices that sort ``a``.
 
         Raises:
@@ -335,16 +335,16 @@ class Sorting(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Sums of all elements up to each; as ``numpy.cumsum``.
+        """Add up all elements up to each; as ``numpy.cumsum``.
 
-        Those of floats of 16 bits and less are made in float32. Sums of floats are not made in
-        the order of the elements.
+        Sums of floats of 16 bits or less are made in float32. Sums of floats are not made in the
+        order of the elements.
 
         Args:
             a: a ref or an expression.
-            axis: along which; None flattens it first.
-            dtype: what it is computed in, and of the result.
-            out: where the result goes.
+            axis: the axis to scan; None flattens ``a`` first.
+            dtype: the dtype of the computation and of the result.
+            out: the buffer for the result.
 
         Raises:
             Unsupported: a row of more than 2**22 elements, and CUB is not installed.
@@ -413,22 +413,22 @@ class Sorting(ArrayPart[D]):
         *,
         equal_nan: bool = True,
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
-        """The different elements, sorted; as ``numpy.unique`` without an axis.
+        """Find the different elements, sorted; as ``numpy.unique`` without an axis.
 
         Args:
             ar: a ref or an expression.
-            return_index: whether to tell where each is first.
-            return_inverse: whether to tell which one each element is.
-            return_counts: whether to tell how often each is there.
+            return_index: whether to return the first position of each.
+            return_inverse: whether to return, for each element, its index in the result.
+            return_counts: whether to return how often each occurs.
             equal_nan: whether NaN are equal.
 
         Returns:
-            The elements; with what else is asked for, int64, in a tuple, in that order.
+            The elements. Further results, int64, follow in a tuple in the order of the arguments.
 
         Raises:
             TypeError: a dtype without an order.
-            Unsupported: in a batch or a recording, as only the device knows how many there are;
-                CUB is not installed.
+            Unsupported: in a batch or a recording, because only the device knows the number of
+                results; or CUB is not installed.
         """
         given = self._operand(ar, "ar")
         flags = return_index, return_inverse, return_counts
@@ -490,7 +490,7 @@ class Sorting(ArrayPart[D]):
         *,
         equal_nan: bool,
     ) -> Request[T]:
-        """A question: all there may be has room, and what was not needed is given back."""
+        """Return a question with room for all elements; the unused room is freed."""
         shape, dtype = given.shape, given.dtype
         narrow = NAMES[dtype] in FP8  # which are sorted as another dtype
 
@@ -534,7 +534,7 @@ def _distinct(
     *,
     equal_nan: bool,
 ) -> Submission[Any]:
-    """The question which elements of a sorted row differ, with room for what else is asked for."""
+    """Return the question which elements of a sorted row differ, with room for all results."""
     made = steps.output(values.shape, values.dtype)
     places, inverse, lengths = (
         steps.output(values.shape, INT64) if wanted else None for wanted in flags

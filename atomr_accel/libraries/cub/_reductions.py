@@ -51,10 +51,10 @@ class Reductions(CubPart[D]):
 
         Args:
             x: any shape, taken as one row.
-            op: the operator for two elements: ``"plus"``, ``"multiplies"``, ``"minimum"``,
-                ``"maximum"`` (NaN wins, as in NumPy), ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``,
-                ``"logical_and"``, ``"logical_or"``; an object that ``operator`` made; or a Python
-                function of the small subset. It must be associative.
+            op: the operator: ``"plus"``, ``"multiplies"``, ``"minimum"``, ``"maximum"`` (NaN wins,
+                as in NumPy), ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``, ``"logical_and"``,
+                ``"logical_or"``; an object that ``operator`` made; or a Python function of the
+                small subset. It must be associative.
             init: the value to begin with; by default the operator's identity.
             dtype: the dtype of the result and of the computation; by default that of x. Sums and
                 products of half precision are computed in float32. ``"logical_and"`` and
@@ -69,8 +69,8 @@ class Reductions(CubPart[D]):
         Raises:
             TypeError: the dtypes do not fit.
             ValueError: the operator is unknown or not associative; x is empty and there is nothing
-                to begin with; or ``"not_guaranteed"`` with ``deterministic=True``, set when the
-                device was opened.
+                to begin with; or the device is deterministic and ``"not_guaranteed"`` was asked
+                for.
             Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         self._require(x=x)

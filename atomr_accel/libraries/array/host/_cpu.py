@@ -19,7 +19,7 @@ _OF_SIZE: Final = {
     DTYPES[name].itemsize: DTYPES[name]
     for name in ("uint8", "uint16", "uint32", "uint64", "complex128")
 }
-"""What is as large as an element that is only moved."""
+"""Dtypes for elements that are only moved, by size."""
 
 
 @final
@@ -46,7 +46,7 @@ class CpuArray:
         }
 
     def on(self, stream: CpuStream) -> CpuArray:
-        """The same on another stream."""
+        """Return the same executor on another stream."""
         return CpuArray(self._context, stream)
 
     def close(self) -> None:

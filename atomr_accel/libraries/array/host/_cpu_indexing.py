@@ -95,7 +95,7 @@ class CpuIndexing:
                 np.add.at(chosen, places, np.array(values))
 
     def _places(self, message: Choose, shape: tuple[int, ...]) -> tuple[_Array, _Array | None]:
-        """Where elements are that are chosen, counted in elements; and which of them count."""
+        """Return the positions of chosen elements, and which of them count."""
         size = DTYPES[message.dtype].itemsize
         places = np.full(shape, -message.low, np.int64)
         ndim = len(shape)
@@ -246,7 +246,7 @@ class CpuIndexing:
 
 
 def _has_negative_zero(given: _Array) -> bool:
-    """Whether equal elements may differ: then the first of them comes first."""
+    """Return whether equal elements may differ: then the first of them comes first."""
     return is_inexact(given.dtype) and bool((np.signbit(given) & (given == 0)).any())
 
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ..wire._program import KernelForm, Launch
 
 OPTIONS: Final = ("--fmad=false", "--diag-suppress=177,186")
-"""Each function rounds its result, as NumPy's do. That something is not used, or that unsigned
-numbers are never negative, is no warning."""
+"""Options for code whose functions each round their result, as NumPy's do. Warnings about unused
+values, and about unsigned numbers that are never negative, are off.
+"""
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
@@ -149,7 +150,7 @@ class CudaBuilder:
 
 @final
 class CudaExpressions:
-    """Launches what was built; its handlers are some of the lane's."""
+    """Launches built kernels; its handlers are some of the lane's."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._pointers: Final = context.pointers

@@ -55,18 +55,18 @@ ELEMENTS: Final = {
     "complex64": "c64",
     "complex128": "c128",
 }
-"""What elements are called that are added up."""
+"""Names of elements that are added up."""
 _MOVED: Final = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Wide"}
 _OUTSIDE: Final = {"wrap": 0, "clip": 1, "drop": 2}
 
 
 class Launch(NamedTuple):
-    """How a message is launched.
+    """Launch of a message.
 
     Attributes:
         name: the kernel's name expression.
-        items: threads that it has work for.
-        arguments: packed; what is written and what is read come first.
+        items: the number of threads that have work.
+        arguments: packed arguments; pointers to outputs and inputs come first.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Placed(NamedTuple):
     addresses: tuple[int, ...]
 
     def packed(self, pointer: Callable[[int], int]) -> Launch:
-        """The same with its pointers."""
+        """Return the launch with its pointers."""
         name, items, arguments = self.launch
         pointers = [pointer(at) if at else 0 for at in self.addresses]
         return Launch(name, items, struct.pack(f"<{len(pointers)}Q", *pointers) + arguments)

@@ -38,12 +38,12 @@ _Axis = tuple[int, int, int]  # target, source, extent
 
 
 class Launch(NamedTuple):
-    """How a copy is launched.
+    """Launch of a copy.
 
     Attributes:
         name: the kernel's name expression.
-        items: threads that it has work for.
-        arguments: packed, without the two pointers that are first.
+        items: the number of threads that have work.
+        arguments: packed arguments, without the two pointers that come first.
     """
 
     name: str
@@ -57,7 +57,7 @@ def side(itemsize: int) -> int:
 
 
 def _packs(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis) -> bool:
-    """Whether elements are small, and those that follow each other are whole words everywhere."""
+    """Return whether elements are small, and neighbours form whole words everywhere."""
     itemsize = message.itemsize
     if itemsize >= _WORD or rows[1] != itemsize or columns[0] != itemsize:
         return False
@@ -69,7 +69,7 @@ def _packs(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis)
 
 
 def _times(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis) -> int:
-    """How many times 32 words of lines are in a tile, where all lies in 16 bytes each; else 0."""
+    """Return the multiple of 32 words in lines of a tile, if all is 16-byte aligned; else 0."""
     itemsize = message.itemsize
     if itemsize > _WORD or rows[1] != itemsize or columns[0] != itemsize:
         return 0
@@ -85,7 +85,7 @@ def _times(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis)
 
 
 def _elements(times: int, itemsize: int) -> int:
-    """How many elements so many times 32 words have."""
+    """Return the number of elements in ``times`` times 32 words."""
     return times * _WORDS * _WORD // itemsize
 
 

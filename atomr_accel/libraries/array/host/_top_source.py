@@ -54,11 +54,11 @@ class Round(NamedTuple):
 
 
 def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
-    """The launches.
+    """Yield the launches.
 
     Args:
-        message: what is asked.
-        pointer: makes pointers of addresses.
+        message: the message.
+        pointer: makes pointers from addresses.
     """
     if not message.rows * message.count:
         return

@@ -1,4 +1,4 @@
-"""What the array lane executes beside copies and expressions: gathers, scatters, scans."""
+"""Messages of the array lane other than copies and expressions: gathers, scatters, scans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....wire import Message
 from ._messages import CopyStrided
 
 Outside = Literal["wrap", "clip", "drop"]
-"""What an index is that is out of bounds: one that goes round, the nearest, or none."""
+"""Treatment of an index out of bounds: it wraps around, becomes the nearest, or is dropped."""
 
 
 class CopyAll(Message, frozen=True):
@@ -52,13 +52,13 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Element(msgspec.Struct, frozen=True, array_like=True):
-    """An axis of what is gathered or scattered.
+    """Axis of the elements that are gathered or scattered.
 
     Attributes:
-        extent: how many elements.
-        plain: bytes from one to the next where all are moved.
-        chosen: likewise where some are chosen.
-        indices: likewise in each of the arrays of indices.
+        extent: the number of elements.
+        plain: bytes from one element to the next in the array that is moved as a whole.
+        chosen: the same in the array of which some elements are chosen.
+        indices: the same in each of the arrays of indices.
     """
 
     extent: int
@@ -68,20 +68,21 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Choose(Message, frozen=True):
-    """Move elements from or to where indices say.
+    """Move elements from or to the positions that indices give.
 
     Attributes:
-        kind: ``"gather"`` reads what is chosen; ``"set"`` writes it, and ``"add"`` adds to it.
-        plain: address of the first element where all are moved.
-        chosen: address of the array of which some are chosen, at index 0 of all.
-        low, nbytes: where that array's memory begins behind ``chosen``, and how long it is.
-        dtype: of an element; of one that is only moved it says how large that is.
+        kind: ``"gather"`` reads the chosen elements; ``"set"`` writes them, and ``"add"`` adds to
+            them.
+        plain: address of the first element of the array that is moved as a whole.
+        chosen: address of the array of which some are chosen, at index 0 of all axes.
+        low, nbytes: the begin of that array's memory relative to ``chosen``, and its length.
+        dtype: dtype of an element; for an element that is only moved, a dtype of its size.
         index: the dtype of indices, by name.
-        outside: what indices out of bounds mean; those of ``"wrap"`` may be negative.
-        indices: one for each axis that has some.
-        axes: of all elements that are moved: those of the indices, then the others.
-        inner: how many elements the others have, where those for one place are to come one
-            after the other, in the order of the indices; 0 where they need not.
+        outside: the meaning of indices out of bounds; those of ``"wrap"`` may be negative.
+        indices: one for each axis that has indices.
+        axes: the axes of all elements that are moved: those of the indices, then the others.
+        inner: number of elements along the other axes, if several elements for one place have to be
+            written in the order of the indices; otherwise 0.
     """
 
     kind: Literal["gather", "set", "add"]
@@ -98,12 +99,12 @@ class Choose(Message, frozen=True):
 
 
 class Compact(Message, frozen=True):
-    """Write where flags are set, in their order; answered by how many are.
+    """Write the positions of set flags, in their order; answered by their number.
 
     Attributes:
-        flags: address of bytes.
-        count: how many.
-        positions: address of as many int64, of which the first are written.
+        flags: address of the flags, of one byte each.
+        count: the number of flags.
+        positions: address of ``count`` int64, of which the first are written.
         scratch: address of ``PARTS`` int64.
     """
 
@@ -162,10 +163,10 @@ class Histogram(Message, frozen=True):
 
 
 class RequireIntervals(Message, frozen=True):
-    """Raise where there are no such intervals; for a histogram that is made in another way.
+    """Raise if such intervals are impossible, for a histogram that is made by other ops.
 
     Attributes:
-        ends, edge, size: as of ``Histogram``, which asks the same.
+        ends, edge, size: as of ``Histogram``, which makes the same check.
     """
 
     ends: int
@@ -174,24 +175,24 @@ class RequireIntervals(Message, frozen=True):
 
 
 MOST_TOP: Final = 2048
-"""How many elements of each row ``Top`` gives at most."""
+"""Largest number of elements of each row that ``Top`` returns."""
 TOP_ROWS: Final = 512
-"""Of how many long rows at a time."""
+"""Number of long rows at a time."""
 
 
 class Top(Message, frozen=True):
-    """The first elements of each row in their order; of equal ones those that come first.
+    """Find the first elements of each row in their order; of equal ones the first ones.
 
     NaN are larger than all others, and both zeros are equal.
 
     Attributes:
         source: address of rows without gaps, of real numbers.
-        dtype: of an element, by name.
-        rows, length: how many rows of how many elements, fewer than 2^31.
-        count: how many of each, at most ``MOST_TOP``.
+        dtype: dtype of an element, by name.
+        rows, length: number of rows, and of elements in each; both less than 2^31.
+        count: number of elements of each row, at most ``MOST_TOP``.
         descending: whether the largest come first.
-        values: address of where they go, not in the source; 0 if nobody wants them.
-        places: address of where their numbers in the row go, int64; 0 likewise.
+        values: address for the elements, outside the source; 0 to omit them.
+        places: address for their indices in the row, int64; 0 to omit them.
         scratch: address of ``top_scratch`` bytes.
     """
 
@@ -217,21 +218,23 @@ def top_scratch(rows: int, length: int, count: int) -> int:
 
 
 class Distinct(Message, frozen=True):
-    """The different elements of a sorted row, in their order; answered by how many there are.
+    """Find the different elements of a sorted row, in order; answered by their number.
 
     Both zeros are equal.
 
     Attributes:
-        values: address of numbers.
-        count: how many.
-        dtype: theirs, by name.
+        values: address of the row.
+        count: number of elements.
+        dtype: their dtype, by name.
         equal_nan: whether NaN are equal.
-        order: address of where each was before the row was sorted, int64; 0 if nobody asks.
-        made: address of as many elements, of which the first are written.
-        places: address of as many int64: where each was that is written; 0 likewise.
-        inverse: address of as many int64: which of those each element is, by ``order``; 0 likewise.
-        begins, lengths: addresses of as many int64: where each begins in the row, and how often it
-            is there; both 0 likewise.
+        order: address of the index of each element before the row was sorted, int64; 0 if it is not
+            needed.
+        made: address of ``count`` elements, of which the first are written.
+        places: address of ``count`` int64: the first index of each different element; 0 likewise.
+        inverse: address of ``count`` int64: the number of the different element of each, by
+            ``order``; 0 likewise.
+        begins, lengths: addresses of ``count`` int64: the begin of each different element in the
+            row, and how often it occurs; both 0 likewise.
         scratch: address of ``PARTS`` int64.
     """
 
@@ -306,4 +309,4 @@ class Scan(Message, frozen=True):
 PARTS: Final = 1024
 """In how many parts a long row is, at most."""
 SCAN_PART: Final = 16
-"""Bytes of what is known of a part of a row that is scanned, at most."""
+"""Largest number of bytes of the state of a part of a scanned row."""

@@ -1,4 +1,4 @@
-"""What the array lane executes."""
+"""Messages of the array lane."""
 
 from __future__ import annotations
 

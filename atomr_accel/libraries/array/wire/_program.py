@@ -73,10 +73,11 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     """A value in a kernel, of one element.
 
     Attributes:
-        kind: what makes it: ``"load"`` and ``"index"`` have the number of an operand as their
-            argument, ``"scalar"`` that of a number; the others those of earlier nodes.
-        name: the function, if it is one.
-        args: what it is made of.
+        kind: the kind of the node. The argument of ``"load"`` and ``"index"`` is the number of an
+            operand, that of ``"scalar"`` the number of a constant; arguments of others are earlier
+            nodes.
+        name: the name of the function, if it is one.
+        args: the arguments of the node.
         dtype: its dtype's name.
     """
 
@@ -87,13 +88,13 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):
-    """How a kernel gets at an operand, or at an output.
+    """Access of a kernel to an operand or an output.
 
     Attributes:
         dtype: its dtype's name.
-        vector: whether it lies one after the other along the innermost axis, to be read and
-            written several at a time.
-        fixed: whether it is the same all along the innermost axis.
+        vector: whether its elements are contiguous along the innermost axis, to be read and written
+            several at a time.
+        fixed: whether it has one value along the innermost axis.
         varies: whether it depends on the axes that are reduced.
     """
 
@@ -104,23 +105,22 @@ class Access(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KernelForm(msgspec.Struct, frozen=True, array_like=True):
-    """A kernel, but for sizes, strides and numbers.
+    """A kernel without its sizes, strides and numbers.
 
     Attributes:
-        nodes: its values, each after those that it is made of.
-        operands: what it reads.
-        outputs: what it writes.
-        results: the node that each output is.
-        kept: how many axes its results have.
-        reduced: how many axes are reduced.
-        layout: ``"each"``: a thread for some elements; ``"rows"``: threads together for each
-            row; ``"columns"``: threads side by side for columns.
+        nodes: its values, each after those that it uses.
+        operands: its inputs.
+        outputs: its outputs.
+        results: the node of each output.
+        kept: number of axes of its results.
+        reduced: number of axes that are reduced.
+        layout: ``"each"``: a thread for some elements; ``"rows"``: threads together for each row;
+            ``"columns"``: threads side by side for columns.
         vector: elements that a thread takes at once.
-        items: of rows, how many times that a thread keeps in registers; 0 for a loop.
+        items: number of steps of a row that a thread keeps in registers; 0 for a loop.
         group: threads that reduce together.
         threads: threads of a block.
-        split: whether each row is cut into parts, of which the reductions are written as they
-            are.
+        split: whether each row is cut into parts, whose reductions are written without a last step.
         wide: whether indices take 64 bits.
     """
 
@@ -144,7 +144,7 @@ class BuildKernels(Message, frozen=True):
 
     Attributes:
         kernels: the numbers.
-        forms: what they compute.
+        forms: the forms of the kernels.
     """
 
     prepares: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class BuildKernels(Message, frozen=True):
     forms: tuple[KernelForm, ...]
 
     def undo(self) -> ForgetKernels:
-        """What releases them."""
+        """Return the message that releases them."""
         return ForgetKernels(self.kernels)
 
 

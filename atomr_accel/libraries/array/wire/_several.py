@@ -31,9 +31,9 @@ Step: TypeAlias = Moves | Computes
 Asked: TypeAlias = Compact | Distinct | FindOutside | ReadNumbers
 
 STEPS: Final = frozenset(get_args(Step))
-"""What ``Several`` may have."""
+"""Messages that ``Several`` may hold."""
 ASKED: Final = frozenset(get_args(Asked))
-"""What ``Question`` may end with."""
+"""Messages with which ``Question`` may end."""
 
 
 class Several(Message, frozen=True):
@@ -59,5 +59,5 @@ class Question(Message, frozen=True):
 
     @property
     def returns(self) -> Any:
-        """What its last one returns."""
+        """Type of the answer of its last message."""
         return self.last.returns
