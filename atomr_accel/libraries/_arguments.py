@@ -37,7 +37,7 @@ def require_ref(ref: object, name: str) -> None:
     """Before anything is asked of it: it is a ref.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a ref.
     """
     if type(ref) is not GpuRef:
         raise no_ref_error(ref, name)
@@ -174,7 +174,7 @@ def require_no_alias(
     ):
         return
     if in_place:
-        # What is the same as an output is looked at where that is.
+        # An input that is the same memory as an output is checked as that output.
         inputs = [
             (name, ref)
             for name, ref in inputs
@@ -192,8 +192,8 @@ def require_no_alias(
         for at, (base, start, nbytes) in enumerate(places)
         if nbytes
     )
-    # What reaches furthest of all that came before: of anything, and of what is written.
-    # Where several do, the one that was given first.
+    # The furthest end of all earlier buffers, and of the earlier outputs; among equals the first
+    # argument.
     furthest = furthest_written = (0, 0, 0)
     for base, start, end, at in spans:
         writes = at < len(outputs)
@@ -212,7 +212,7 @@ def _require_apart(
     inputs: list[tuple[str, GpuRef]],
     in_place: Collection[tuple[str, str]],
 ) -> None:
-    """Look at each pair: between the elements of a view there may be those of others."""
+    """Look at each pair: elements of one view may lie between those of another."""
     for at, (name, ref) in enumerate(outputs):
         for other_name, other in (*outputs[:at], *inputs):
             if overlap(ref, other):
@@ -245,7 +245,7 @@ def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
 
 
 def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> None:
-    """``ref`` has ``dtype``, that of the argument ``like``."""
+    """Check that ``ref`` has ``dtype``, the dtype of the argument ``like``."""
     if ref.dtype is not dtype:
         raise TypeError(
             f"{name} has dtype {ref.dtype.name}, but {like} has {dtype.name}; "

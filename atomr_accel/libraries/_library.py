@@ -42,14 +42,14 @@ class LaneSpec:
 
     Attributes:
         name: unique in the device, such as ``"blas"``.
-        executors: ``module:class`` by backend name. A backend may bring its own; see
+        executors: ``module:class`` by backend name. A backend may have its own; see
             ``executor_on``.
-        max_streams: how many executors, each with a stream of its own, may run side by side in
+        max_streams: the number of executors, each with its own stream, that may run side by side in
             the lane, so that independent ops overlap on the device.
-        hangs: whether its ops are work of the device, which ends only if its kernels do. A
-            compiler takes what time it takes, and the watchdog leaves it alone.
-        blocks: whether its ops may keep the thread that launches them, beyond queueing work on
-            the device. Such a lane has a thread of its own.
+        hangs: whether its ops are work of the device, which ends only if its kernels do. A compiler
+            takes what time it takes, and the watchdog leaves it alone.
+        blocks: whether its ops may hold the thread that launches them for longer than it takes to
+            queue work on the device. Such a lane has its own thread.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Home(Protocol):
 
 
 class Submitter(Home, Protocol):
-    """An open device, as what carries out requests sees it."""
+    """An open device, from the side of code that carries out requests."""
 
     @property
     def first_try(self) -> FirstTry:

@@ -88,9 +88,9 @@ class Facade(Generic[D]):
 
     @property
     def ref(self) -> ActorRef:
-        """The library's actor: others ask it, or tell it, what ``device.requests`` makes.
+        """The library's actor: others ask it, or tell it, the requests of ``device.requests``.
 
-        It is there for as long as the device, also while that is rebuilt.
+        It exists as long as the device, also during rebuilds.
         """
         return self._device.library_ref(self._library)
 

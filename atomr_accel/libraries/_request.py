@@ -131,10 +131,10 @@ class Driver(Protocol):
         """An uninitialised buffer, for a result or as scratch memory."""
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
-        """Something beside arguments and outputs that each call has to ask for.
+        """Return a block other than arguments and outputs, which each call has to ask for.
 
         Args:
-            make: gives what stands for it: a workspace, or what the host keeps.
+            make: returns the block: a workspace, or one that stands for something in the host.
         """
 
     def depends(self, still: Callable[[], bool]) -> None:
@@ -155,7 +155,7 @@ class Driver(Protocol):
         """Have another request carried out first.
 
         Returns:
-            Its result; None where results come later, as in a batch.
+            Its result; None if results come later, as in a batch.
         """
 
 
@@ -211,7 +211,7 @@ class Request(Message[T], Generic[T], frozen=True):
 
 
 class Pending(Exception):
-    """A request needs what takes a wait: memory, a lane, or the answer to another request."""
+    """Signals that a request has to wait: for memory, a lane, or the answer to another request."""
 
     def __init__(
         self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any] | LaneSpec
@@ -222,7 +222,7 @@ class Pending(Exception):
 
 @final
 class FirstTry(Preparing):
-    """The driver of requests that find all they need: one for all of a device."""
+    """Driver of requests that find all they need; the device has one."""
 
     __slots__ = ("home", "keeper", "memory", "try_empty")
 
@@ -445,8 +445,8 @@ async def perform(
     """Carry out a request: submit it, with nothing awaited since it was prepared, and wait.
 
     Args:
-        device: where.
-        request: what.
+        device: the device that carries it out.
+        request: the request to carry out.
         submitted: called as soon as it has its place in the program's order.
 
     Returns:

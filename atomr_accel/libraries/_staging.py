@@ -110,7 +110,7 @@ class _Staging(Preparing):
     """The driver of a request on scratch memory.
 
     Attributes:
-        scratch: by the identity of a view: what to call it, the view, and its copy.
+        scratch: by the identity of a view: its name, the view, and its copy.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -118,7 +118,7 @@ class _Staging(Preparing):
         self.home: Final[Home] = driver.home
         self.memory: Final[MemoryMap] = driver.memory
         self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
-        self._plain: list[tuple[str, GpuRef]] = []  # what it is given that is as it is
+        self._plain: list[tuple[str, GpuRef]] = []  # arguments that need no copy
 
     def put(self, value: Any) -> Any:
         """Arguments with scratch memory in the place of views."""
@@ -134,7 +134,7 @@ class _Staging(Preparing):
         return self.scratch[id(ref)][2]
 
     def around(self, request: Request[Any], submission: Submission[Any]) -> Submission[Any]:
-        """A submission with the copies that come before and after all of its steps."""
+        """Return a submission with the copies before and after all of its steps."""
         submission = msgspec.structs.replace(
             submission, reads=tuple(submission.reads), writes=tuple(submission.writes)
         )

@@ -1,4 +1,4 @@
-"""Which libraries a device has: one line each."""
+"""Table of the libraries of a device: one line each."""
 
 from __future__ import annotations
 

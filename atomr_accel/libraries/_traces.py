@@ -93,7 +93,7 @@ class _Numbers:
     """The numbers that holes are encoded as.
 
     Attributes:
-        places: the holes that were encoded: what stands there, and how far behind.
+        places: the encoded holes: the index of the address, and the offset from it.
         salt: makes them other numbers.
     """
 
@@ -214,7 +214,7 @@ class Trace(msgspec.Struct, frozen=True):
             if isinstance(block, Part):
                 whole = block.whole
                 addresses.append(whole.address + block.start)
-                blocks[at] = whole  # whoever follows asks whole blocks, which answer sooner
+                blocks[at] = whole  # later code asks whole blocks, which answer sooner
             else:
                 addresses.append(block.address)
         return addresses + words if words else addresses, blocks, self.result(refs)
@@ -247,7 +247,7 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if isinstance(block, Part):  # a view: where it begins tells alignment and overlaps
+            if isinstance(block, Part):  # a view: alignment and overlaps depend on its begin
                 views = True
                 parts.append(block.start)
                 parts.append(value._strides)
@@ -370,8 +370,8 @@ class Traces:
             return None
         else:
             calls = found
-        # What cannot be traced now may be able to later, when what it needs is there: many tasks
-        # may wait for that. So it is tried again and again, each time after twice as many calls.
+        # A call that cannot be traced now may be traceable later, when the things that it needs
+        # exist. So it is tried again and again, each time after twice as many calls.
         if calls & (calls - 1):
             self._keep(key, calls + 1)
             return None
@@ -465,7 +465,7 @@ class _Tracer:
         return ref
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
-        """A stand-in for what each call asks for."""
+        """Return a stand-in for a block that each call asks for."""
         block = self._block(_MOST_ARGUMENTS + len(self._obtain))
         self._obtain.append(make)
         self._obtained.append(block)
@@ -481,7 +481,7 @@ class _Tracer:
         return ref
 
     def depends(self, still: Callable[[], bool]) -> None:
-        """Each call asks whether it is so."""
+        """Keep the check: each call repeats it."""
         self._checks.append(still)
 
     def perform(self, request: Request[Any]) -> Any:
@@ -561,7 +561,7 @@ class _Tracer:
         )
 
     def _template(self, message: Message) -> tuple[bytes, list[tuple[int, int]]]:
-        """The message, encoded with places instead of addresses, and what stands at each.
+        """Encode a message with places instead of addresses; return it with the hole at each place.
 
         Encoded twice with other numbers in its holes, it differs there and nowhere else.
         """

@@ -44,7 +44,7 @@ class Witness(Protocol):
         kwargs: dict[str, Any],
         program: Any = None,
     ) -> T:
-        """An op in a batch or a recording: by default that of the facade."""
+        """Make an op in a batch or a recording; by default the one of the facade."""
 
     def described(
         self,
@@ -54,7 +54,7 @@ class Witness(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Request[T]:
-        """A request, which tells when it is carried out."""
+        """Make a request that reports when it is carried out."""
 
     def method(
         self,
@@ -77,7 +77,7 @@ class Witness(Protocol):
         """The block of a batch or a recording begins."""
 
     def left(self, program: Any, error: BaseException | None, *, body: bool) -> None:
-        """The block of a batch or a recording has ended, and with what error."""
+        """Note that the block of a batch or a recording has ended, and with which error."""
 
     def chosen(self, program: Any, kind: str, flag: Any) -> None:
         """A section of a recording begins on which a flag decides."""

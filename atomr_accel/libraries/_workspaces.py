@@ -72,7 +72,7 @@ class Workspaces:
         """A workspace for one op, which has to name it as written.
 
         Args:
-            driver: of the op; it makes the workspace, if there is none.
+            driver: the op's driver; it makes the workspace, if there is none.
             nbytes: how large it has to be at least.
         """
         return driver.obtain(partial(self._take, nbytes))
@@ -97,7 +97,7 @@ class Workspaces:
         if idle or len(fitting) >= most:
             chosen = (idle or fitting)[0]
         else:
-            # Drop first what is too small, so that the new one may take its place.
+            # Drop workspaces that are too small first, to make room for the new one.
             kept.refs = there = fitting if len(there) >= most else there
             chosen = driver.output((nbytes,), _UINT8)
         kept.run = kept.run + 1 if chosen is last else 1
@@ -115,5 +115,5 @@ class Workspaces:
         return WorkspaceStatistics(self.nbytes(device))
 
     def clear(self, device: Home) -> None:
-        """Give the memory back, after the ops in flight."""
+        """Free the memory after the ops in flight."""
         device.scratch.pop(self, None)

@@ -132,7 +132,7 @@ def _merged(
     rest: Sequence[Along],
     kind: Kind,
 ) -> tuple[list[Along], int, int]:
-    """Fewer axes; how many elements are in those behind the loops; and how large elements are."""
+    """Return fewer axes, the number of elements along the others than the loops, and their size."""
     itemsize = plain.dtype.itemsize
     first, others = _joined(loops), _joined(rest)
     if others and kind != "add":
@@ -197,10 +197,10 @@ def trimmed(ref: GpuRef, count: int) -> GpuRef:
 def compacting(
     steps: Steps, mask: Operand, make: Callable[[int, tuple[GpuRef, ...]], T]
 ) -> Submission[T]:
-    """The question how many elements of an array are not zero, and where, counted in C order.
+    """Return the question for the number and the C-order positions of nonzero elements.
 
     Args:
-        steps: of the call.
+        steps: the steps of the call.
         mask: the array.
         make: makes the result of the number, and of a buffer of places with room for all.
     """

@@ -258,7 +258,7 @@ def _binned(
 
 
 def _ends(steps: Steps, x: GpuRef) -> GpuRef:
-    """From where to where numbers go, in float64; around one that is alone."""
+    """Return the smallest and largest number, in float64; 0.5 beyond both if they are equal."""
     both = steps.output((2,), _FLOAT64)
     low, high = cast(x.min(), _FLOAT64), cast(x.max(), _FLOAT64)
     same = low == high

@@ -128,7 +128,7 @@ class Creation(ArrayPart[D]):
             N: rows.
             M: columns, by default as many.
             k: how far above the main diagonal.
-            dtype: of the result.
+            dtype: the dtype of the result.
 
         Raises:
             ValueError: a negative size.
@@ -268,8 +268,8 @@ class Creation(ArrayPart[D]):
         """Each element's indices, along a new first axis; as ``numpy.indices``.
 
         Args:
-            dimensions: the shape whose elements are meant.
-            dtype: of the result.
+            dimensions: the shape in which the elements have these indices.
+            dtype: the dtype of the result.
 
         Raises:
             ValueError: a negative size.
@@ -327,7 +327,7 @@ class Creation(ArrayPart[D]):
         """A matrix with a diagonal, or a matrix' diagonal, as a copy; as ``numpy.diag``.
 
         Args:
-            v: of one dimension or two.
+            v: an array of one or two dimensions.
             k: how far the diagonal is above the main one.
 
         Raises:
@@ -355,7 +355,7 @@ def _number(value: Any, name: str) -> Any:
     """A number.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a ref.
     """
     if isinstance(value, Operand):
         raise TypeError(f"{name} must be a number, not {said_of(value)}; fetch it first")
@@ -390,7 +390,7 @@ def _arange(start: Any, stop: Any, step: Any, dtype: DTypeLike | None) -> Operan
         raise TypeError("arange() is only supported for booleans when the result has at most 2")
     at = index((count,), 0)
     if kind.kind in "biu":
-        # As integers, which go round, from the first two.
+        # Computed from the first two as integers, which wrap around.
         wide = as_dtype(np.uint64 if kind.kind == "u" else np.int64)
         first, second = (int(np.asarray(int(each)).astype(wide)) for each in (start, start + step))
         mask = (1 << 64) - 1

@@ -107,8 +107,8 @@ def evaluating(
 
     Args:
         interpreted: whether the device computes step by step, and compiles no kernels.
-        expressions: what to compute.
-        out: where the results go; made if absent.
+        expressions: the expressions to compute.
+        out: the buffers for the results; made if absent.
     """
     if not expressions:
         raise TypeError("evaluate takes at least one expression")
@@ -139,9 +139,9 @@ def computing(
 
     Args:
         interpreted: as for ``evaluating``.
-        graph: what to compute.
-        outs: where the results go, which have their shapes and dtypes.
-        single: whether the only result comes by itself; by default if there is only one.
+        graph: the graph to compute.
+        outs: the buffers for the results, with their shapes and dtypes.
+        single: whether the result is a ref rather than a tuple; by default if there is only one.
         captured: the buffers of operands that are not of the call's arguments.
     """
     targets = [(graph.values[at].shape, graph.values[at].dtype) for at in graph.results]
@@ -395,8 +395,8 @@ class Fused(Facade[D], Generic[D, P, R]):
         """Compute what the function makes of refs, and of other arguments.
 
         Raises:
-            TypeError: the function gives no expression, or looks at what refs hold.
-            Exception: what the function raises; what ``evaluate`` does.
+            TypeError: the function returns no expression, or reads the content of refs.
+            Exception: any error of the function, or of ``evaluate``.
         """
         interpreted = self._device.capabilities.python_kernels
         refs: list[GpuRef] = []
@@ -532,7 +532,7 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
     if kind is dict:
         return kind, tuple([(_signed(at, refs), _signed(each, refs)) for at, each in value.items()])
     if kind in (float, complex):
-        return kind, np.array(value).tobytes()  # zeros and NaN have a sign, and NaN is no key
+        return kind, np.array(value).tobytes()  # zeros and NaN have a sign, and NaN cannot be a key
     if isinstance(value, np.generic):
         return kind, value.dtype, value.tobytes()
     if (
@@ -558,7 +558,7 @@ _PLAIN: Final = frozenset((bool, int, str, bytes, type(None), EllipsisType, Buil
 
 
 def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
-    """An argument with others in the places of its refs, which come as ``_signed`` has them."""
+    """Return an argument with its refs replaced by others, in the order of ``_signed``."""
     kind = type(value)
     if kind is GpuRef:
         return stand_in(value)
@@ -575,7 +575,7 @@ def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
 
 
 class Evaluating(Facade[D]):
-    """Computing expressions: what a device, a batch and a recording have."""
+    """Computation of expressions on a device, in a batch and in a recording."""
 
     traced = True
 

@@ -48,10 +48,10 @@ class Launching(NamedTuple):
 
     Attributes:
         form: the kernel.
-        blocks: how many, in x and y.
-        places: of operands and outputs, in the order of their addresses.
+        blocks: the number of blocks, in x and y.
+        places: the places of operands and outputs, in the order of their addresses.
         numbers: sizes and strides.
-        constants: which of the expression's numbers it takes.
+        constants: the expression's numbers that it takes.
         in_place: operands and outputs that may be the same memory.
     """
 
@@ -317,7 +317,7 @@ def _grouped(steps: int, vector: int, varying: Sequence[Read]) -> tuple[int, int
     most = max(1, min(_MOST_ITEMS, _REGISTERS // max(1, words)))
     few = min(_FEW_ITEMS, most)
     if steps <= _WARP * most:
-        # Short rows side by side: what is done once for each row is done by fewer threads.
+        # Short rows side by side: fewer threads do the work of each row.
         group = min(
             _WARP, max(_power_above(-(-steps // few)), min(_LEAST_GROUP, _power_above(steps)))
         )
@@ -392,7 +392,7 @@ def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
     nodes: list[Node] = []
     reads: list[Read] = []
     made: dict[int, int] = {}
-    # Of the numbers it takes only what it uses: a launch with more than that is refused.
+    # It takes only the numbers that it uses: a launch with others is refused.
     words = sorted({node.args[0] for node in flat.nodes if node.kind == "scalar"})
     numbers = dict(zip(words, flat.constants, strict=True))
     places: dict[int, int] = {}

@@ -20,9 +20,9 @@ _MOST_VALUES: Final = 1 << 14
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
-    """A value; its arguments are numbers of earlier ones, or that of an operand or a constant.
+    """A value. Its arguments are the numbers of earlier values, of an operand or of a constant.
 
-    Attributes are those of ``wire._program.Step``, with a dtype in the place of a name.
+    Attributes are those of ``wire._program.Step``, with a dtype instead of a name.
     """
 
     kind: Any
@@ -121,7 +121,7 @@ class Graph:
         return self._structure
 
     def _add(self, root: Operand) -> int:
-        """The number of an expression; its parts come first."""
+        """Return the number of an expression; its parts get lower numbers."""
         known = self._known
         if id(root) not in known:
             for each in parts_of(root):

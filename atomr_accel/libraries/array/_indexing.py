@@ -66,14 +66,14 @@ class Indexing(ArrayPart[D]):
 
         Args:
             a: an array.
-            indices: which.
-            axis: along which; None flattens the array first.
-            out: where the result goes.
-            mode: what an index out of bounds is; see above. NumPy's default is ``"raise"``.
+            indices: the indices to take.
+            axis: the axis; None flattens the array first.
+            out: the buffer for the result.
+            mode: the meaning of an index out of bounds; see above. NumPy's default is ``"raise"``.
 
         Raises:
-            IndexError: an index that is out of bounds, with ``"raise"`` or by default of those of
-                the program; or any index if there is nothing to take.
+            IndexError: an index is out of bounds, with ``"raise"``, or by default if the program
+                has it; or there is an index but nothing to take.
             TypeError: indices that are no whole numbers.
             Unsupported: ``mode="raise"`` in a batch or a recording, with indices on the device.
         """
@@ -129,7 +129,7 @@ class Indexing(ArrayPart[D]):
         Args:
             arr: the array to write.
             indices: as for ``take_along_axis``.
-            values: what to write, broadcast to the shape of the indices.
+            values: the values to write, broadcast to the shape of the indices.
             axis: the axis of the indices; None flattens ``arr``.
             mode: the meaning of an index out of bounds; see above.
 
@@ -205,14 +205,14 @@ class Indexing(ArrayPart[D]):
             x: an array.
             key: numbers, slices, ``...``, None, and arrays of whole numbers or of bool, in one
                 tuple; arrays may be refs, expressions, or the program's own if they are small.
-            mode: what an index out of bounds is; see above.
+            mode: the meaning of an index out of bounds; see above.
 
         Returns:
             A new array; with numbers and slices alone a view, which ``x[key]`` is, too.
 
         Raises:
-            IndexError: as in NumPy: too many indices, an index that is out of bounds, masks and
-                indices of other shapes or dtypes.
+            IndexError: as in NumPy: too many indices, an index out of bounds, masks and indices of
+                other shapes or dtypes.
             Unsupported: in a batch or a recording, a mask that is on the device, because the size
                 of the result depends on it; or ``mode="raise"``.
         """
@@ -415,8 +415,8 @@ class Indexing(ArrayPart[D]):
         Args:
             condition: one dimension, no longer than the axis.
             a: an array.
-            axis: along which; None flattens it first.
-            out: where the result goes.
+            axis: the axis; None flattens it first.
+            out: the buffer for the result.
 
         Raises:
             ValueError: a condition of other dimensions.
@@ -448,7 +448,7 @@ class Indexing(ArrayPart[D]):
         """Elements for which a condition holds, in one row; as ``numpy.extract``.
 
         Args:
-            condition: as many elements.
+            condition: one element for each of the array.
             arr: an array.
 
         Raises:
@@ -503,7 +503,7 @@ class Indexing(ArrayPart[D]):
         mode: Mode | None,
         way: Mode,
     ) -> tuple[GpuRef, Outside]:
-        """Indices as a buffer, and what those of them are that are out of bounds."""
+        """Return indices as a buffer, and the treatment of those out of bounds."""
         if isinstance(given, np.ndarray):
             if mode in (None, "raise"):
                 require_inside(given, n, axis)
@@ -558,7 +558,7 @@ class Indexing(ArrayPart[D]):
         view = ref[basic] if basic else ref
         if not arrays:
             return Chosen(view, [], (), 0)
-        # Numbers beside arrays count as such where it is told whether those are side by side.
+        # Next to arrays, numbers count as arrays in the test whether arrays are side by side.
         places = [at for at, each in enumerate(expanded) if is_array(each) or isinstance(each, int)]
         together = places[-1] - places[0] + 1 == len(places)
         place = 0

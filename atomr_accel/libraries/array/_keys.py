@@ -37,8 +37,8 @@ class Chosen(NamedTuple):
     Attributes:
         view: the array, without what numbers and slices leave out.
         indices: arrays of indices, with the axes of the view that they are of.
-        shape: what the indices broadcast to.
-        place: how many other axes come before those of the indices in the result.
+        shape: the shape to which the indices broadcast.
+        place: the number of other axes before those of the indices in the result.
     """
 
     view: GpuRef
@@ -86,7 +86,7 @@ class Inside(NamedTuple):
     """Indices that are in bounds for sure.
 
     Attributes:
-        ref: where they are.
+        ref: the array that they index.
         new: whether they are of an axis that is not there yet, of one element.
     """
 
@@ -95,7 +95,7 @@ class Inside(NamedTuple):
 
 
 def items_of(key: Any, ref: GpuRef) -> list[Any]:
-    """One item for each axis, beside None; masks are for several."""
+    """Return one item for each axis, and None for new axes; a mask is for several."""
     given = key if isinstance(key, tuple) else (key,)
     items: list[Any] = []
     for each in given:

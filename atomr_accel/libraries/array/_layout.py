@@ -14,8 +14,8 @@ class Axis(NamedTuple):
 
     Attributes:
         target: bytes from one element to the next.
-        source: likewise.
-        extent: how many elements.
+        source: the same in the source.
+        extent: the number of elements.
     """
 
     target: int
@@ -27,10 +27,11 @@ class Merged(NamedTuple):
     """A copy between layouts.
 
     Attributes:
-        axes: that of the smallest step in the target is last; their steps there are positive.
+        axes: the axes; the one of the smallest step in the target is last. All steps in the target
+            are positive.
         itemsize: bytes of an element.
-        source: how far behind where it began the source begins.
-        target: likewise.
+        source: bytes from the old begin of the source to the new one.
+        target: the same for the target.
     """
 
     axes: tuple[Axis, ...]

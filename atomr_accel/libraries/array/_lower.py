@@ -28,9 +28,9 @@ class Stored(NamedTuple):
     """A value in a buffer.
 
     Attributes:
-        place: where.
+        place: the buffer of the value.
         strides: elements.
-        alignment: what its address is a multiple of.
+        alignment: the alignment of its address, in bytes.
     """
 
     place: Place
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A value that is wanted, and where it goes; attributes as those of ``Stored``."""
+    """A wanted value and its buffer; attributes as those of ``Stored``."""
 
     value: int
     place: Place
@@ -88,7 +88,7 @@ class Space(NamedTuple):
 
     Attributes:
         shape: extents of all axes.
-        reduced: which of them are reduced.
+        reduced: the axes that are reduced.
     """
 
     shape: tuple[int, ...]

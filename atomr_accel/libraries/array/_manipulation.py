@@ -108,7 +108,7 @@ class Manipulation(ArrayPart[D]):
             a: a ref or an expression.
             a_min: the least.
             a_max: the largest.
-            out: where the result goes; may be ``a``.
+            out: the buffer for the result; may be ``a``.
         """
         return self._evaluated(self._made(np.clip, self._operand(a, "a"), a_min, a_max), out)
 
@@ -170,14 +170,14 @@ class Manipulation(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         casting: Casting = "same_kind",
     ) -> Request[GpuRef]:
-        """Arrays one behind the other; as ``numpy.concatenate``.
+        """Join arrays along an axis; as ``numpy.concatenate``.
 
         Args:
             arrays: refs, any views.
-            axis: along which; None flattens them first.
-            out: where the result goes.
-            dtype: of the result; by default the common one.
-            casting: which conversions are allowed.
+            axis: the axis; None flattens them first.
+            out: the buffer for the result.
+            dtype: the dtype of the result; by default the common one.
+            casting: the conversions that are allowed.
 
         Raises:
             ValueError: no arrays, or shapes that do not fit.
@@ -203,9 +203,9 @@ class Manipulation(ArrayPart[D]):
         Args:
             arrays: refs of one shape.
             axis: the new one.
-            out: where the result goes.
-            dtype: of the result.
-            casting: which conversions are allowed.
+            out: the buffer for the result.
+            dtype: the dtype of the result.
+            casting: the conversions that are allowed.
 
         Raises:
             ValueError: no arrays, or several shapes.
@@ -221,7 +221,7 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def vstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
-        """Arrays one below the other; as ``numpy.vstack``. Errors are those of ``concatenate``."""
+        """Stack arrays one below the other; as ``numpy.vstack``. Errors as for ``concatenate``."""
         refs = [_at_least_2d(ref) for ref in self._refs(tup, "tup")]
         if not refs:
             raise ValueError("need at least one array to concatenate")
@@ -229,7 +229,7 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def hstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
-        """Arrays beside each other; as ``numpy.hstack``. Errors are those of ``concatenate``."""
+        """Stack arrays side by side; as ``numpy.hstack``. Errors are those of ``concatenate``."""
         refs = [ref if ref.ndim else ref.reshape(1) for ref in self._refs(tup, "tup")]
         if not refs:
             raise ValueError("need at least one array to concatenate")
@@ -336,7 +336,7 @@ class Manipulation(ArrayPart[D]):
 
         Args:
             m: an array.
-            axis: along which; all by default.
+            axis: the axis; all by default.
         """
         ref = self._ref(m, "m")
         axes = range(ref.ndim) if axis is None else normalize_axis_tuple(axis, ref.ndim)
@@ -360,7 +360,7 @@ class Manipulation(ArrayPart[D]):
 
         Args:
             m: an array.
-            k: how many right angles.
+            k: the number of right angles.
             axes: from the first towards the second.
 
         Raises:

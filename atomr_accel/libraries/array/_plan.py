@@ -39,7 +39,7 @@ class Layout(NamedTuple):
         shape: its shape.
         strides: bytes.
         dtype: its dtype.
-        alignment: what its place is a multiple of.
+        alignment: the alignment of its place, in bytes.
     """
 
     shape: tuple[int, ...]
@@ -144,7 +144,7 @@ class _Planner:
         return cuts
 
     def store(self, at: int) -> Stored:
-        """Have a value computed into a buffer of its own, before the kernels to come."""
+        """Compute a value into its own buffer, before the kernels to come."""
         found = self._stored.get(at)
         if found is None:
             value = self._values[at]

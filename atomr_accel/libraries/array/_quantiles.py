@@ -40,7 +40,7 @@ Method = Literal[
 
 _METHODS: Final[tuple[Method, ...]] = get_args(Method)
 _ELEMENTS: Final = ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
-"""Methods that give one of the elements."""
+"""Methods that return one of the elements."""
 
 _CONSTANTS: Final[dict[Method, tuple[float, float]]] = {
     "interpolated_inverted_cdf": (0, 1),
@@ -65,8 +65,8 @@ class Quantiles(Sorting[D]):
 
         Args:
             a: a ref or an expression, of real numbers.
-            axis: along which axes; all by default.
-            out: where the result goes.
+            axis: the axes; all by default.
+            out: the buffer for the result.
             keepdims: whether these axes stay, with one element.
 
         Raises:
@@ -117,7 +117,7 @@ class Quantiles(Sorting[D]):
 
         Args:
             a: as for ``quantile``.
-            q: which, from 0 to 100.
+            q: the percentiles, from 0 to 100.
             axis: as for ``quantile``.
             out: as for ``quantile``.
             method: as for ``quantile``.
@@ -197,7 +197,7 @@ class Quantiles(Sorting[D]):
 
 
 def _place(n: int, share: float, method: Method) -> tuple[int, float]:
-    """The element before a quantile of ``n`` that are sorted, and how far it is to the next."""
+    """Return the index before a quantile of ``n`` sorted elements, and the fraction after it."""
     match method:
         case "inverted_cdf" | "averaged_inverted_cdf":
             place = n * share - 1

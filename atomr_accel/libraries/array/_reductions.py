@@ -285,7 +285,7 @@ class Reductions(ArrayPart[D]):
 
         Args:
             x: a ref or an expression.
-            ord: which one; by default the root of the sum of squares.
+            ord: the kind of norm; by default the root of the sum of squares.
             axis: along which axes.
             keepdims: whether these stay, with one element.
 

@@ -1,4 +1,4 @@
-"""``device.array``'s functions that give elements more places than they had, or others."""
+"""``device.array``'s functions that repeat or move elements."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Repeating(ArrayPart[D]):
 
         Args:
             a: an array.
-            repeats: how often: one number, or one for each element of the axis; on the device,
-                too.
-            axis: along which; None flattens it first.
+            repeats: the number of repetitions: one number, or one for each element of the axis; on
+                the device, too.
+            axis: the axis; None flattens it first.
 
         Raises:
             ValueError: a negative number, or others than there are elements.
@@ -89,7 +89,7 @@ class Repeating(ArrayPart[D]):
         *,
         flat: bool,
     ) -> Request[GpuRef]:
-        """Each element as often as its own number says."""
+        """Repeat each element by its own number."""
         if counts.dtype.kind not in "biu":
             raise TypeError(
                 f"Cannot cast array data from {counts.dtype!r} to dtype('int64') according to the "
@@ -175,7 +175,7 @@ class Repeating(ArrayPart[D]):
         Args:
             a: an array.
             shift: by how many places, one number for each axis.
-            axis: along which; None flattens it meanwhile.
+            axis: the axis; None flattens it meanwhile.
 
         Raises:
             ValueError: other numbers of shifts and axes.
@@ -260,7 +260,7 @@ class Repeating(ArrayPart[D]):
                 return made
             steps.assign((source, made[inside]))
             for axis, (before, behind) in enumerate(widths):
-                # Axes before this one are whole already; those behind it come later.
+                # Axes before this one are whole already; those after it follow.
                 key = (*[slice(None)] * axis, slice(None), *inside[axis + 1 :])
                 whole = made[key]
                 n = ref.shape[axis]

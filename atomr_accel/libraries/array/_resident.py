@@ -29,7 +29,7 @@ class _Copy:
 
     Attributes:
         kept: has it released in the end; building it writes that, and launches read it.
-        built: whether it is there for sure.
+        built: whether it is certain to be built.
         asked_by: the batches and recordings that have it built themselves.
     """
 

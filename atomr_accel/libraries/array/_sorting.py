@@ -44,9 +44,9 @@ SortKind = Literal["quicksort", "mergesort", "heapsort", "stable"]
 class Sorting(ArrayPart[D]):
     """Sorting, searching and counting, of long rows by CUB.
 
-    NaN are behind all others, as in NumPy. Complex numbers have an order in one row. Rows of up to
-    2048 elements are sorted by a kernel of this package's. Of longer ones an array with several
-    has them sorted as segments, which recordings cannot have.
+    NaN are after all others, as in NumPy. Complex numbers have an order in one row. Rows of up to
+    2048 elements are sorted by this package's own kernel. If an array has several longer rows, they
+    are sorted as segments, which recordings cannot have.
     """
 
     @op
@@ -93,7 +93,7 @@ class Sorting(ArrayPart[D]):
             axis: as for ``sort``.
             kind: as for ``sort``.
             descending: as for ``sort``.
-            out: where the result goes.
+            out: the buffer for the result.
 
         Raises:
             TypeError, Unsupported: as ``sort``.
@@ -237,7 +237,7 @@ class Sorting(ArrayPart[D]):
     ) -> tuple[GpuRef, GpuRef | None]:
         """Rows along an axis, sorted; and the order, if it is asked for. The axis is last.
 
-        With ``order`` the values are there as well. They go to ``out``, if that can be.
+        With ``order`` the values are made as well. They go to ``out`` if possible.
         """
         if ranks(given, axis, given.shape[axis]):
             n = given.shape[axis]
@@ -315,7 +315,7 @@ class Sorting(ArrayPart[D]):
 
         Args:
             x: numbers.
-            bins: where intervals end, increasing.
+            bins: the edges of intervals, in increasing order.
             right: whether they include their ends.
 
         Raises:
@@ -450,7 +450,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_counts(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
-        """The different elements, and how often each is there; as ``numpy.unique_counts``.
+        """Find the different elements, and count each; as ``numpy.unique_counts``.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
@@ -468,7 +468,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_all(self, x: Operand) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
-        """The different elements, their first places, which each is, and how often each is there.
+        """Find the different elements, their first positions, the inverse, and the count of each.
 
         As ``numpy.unique_all``.
 
@@ -573,7 +573,7 @@ def _require_kind(kind: object) -> None:
 
 
 def _flattening(axis: int | None, shape: tuple[int, ...]) -> int | None:
-    """An axis, or None for that which NumPy sees in a single number: it gives one element."""
+    """Return the axis, or None if ``a`` is a single number, for which NumPy takes axis 0 or -1."""
     return None if not shape and axis in (0, -1) else axis
 
 

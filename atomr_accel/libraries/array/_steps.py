@@ -88,14 +88,14 @@ class Steps:
     Nothing is executed yet. What steps write is scratch memory, or the caller's ``out``.
 
     Args:
-        driver: of the call.
+        driver: the driver of the call.
         cub: algorithms that steps may be.
-        lane: of the call, and so of its last step, or it has one more with nothing to do.
+        lane: the call's lane. Its last step is on it; otherwise an empty step is added.
         joinings: how steps become one message: by the first of these that takes all of them. The
             last one takes whatever another does.
 
     Attributes:
-        driver: of the call.
+        driver: the driver of the call.
         cub: algorithms that steps may be.
     """
 
@@ -144,7 +144,7 @@ class Steps:
         return made if len(expressions) > 1 else (made,)
 
     def ref(self, x: Operand, name: str = "x") -> GpuRef:
-        """A buffer of what the caller gave: the same, if it is one."""
+        """Return an argument as a buffer: the same, if it is one."""
         if isinstance(x, Expression):
             return self.evaluate(x)
         require_readable(x, self.driver.memory, name, strided=True)  # type: ignore[arg-type]

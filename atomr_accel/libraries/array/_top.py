@@ -47,13 +47,13 @@ def top(
     """The first elements of rows along an axis in their order, and their places. The axis is last.
 
     Args:
-        steps: of the call.
+        steps: the steps of the call.
         given: real numbers.
-        axis: along which.
-        count: how many, one at least.
+        axis: the axis.
+        count: the number of elements, at least one.
         descending: whether the largest come first.
         order: whether their places are asked for.
-        out: where values go, if that can be.
+        out: the buffer for the values, used if possible.
     """
     ref = steps.ref(given, "a")
     ref = steps.last(steps.cast(ref, FLOAT32) if NAMES[ref.dtype] in FP8 else ref, axis)

@@ -37,7 +37,7 @@ WAITING: Final = LaneSpec("cub-waits", _EXECUTORS, blocks=True)
 """Runs what waits for the device in the middle of it, or reads from it."""
 
 _SMALL: Final = 4 << 20
-"""Bytes of scratch memory up to which calls run side by side, each with some of its own."""
+"""Bytes of scratch memory up to which calls run side by side, each with its own."""
 
 _MOST: Final = 4096
 _KEPT_BITS: Final = 4
@@ -168,7 +168,7 @@ def _nothing() -> None:
 
 
 def _rounded(size: int) -> int:
-    """A size that is a little larger, so that few of them are asked for."""
+    """Round a size up to a few leading bits, so that few different sizes are asked for."""
     spare = max(0, size.bit_length() - _KEPT_BITS)
     return -(-size >> spare) << spare
 
@@ -264,7 +264,7 @@ class CubPart(Facade[D]):
 
 
 def _checked(driver: Driver, name: str, output: Output, out: GpuRef) -> GpuRef:
-    """A buffer of the caller's for what a call writes."""
+    """Return the caller's buffer for an output, after checks."""
     require_writable(out, driver.memory, output.name)
     if out.shape != output.shape or out.dtype is not output.dtype:
         raise (ValueError if out.shape != output.shape else TypeError)(
@@ -275,10 +275,10 @@ def _checked(driver: Driver, name: str, output: Output, out: GpuRef) -> GpuRef:
 
 
 def element(ref: GpuRef, name: str, *, complex_too: bool = False) -> str:
-    """The dtype of what an algorithm takes, by name.
+    """Return the dtype of an algorithm's input, by name.
 
     Raises:
-        TypeError: one that CUB has no algorithms for.
+        TypeError: CUB has no algorithms for the dtype.
     """
     dtype = NAMES[ref.dtype]
     if dtype in C_TYPES or (complex_too and ref.dtype.kind == "c"):

@@ -153,7 +153,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 class _Translator:
-    """Turns expressions into code, and tells whether that is a truth."""
+    """Turns expressions into code, and reports whether they are boolean."""
 
     def __init__(
         self, what: str, arguments: Sequence[str], known: dict[str, Any], dtype: str

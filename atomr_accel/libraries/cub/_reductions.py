@@ -103,7 +103,7 @@ class Reductions(CubPart[D]):
 
         Args:
             x: any shape, taken as one row; not empty.
-            out: where the position goes, an int64 of shape ().
+            out: the buffer for the position, an int64 of shape ().
 
         Returns:
             An int64 scalar on the device.
@@ -122,7 +122,7 @@ class Reductions(CubPart[D]):
 
         Args:
             x: any shape, taken as one row; not empty.
-            out: where the position goes, an int64 of shape ().
+            out: the buffer for the position, an int64 of shape ().
 
         Returns:
             An int64 scalar on the device.

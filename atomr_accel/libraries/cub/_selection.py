@@ -41,8 +41,8 @@ class Selections(CubPart[D]):
 
         Args:
             x: any shape, taken as one row.
-            predicate: what ``operator`` made, of one argument, or a Python function of the
-                small subset: ``lambda a: a > 0``.
+            predicate: an operator of one argument that ``operator`` made, or a Python function of
+                the small subset: ``lambda a: a > 0``.
 
         Returns:
             The kept elements, in their order, and their number.
@@ -59,7 +59,7 @@ class Selections(CubPart[D]):
 
         Args:
             x: any shape, taken as one row; of any dtype.
-            flags: as many; bool, int8 or uint8. Anything but zero is set.
+            flags: one for each element; bool, int8 or uint8. Values other than zero are set.
 
         Returns:
             The kept elements, in their order, and their number.
@@ -113,11 +113,11 @@ class Selections(CubPart[D]):
         Args:
             x: any shape, taken as one row.
             first: as the predicate for ``select``.
-            second: likewise; asked for those for which the first one does not hold.
+            second: the same; called for the elements for which the first one does not hold.
 
         Returns:
-            The elements for which the first holds, those for which the second does, the
-            others, and the numbers of the first two, of shape (2,).
+            The elements for which the first holds, those for which the second does, the others, and
+            the numbers of the first two, of shape (2,).
 
         Raises:
             TypeError, Unsupported: as ``select``.
@@ -186,7 +186,7 @@ class Selections(CubPart[D]):
 
         Args:
             keys: any shape, taken as one row.
-            values: as many, of any dtype.
+            values: one for each key, of any dtype.
             op: whether two keys are equal.
 
         Returns:

@@ -42,15 +42,15 @@ class Sorts(CubPart[D]):
     ) -> Request[GpuRef]:
         """Sort (``cub::DeviceRadixSort::SortKeys``, ``cub::DeviceMergeSort::SortKeys``).
 
-        A radix sort has keys in the order of their bits: NaN without a sign is behind all
-        others, as in NumPy, and NaN with a sign before them. Both zeros are equal.
+        A radix sort orders keys by their bits: NaN without a sign is after all others, as in NumPy,
+        and NaN with a sign before them. Both zeros are equal.
 
         Args:
             keys: any shape, taken as one row; real.
-            op: whether one key comes before another; then it is a merge sort. ``"less"``,
-                ``"greater"``, or a function as for ``reduce``.
+            op: returns whether one key comes before another; this makes it a merge sort.
+                ``"less"``, ``"greater"``, or a function as for ``reduce``.
             descending: whether the largest comes first.
-            out: where the result goes; not keys itself.
+            out: the buffer for the result; not keys itself.
 
         Returns:
             An array of the shape of keys. Equal keys stay in their order.
@@ -84,17 +84,17 @@ class Sorts(CubPart[D]):
 
         Args:
             keys: as for ``sort``.
-            values: as many, of any dtype.
+            values: one for each key, of any dtype.
             op: as for ``sort``.
             descending: as for ``sort``.
-            out: where keys and values go.
+            out: the buffers for keys and values.
 
         Returns:
             The keys and the values. Values of equal keys stay in their order.
 
         Raises:
             TypeError, Unsupported: as ``sort``.
-            ValueError: as ``sort``; or there are not as many values as keys.
+            ValueError: as ``sort``; or the numbers of values and keys differ.
         """
         self._require(keys=keys, values=values)
         _require_as_many(keys, values)
@@ -121,7 +121,7 @@ class Sorts(CubPart[D]):
         Args:
             keys: as for ``sort``.
             descending: as for ``sort``.
-            out: where the result goes.
+            out: the buffer for the result.
 
         Returns:
             Positions in keys, int64, in the shape of keys.

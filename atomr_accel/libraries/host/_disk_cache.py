@@ -116,7 +116,7 @@ class DiskCache:
         """Remove the least recently used files, until three quarters of the limit are taken."""
         files = []
         for entry in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # somebody else makes room, too
+            with contextlib.suppress(FileNotFoundError):  # another process makes room, too
                 about = entry.stat()
                 files.append((about.st_mtime_ns, about.st_size, entry))
         excess = sum(size for _, size, _ in files) - self._limit
@@ -196,7 +196,7 @@ def _default_folder() -> Path | None:
         folder = user_cache_path("atomr-accel", appauthor=False)
     except RuntimeError:
         return None
-    return folder if folder.is_absolute() else None  # older releases leave "~" as it is
+    return folder if folder.is_absolute() else None  # older releases keep "~"
 
 
 def _name(key: bytes) -> str:

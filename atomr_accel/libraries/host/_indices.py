@@ -1,4 +1,4 @@
-"""Indices and lengths in a buffer, which only who executes an op can look at."""
+"""Checks of indices and lengths in a buffer, which only an executor can read."""
 
 from __future__ import annotations
 

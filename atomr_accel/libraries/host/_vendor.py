@@ -84,7 +84,7 @@ _NOT_STARTED: Final = ("NOT_INITIALIZED", "INITIALIZATION_FAILED")
 _MAKES: Final = ("Create", "create", "Init")
 
 _EXTRAS: Final = frozenset(("cudss", "cusparselt", "cutensor"))
-"""The libraries that extras of their own bring."""
+"""Libraries that have their own extras."""
 
 Prototypes = dict[str, str]
 """Function name to its parameter types, as words of ``TYPES``. All return a status."""
@@ -95,10 +95,10 @@ class VendorLibrary:
     """A loaded library whose failing calls raise.
 
     Args:
-        name: as cuda-pathfinder knows it, such as ``"cublas"``.
+        name: the name in cuda-pathfinder, such as ``"cublas"``.
         prototypes: its functions.
-        status_name: a function of the library that names a status code, or a table of
-            names where the library has no such function.
+        status_name: a function of the library that names a status code, or a table of names where
+            the library has no such function.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class VendorLibrary:
         self.functions[function]  # is there, or this raises
         for at, (word, arg) in enumerate(zip(words, args, strict=True)):
             _refuse_beyond(function, at, word, arg)
-        # What a type makes of an argument passes faster than an instance of it would.
+        # The result of ``from_param`` passes faster than an instance of the type.
         converted = [
             TYPES[word].from_param(arg) if isinstance(arg, (Real, NoneType, bytes)) else arg
             for word, arg in zip(words, args, strict=True)
@@ -231,15 +231,15 @@ def array(word: str, values: Sequence[float]) -> Any:
 
 @contextmanager
 def undone_on_error() -> Iterator[ExitStack]:
-    """A stack for how to undo what a block makes, undone if the block fails.
+    """Yield a stack of undo functions, which run if the block fails.
 
-    If it does not, whoever keeps the stack can undo it later.
+    If it does not fail, the holder of the stack can run them later.
     """
     stack = ExitStack()
     try:
         yield stack
     except BaseException:
-        with suppress(Exception):  # the block's own error tells more
+        with suppress(Exception):  # the block's own error says more
             stack.close()
         raise
 

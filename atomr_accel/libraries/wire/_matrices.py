@@ -1,4 +1,4 @@
-"""Matrices that lie apart: what leading dimensions and transposes say of strides."""
+"""Matrices with gaps: the strides that follow from leading dimensions and transposes."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 A kernel gets one struct of words: pointers, then sizes and strides, then the numbers of the
 expression. So its source depends on its form alone.
 
-A kernel that reduces goes over each row as often as reductions depend on others, and once more for
-results of one element each. What a row has in memory is kept in registers meanwhile where it fits,
-and so is what takes long to compute; all else is computed again.
+A kernel that reduces runs over each row as often as reductions depend on others, and once more for
+results of one element each. Elements of a row stay in registers meanwhile if they fit, and so do
+values that take long to compute; all others are computed again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def source_of(form: KernelForm) -> str:
 
 
 def body_of(form: KernelForm) -> str:
-    """The source without what all have in common."""
+    """The source without the part that all kernels share."""
     return _Writer(form).text()
 
 

@@ -28,7 +28,7 @@ class CpuArray:
 
     Attributes:
         handlers: by message.
-        of_steps: likewise of steps, which may be CUB's.
+        of_steps: the same of steps, which may be CUB's.
     """
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:

@@ -33,7 +33,7 @@ class CudaArray:
 
     Attributes:
         handlers: by message.
-        of_steps: likewise of steps, which may be CUB's.
+        of_steps: the same of steps, which may be CUB's.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:

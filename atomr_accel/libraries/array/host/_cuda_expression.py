@@ -37,7 +37,7 @@ class _Loaded:
 
     Attributes:
         module, function: the driver's.
-        threads: of a block.
+        threads: threads of one block.
         users: the builders that have built it, and which kernels with it.
     """
 
@@ -69,7 +69,7 @@ class _Arguments:
         self.address: Final = ctypes.addressof(self._extra)
 
     def put(self, pointers: list[int], launch: Launch) -> None:
-        """Write those of a launch."""
+        """Write the arguments of a launch."""
         self._put(self._data, 0, *pointers, *launch.numbers, *launch.scalars)
 
 
@@ -106,7 +106,7 @@ class CudaBuilder:
         preload_compiler()
 
     def close(self) -> None:
-        """Let go of all it has built."""
+        """Forget all that it has built."""
         for number in [*self._store]:
             self._forget(number)
 

@@ -278,7 +278,7 @@ class _Cells:
     """Page-locked memory for numbers that answers are made of; each question has some of it.
 
     Args:
-        stream: what numbers are copied on.
+        stream: the stream on which numbers are copied.
     """
 
     def __init__(self, stream: CudaStream) -> None:
@@ -287,7 +287,7 @@ class _Cells:
         self._all: list[int] = []
 
     def fetch(self, pointers: Sequence[int], answer: Callable[[list[int]], Any]) -> Later:
-        """Have numbers, int64, copied behind all that is queued, to be read when that is done."""
+        """Queue a copy of numbers, int64, after all queued work, to be read when that is done."""
         cell = next((each for each in self._free if each[1] >= len(pointers)), None)
         if cell is None:
             room = max(8, len(pointers))

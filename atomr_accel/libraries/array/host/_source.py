@@ -1,4 +1,4 @@
-"""The array lane's kernels for copies: which one, how it is called, and its arguments."""
+"""The array lane's kernels for copies: names and arguments."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ITEMS: Final = 4
 SOURCE: Final = CudaSource(__package__, "copies.cu", THREADS=THREADS, ITEMS=ITEMS)
 
 RANKS: Final = (2, 4, 64)
-"""For how many axes kernels are compiled; NumPy has no more than the last."""
+"""Numbers of axes for which kernels are compiled; the last one is NumPy's limit."""
 
 _WORD: Final = 4
 _WORDS: Final = 32
 """Bytes of a word, and words along a side of a square of small elements."""
 
 ALIGNED: Final = 16
-"""Bytes: how many multiples of them addresses are does not matter to which kernel copies."""
+"""Alignment in bytes beyond which the choice of the kernel stays the same."""
 
 _VECTOR: Final = ALIGNED
 _LINE: Final = 128
@@ -52,7 +52,7 @@ class Launch(NamedTuple):
 
 
 def side(itemsize: int) -> int:
-    """Elements along a side of a square: as many as are some sectors of memory."""
+    """Return the elements along a side of a square, as many as some sectors of memory have."""
     return 64 if itemsize <= 4 else 32
 
 

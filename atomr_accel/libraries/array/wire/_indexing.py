@@ -17,7 +17,7 @@ class CopyAll(Message, frozen=True):
     """Copies, one after the other.
 
     Attributes:
-        copies: as they would be alone.
+        copies: the single copies.
     """
 
     copies: tuple[CopyStrided, ...]
@@ -27,8 +27,8 @@ class Upload(Message, frozen=True):
     """Write bytes of the program's.
 
     Attributes:
-        target: where to.
-        data: what.
+        target: address to write.
+        data: the bytes to write.
     """
 
     bulky: ClassVar[bool] = True
@@ -41,8 +41,8 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
     """Indices along one axis of an array.
 
     Attributes:
-        address: of the first one.
-        extent: of the axis.
+        address: address of the first index.
+        extent: extent of the axis.
         stride: bytes from one element of the axis to the next.
     """
 
@@ -117,15 +117,15 @@ class Compact(Message, frozen=True):
 
 
 class CountNumbers(Message, frozen=True):
-    """Count how often each number is there: ``counts[number] += 1``.
+    """Count how often each number occurs: ``counts[number] += 1``.
 
     Attributes:
-        given: address of whole numbers, without gaps; negative ones and those from ``size`` on
-            are left out.
-        count: how many there are.
-        dtype: theirs.
+        given: address of whole numbers, without gaps; negative ones and those from ``size`` on are
+            left out.
+        count: the number of numbers.
+        dtype: their dtype, by name.
         counts: address of int64.
-        size: how many of these.
+        size: the number of counts.
     """
 
     given: int
@@ -140,14 +140,14 @@ class Histogram(Message, frozen=True):
 
     Attributes:
         given: address of real numbers, without gaps; those outside and NaN are left out.
-        count: how many there are.
-        dtype: theirs.
-        ends: address of two float64, from where to where; 0 if the program knows.
-        low, high: from where to where, if it does.
+        count: the number of elements.
+        dtype: their dtype, by name.
+        ends: address of two float64, the lowest and the highest edge; 0 if the program knows them.
+        low, high: the lowest and the highest edge, if the program knows them.
         counts: address of int64, one for each interval; written.
         edges: address of where intervals begin and end, one more; written.
         edge: the dtype of edges: float32 or float64.
-        size: how many intervals.
+        size: the number of intervals.
     """
 
     given: int
@@ -190,7 +190,7 @@ class Top(Message, frozen=True):
         dtype: dtype of an element, by name.
         rows, length: number of rows, and of elements in each; both less than 2^31.
         count: number of elements of each row, at most ``MOST_TOP``.
-        descending: whether the largest come first.
+        descending: whether the largest comes first.
         values: address for the elements, outside the source; 0 to omit them.
         places: address for their indices in the row, int64; 0 to omit them.
         scratch: address of ``top_scratch`` bytes.
@@ -257,10 +257,10 @@ class FindOutside(Message, frozen=True):
     """Look for an index that is out of bounds; answered by whether one is, and the first.
 
     Attributes:
-        address: of the indices.
-        count: how many.
+        address: address of the indices.
+        count: the number of indices.
         dtype: their dtype, by name.
-        extent: of their axis; from minus that on they are good.
+        extent: extent of their axis; indices from ``-extent`` to ``extent - 1`` are valid.
         scratch: address of an int64.
     """
 
@@ -277,7 +277,7 @@ class ReadNumbers(Message, frozen=True):
     """Answered by numbers.
 
     Attributes:
-        addresses: of int64.
+        addresses: addresses of int64 numbers.
     """
 
     returns: ClassVar[Any] = tuple[int, ...]
@@ -289,10 +289,10 @@ class Scan(Message, frozen=True):
     """Sums or products of all elements of a row up to each.
 
     Attributes:
-        kind: which.
+        kind: sums or products.
         source, target: addresses of rows that follow each other; they may be the same.
-        dtype: of both, by name.
-        rows, length: how many rows of how many elements.
+        dtype: dtype of both, by name.
+        rows, length: number of rows, and of elements in each.
         scratch: address of ``PARTS`` times ``SCAN_PART`` bytes, where a single row is long enough
             for several blocks; 0 otherwise.
     """
@@ -307,6 +307,6 @@ class Scan(Message, frozen=True):
 
 
 PARTS: Final = 1024
-"""In how many parts a long row is, at most."""
+"""Largest number of parts of a long row."""
 SCAN_PART: Final = 16
 """Largest number of bytes of the state of a part of a scanned row."""

@@ -13,7 +13,7 @@ class StridedArray(msgspec.Struct, frozen=True, array_like=True):
     """A buffer, or a view of one.
 
     Attributes:
-        address: of the first element.
+        address: address of the first element.
         shape: its shape.
         strides: bytes from one element to the next along each axis.
         dtype: its dtype's name.
@@ -29,14 +29,14 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     """A value of an expression, made of earlier ones.
 
     Attributes:
-        kind: what makes it.
+        kind: the kind of step.
         name: the function, if it is one.
         args: the numbers of the values that it is made of; of an operand or a constant its own.
         shape: its shape.
         dtype: its dtype's name.
-        axes: of a reduction the axes that go; of a view the axis that each one is, -1 for one
-            that repeats; of an index its axis.
-        keepdims: of a reduction whether these stay, with one element.
+        axes: of a reduction the axes that it removes; of a view its axes in the argument, -1 for
+            one that repeats; of an index its axis.
+        keepdims: of a reduction, whether these axes stay, with one element.
     """
 
     kind: Literal["operand", "constant", "ufunc", "cast", "where", "reduce", "arg", "view", "index"]
@@ -56,7 +56,7 @@ class Interpret(Message, frozen=True):
         operands: the buffers that they read.
         constants: the numbers in them, each as words of four bytes.
         results: the numbers of the values that are wanted.
-        outputs: where they go.
+        outputs: the buffers of the results.
     """
 
     steps: tuple[Step, ...]
@@ -159,13 +159,13 @@ class BuildKernels(Message, frozen=True):
 
 
 class ForgetKernel(Message, frozen=True):
-    """Let go of a kernel, whatever it was built with, if it is there."""
+    """Free a kernel, if it exists, whichever others it was built with."""
 
     kernel: int
 
 
 class ForgetKernels(Message, frozen=True):
-    """Let go of kernels that were built together; each may have been built with others, too."""
+    """Free kernels that were built together; each may have been built with others, too."""
 
     kernels: tuple[int, ...]
 
@@ -175,8 +175,8 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kernel: its number.
-        blocks: how many, in x and y.
-        addresses: of operands, then of outputs.
+        blocks: the number of blocks, in x and y.
+        addresses: the addresses of operands, then of outputs.
         numbers: sizes of kept axes, of reduced ones, the length of a part; strides in elements.
         scalars: the numbers of the expression, in words of four bytes, an even count for each.
     """

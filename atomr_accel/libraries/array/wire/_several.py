@@ -40,7 +40,7 @@ class Several(Message, frozen=True):
     """Steps, one after the other on one stream.
 
     Attributes:
-        steps: as they would be alone; those of CUB's lane, too.
+        steps: the messages of the steps; those of CUB's lane, too.
     """
 
     steps: tuple[Step, ...]
@@ -51,7 +51,7 @@ class Question(Message, frozen=True):
 
     Attributes:
         steps: as of ``Several``.
-        last: whose answer it is.
+        last: the message that is answered.
     """
 
     steps: tuple[Step, ...]

@@ -300,8 +300,9 @@ class Partition(Call):
 class UniqueByKey(Call):
     """Buffers: keys and values, where those go that are kept, and their number.
 
-    The bindings tune for values that are no number of C++'s as if they were as large as a key.
-    So positions are kept in the place of wide values, and what writes one gets the value there.
+    The bindings tune for large values, other than C++'s numbers, as if they had the size of a key.
+    So positions are kept instead of wide values, and the iterator that writes a position writes the
+    value at it.
     """
 
     buffers = 5
@@ -367,7 +368,7 @@ class Histogram(Call):
         super().__init__(spec, kit)
         samples, counts, level = spec.dtypes
         self.number = level
-        # There is no atomic addition of signed numbers of 64 bits, and none is negative.
+        # Signed numbers of 64 bits have no atomic addition, and counts are never negative.
         counts = {"int64": "uint64"}.get(counts, counts)
         self._samples, self._counts = kit.pointer(samples), kit.pointer(counts)
         self._levels = kit.value("int32")
@@ -376,7 +377,7 @@ class Histogram(Call):
         self._itemsize = DTYPES[samples].itemsize
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        # How many there are decides how wide offsets are; wide ones serve all.
+        # The number of samples decides the width of offsets; wide ones serve all.
         del sizes
         samples = math.ceil(_LARGEST_INT / self._itemsize)
         levels = self.spec.levels
@@ -392,7 +393,7 @@ class Histogram(Call):
         scratch: tuple[int, int],
         stream: int,
     ) -> int:
-        count = min(sizes[0], _LARGEST_INT)  # who asks how much memory it takes may round up
+        count = min(sizes[0], _LARGEST_INT)  # a question for scratch memory may round up
         place((self._samples, self._counts), pointers)
         self._low.state, self._high.state = bytearray(values[0]), bytearray(values[1])
         edges = self._levels, self._low, self._high
@@ -402,7 +403,7 @@ class Histogram(Call):
 
 
 class Transform(Call):
-    """Buffers: one or two that are read, and one that is written."""
+    """Transform. Buffers: one or two inputs, and one output."""
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)

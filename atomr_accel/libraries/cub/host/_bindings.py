@@ -45,7 +45,7 @@ class Cub(NamedTuple):
 
 @cache
 def load_cub() -> Cub:
-    """The bindings, with the libraries behind them loaded.
+    """Load the bindings, with the libraries that they need.
 
     Raises:
         LibraryMissing: the package, or a library that it needs, is not installed.
@@ -83,7 +83,7 @@ def _folder(package: str) -> Path:
 
 
 def refusal(call: str, error: RuntimeError) -> Exception:
-    """The exception for what the bindings raise: their message ends with the driver's status."""
+    """Return the exception for an error of the bindings, whose message ends with a status."""
     found = _STATUS.findall(str(error))
     if found and int(found[-1]) > 1:
         made = failure(call, _Status(int(found[-1])))

@@ -160,7 +160,7 @@ class Call:
         self.bindings: Final = kit.bindings
 
     def beside(self, count: int) -> int:
-        """Bytes of scratch memory that are for kernels of ours, which come before and after."""
+        """Return the bytes of scratch memory for our own kernels, which run around CUB's."""
         del count
         return 0
 

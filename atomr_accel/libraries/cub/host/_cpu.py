@@ -203,8 +203,8 @@ def _segmented_reduce(job: _Job) -> None:
 def ordered_bits(keys: Array) -> Array:
     """Unsigned numbers in the order in which a radix sort has keys.
 
-    That of their bits: NaN whose sign is set before all others, NaN whose sign is not behind
-    them. Both zeros are one.
+    The order is that of their bits: NaN with a sign are before all others, NaN without a sign after
+    them. Both zeros are equal.
     """
     bits: Array = keys.view(np.dtype(f"u{keys.dtype.itemsize}")).copy()
     sign = bits.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
@@ -222,7 +222,7 @@ def _ordered_floats(bits: Array, sign: Any) -> Array:
 
 
 def _sorted(keys: Array, *, descending: bool) -> Array:
-    """The order in which keys are sorted; of equal ones the first comes first."""
+    """Return the order in which keys are sorted; it is stable."""
     bits = ordered_bits(keys)
     return np.argsort(~bits if descending else bits, kind="stable")
 
@@ -267,7 +267,7 @@ def _argsort(job: _Job) -> None:
 
 
 def _merged(keys: Array, less: Operator) -> Array:
-    """The order by what tells whether one comes before another."""
+    """Return the order by a function that says whether one element comes before another."""
     order = np.arange(len(keys))
     width = 1
     while width < len(keys):
@@ -281,7 +281,7 @@ def _merged(keys: Array, less: Operator) -> Array:
 
 
 def _merge(keys: Array, left: Array, right: Array, less: Operator) -> Array:
-    """Two sorted runs as one: behind how many of the other each element goes."""
+    """Merge two sorted runs; both are indices of keys."""
     if not len(right):
         return left
     behind_left = _searched(keys[right], keys[left], less, right=False)

@@ -109,7 +109,7 @@ class CudaCub:
         return call
 
     def run(self, message: Run) -> None:
-        """Queue an algorithm; the array lane does so, too, among steps of its own."""
+        """Queue an algorithm; the array lane does so, too, among its own steps."""
         built, _, _ = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
         algorithm = call.spec.algorithm
@@ -147,7 +147,7 @@ class CudaCub:
     def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
         """Write the result of an algorithm without elements."""
         if spec.algorithm == "reduce":
-            # CUB would copy what it begins with as it is, and that may be of another dtype.
+            # CUB would copy the init without a cast, and its dtype may differ.
             _, accumulator, out = spec.dtypes
             first = np.frombuffer(values[0], DTYPES[accumulator], 1).astype(DTYPES[out])
             result = first.view(np.uint8).tolist()
@@ -166,7 +166,7 @@ class CudaCub:
         self._kernels.launch(self._kernels.function(kernel), count, arguments)
 
     def _scratch_of(self, nbytes: int) -> int:
-        """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
+        """Return scratch memory for a call that has too little: in a batch, or after a rebuild.
 
         Kept while the executor lives, because a captured graph may have it.
         """

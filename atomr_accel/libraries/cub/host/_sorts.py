@@ -164,7 +164,7 @@ class SegmentedSort(Call):
         self._buffers = [kit.pointer(dtype) for dtype in dtypes]
 
     def beside(self, count: int) -> int:
-        """Keys in, keys out, and positions likewise."""
+        """Return the bytes of keys in, of keys out, and of positions in and out."""
         return sum(self._parts(count))
 
     def _parts(self, count: int) -> tuple[int, int, int, int]:
@@ -182,7 +182,7 @@ class SegmentedSort(Call):
             launch(f"ordered<{self._word}>", count, at[0], keys)
             keys, to = at[0], at[1]
         elif self._floats:
-            # Both zeros are one only where it matters what comes with them.
+            # Both zeros become equal only if values or positions are sorted with them.
             launch(f"mapped<{self._word}>", count, at[0], keys)
             launch(f"mapped<{self._word}>", count, to, to)
             keys = at[0]

@@ -98,7 +98,7 @@ def _apart(source: str) -> str:
 def _named(code: str, operator: Operator) -> str:
     """The code of a rule, for some dtypes."""
     if operator.result == "bool" and operator.arguments[0] == "bool":
-        # As NumPy's: the sum of truths is their disjunction.
+        # The same as in NumPy: the sum of bools is their disjunction.
         return code.replace("a + b", "a || b").replace("a * b", "a && b")
     return code
 

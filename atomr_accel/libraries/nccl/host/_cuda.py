@@ -60,8 +60,8 @@ class Communicator:
 
     Attributes:
         rank: which rank it is.
-        size: how many there are.
-        begun: how many ops were begun; the first is to join.
+        size: the number of ranks.
+        begun: the number of ops begun; the first one joins.
     """
 
     def __init__(self, library: VendorLibrary, rank: int, size: int) -> None:
@@ -152,8 +152,8 @@ class Communicator:
         return self.begun
 
 
-# All of a context's. None is what was aborted before this rank began to join it, which it must not
-# do any more: the others are gone, and it would wait for ever.
+# The communicators of a context. None stands for one that was aborted before this rank began to
+# join it. It must not join: the others are gone, and it would wait for ever.
 _communicators: Final[WeakKeyDictionary[Any, dict[int, Communicator | None]]] = WeakKeyDictionary()
 
 
@@ -288,7 +288,7 @@ class CudaCollectives:
 
 @final
 class CudaAborts:
-    """Aborts and revokes communicators, and tells how far they are, while the other lane waits."""
+    """Aborts and revokes communicators, and reports their progress, while the other lane waits."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream

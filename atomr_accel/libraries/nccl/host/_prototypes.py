@@ -63,7 +63,7 @@ TYPES: Final = {
 """``ncclDataType_t`` of a dtype that reductions take."""
 
 BYTES: Final = 1
-"""``ncclUint8``: what only travels goes as bytes."""
+"""``ncclUint8``: elements that are only moved travel as bytes."""
 
 REDUCTIONS: Final = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 """``ncclRedOp_t`` of a reduction."""

@@ -29,7 +29,7 @@ SLOT_BYTES: Final = 1 << 18
 
 _PAGE: Final = 4096
 _STRIDE: Final = 8
-"""Words from one rank's to the next, so that each has a cache line of its own."""
+"""Words from one rank's word to the next, so that each has its own cache line."""
 
 _ABORTED: Final = (1 << 64) - 1
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, (1 << 31) - 1
@@ -68,7 +68,7 @@ class Area:
 
     Args:
         memory: all of it, as bytes.
-        size: how many ranks meet in it.
+        size: the number of ranks that meet in it.
     """
 
     def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> None:
@@ -87,12 +87,12 @@ class Area:
         return found
 
     def arrive(self, rank: int, number: int) -> None:
-        """A rank has come to a number."""
+        """Note that a rank has reached a number."""
         self._words[rank + 1] = number
         self._wake(rank + 1)
 
     def wait(self, ranks: Iterable[int], number: int) -> None:
-        """Wait until ranks have come to a number.
+        """Wait until ranks have reached a number.
 
         Raises:
             Aborted: it was aborted meanwhile, or before.
@@ -112,7 +112,7 @@ class Area:
         return bool(self._words[0])
 
     def abort(self) -> None:
-        """Let all who wait go, and all who come; any process may, as often as it likes."""
+        """Release all present and future waiters; any process may call it, any number of times."""
         self._words[0] = 1
         for at in range(1, len(self._words)):
             self._words[at] = _ABORTED

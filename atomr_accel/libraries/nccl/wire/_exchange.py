@@ -29,9 +29,9 @@ class Piece(NamedTuple):
     """Elements that travel.
 
     Attributes:
-        rank: whose they are, or whom they are for.
-        begin: where they begin in the source, or in the target.
-        length: how many.
+        rank: the rank that they come from or go to.
+        begin: their first position in the source, or in the target.
+        length: the number of elements.
     """
 
     rank: int

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 CONDITIONAL_DRIVER: Final = 12030
-"""The first driver with conditional nodes: that of CUDA 12.3."""
+"""First driver with conditional nodes: the one of CUDA 12.3."""
 
 
 def conditional(nodes: Iterable[Bound]) -> bool:
@@ -43,7 +43,7 @@ class Graphs:
 
     Args:
         context: the device.
-        stream: what the steps' executors queue their work on.
+        stream: the stream on which the steps' executors queue their work.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
@@ -99,7 +99,7 @@ class Graphs:
         return last
 
     def _capture(self, steps: Iterable[Bound]) -> Any:
-        """The graph of what some steps queue."""
+        """Return the graph of the work that some steps queue."""
         stream = self._stream.handle
         # Relaxed, because libraries allocate and load modules when first called, which
         # the stricter modes forbid while any stream of the process captures.
@@ -134,7 +134,7 @@ class Graphs:
     # --- conditional nodes ----------------------------------------------------------------
 
     def _load(self) -> None:
-        """Have the kernel that tells conditional nodes what to do."""
+        """Load the kernel that sets the values of conditional nodes."""
         if self._set_conditional is not None:
             return
         version = self._context.info.driver_version
@@ -177,7 +177,7 @@ class Graphs:
         end = self._fill(body, root, [], node.nodes)
         if section.kind == "loop":
             self._look(body, end, handle, section)
-        elif not end:  # what is in there queues nothing; a body needs a node
+        elif not end:  # its steps queue nothing; a body needs a node
             check("cuGraphAddEmptyNode", driver.cuGraphAddEmptyNode(body, None, 0))
         return [added]
 

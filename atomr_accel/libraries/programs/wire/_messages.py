@@ -49,7 +49,7 @@ class Record(Message, frozen=True):
     Attributes:
         program: its number.
         prepare: steps that are executed now, such as loading a kernel.
-        nodes: what every replay executes.
+        nodes: the nodes that every replay executes.
     """
 
     program: int

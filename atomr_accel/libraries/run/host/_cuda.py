@@ -60,6 +60,6 @@ class CudaRunner(Runner):
 
     def end(self) -> None:
         """Wait for all of the device's streams, since the function may have used any."""
-        # It may also have changed to another device.
+        # The function may also have changed to another device.
         self._context.make_current()
         check("cuCtxSynchronize", driver.cuCtxSynchronize())

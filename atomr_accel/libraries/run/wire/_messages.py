@@ -47,9 +47,9 @@ class Supply(Message, frozen=True):
 
     Attributes:
         ticket: the call's number.
-        part: which part.
-        total: its bytes.
-        start: where the piece begins in it.
+        part: the index of the part.
+        total: the bytes of the whole part.
+        start: the begin of the piece in it.
         piece: the piece.
     """
 
@@ -65,8 +65,8 @@ class Initialize(Message, frozen=True):
 
     Attributes:
         state: its number, under which parts were supplied, too.
-        data: the function and its arguments, pickled; buffers are indices. Empty if this is
-            the first of the parts.
+        data: the function and its arguments, pickled; buffers are indices. Empty if this is the
+            first of the parts.
         buffers: the buffers.
     """
 

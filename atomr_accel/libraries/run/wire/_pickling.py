@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 import cloudpickle
 import numpy as np
-import numpy.rec  # recarrays say they are of it; what is not imported is pickled by value
+import numpy.rec  # the module of recarrays; classes of modules not imported are pickled by value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class Packed(NamedTuple):
 
     Attributes:
         data: the pickle; empty if that is the first of the parts.
-        parts: what does not travel in a message. They may be the thing's own memory.
+        parts: bytes outside the message. They may be the object's own memory.
     """
 
     data: bytes
