@@ -34,10 +34,10 @@ _LARGEST_INT: Final = 2**31 - 1
 
 
 def require_ref(ref: object, name: str) -> None:
-    """Before anything is asked of it: it is a ref.
+    """Check that an argument is a ref.
 
     Raises:
-        TypeError: it is not a ref.
+        TypeError: ``ref`` is not a ref.
     """
     if type(ref) is not GpuRef:
         raise no_ref_error(ref, name)
@@ -227,7 +227,7 @@ def _shares(op: str, one: str, other: str, in_place: Collection[tuple[str, str]]
 
 
 def alignment(ref: GpuRef) -> int:
-    """The largest power of two, up to 256, that the ref's address is a multiple of."""
+    """Return the largest power of two, up to 256, of which the ref's address is a multiple."""
     return math.gcd(BLOCK_ALIGNMENT, ref._block.offset)
 
 

@@ -124,7 +124,7 @@ class Home(Protocol):
         """Observer of calls; None if there is none."""
 
     def library_ref(self, library: str) -> ActorRef:
-        """The actor of a library, by the name that the library has as an attribute."""
+        """Return the actor of a library, by the library's attribute name."""
 
     def submit(
         self,
@@ -152,10 +152,10 @@ class Submitter(Home, Protocol):
         """The driver of requests that have not had to wait yet."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """An uninitialised buffer, or None where making it takes a wait."""
+        """Return an uninitialised buffer, or None if making it has to wait."""
 
     async def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> GpuRef:
-        """An uninitialised buffer."""
+        """Make an uninitialised buffer."""
 
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Wait for the context, and start the lane if it is not running."""

@@ -47,7 +47,7 @@ class Answered(msgspec.Struct, frozen=True):
     refs: tuple[GpuRef, ...]
 
     def __call__(self, answer: Any) -> Any:
-        """The result."""
+        """Return the result."""
         return self.make(answer, self.refs)
 
 
@@ -128,7 +128,7 @@ class Driver(Protocol):
         """Device or recording in which ops keep things for later ops."""
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer, for a result or as scratch memory."""
+        """Return an uninitialised buffer, for a result or as scratch memory."""
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
         """Return a block other than arguments and outputs, which each call has to ask for.
@@ -179,7 +179,7 @@ class Preparing:
         """Do nothing: the request was prepared just now."""
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """The buffer itself."""
+        """Return the buffer itself."""
         return ref
 
 
@@ -233,14 +233,14 @@ class FirstTry(Preparing):
         self.try_empty: Final = device.try_empty
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer, if there is room right now."""
+        """Return an uninitialised buffer, if memory is free right now."""
         made = self.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         return made
 
     def perform(self, request: Request[T]) -> T | None:
-        """Nothing was asked for so far."""
+        """Raise ``Pending``: no answer has arrived yet."""
         raise Pending(request)
 
 
@@ -264,7 +264,7 @@ class NextTry(Preparing):
         self._given = self._answered = 0
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer; the one that was made at this point before, if it is good."""
+        """Return an uninitialised buffer; the one made at this point before, if still valid."""
         if self._given < len(self._made):
             ref = self._made[self._given]
             known = ref.shape == shape and ref.dtype is dtype
@@ -280,7 +280,7 @@ class NextTry(Preparing):
         return made
 
     def perform(self, request: Request[T]) -> T | None:
-        """The answer; one of an older generation does not count."""
+        """Return the answer; one of an older generation does not count."""
         if request.key is not None:
             found_epoch, answer = self._by_key.get(request.key, (None, None))
             if found_epoch is not self.memory.epoch:
@@ -316,7 +316,7 @@ class _Nothing:
     """Stands for the op if there is nothing to execute."""
 
     async def wait(self) -> None:
-        """Nothing has to be waited for."""
+        """Return after a checkpoint."""
         await trio.lowlevel.checkpoint()
 
 

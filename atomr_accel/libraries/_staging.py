@@ -44,7 +44,7 @@ def has_views(*values: Any) -> bool:
 def on_copies(
     make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
-    """The request that a call makes, on copies in the place of views that are not contiguous."""
+    """Return the request of a call, made on copies instead of views that are not contiguous."""
 
     def prepare(driver: Driver) -> Submission[T]:
         staging = _Staging(driver)
@@ -61,7 +61,7 @@ def on_copies(
 def on_any_views(
     make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
-    """The request that a call makes, which is carried out later, on any views."""
+    """Return the request of a call, carried out later, on any views."""
     views = has_views(args, kwargs)
     try:
         request = make(facade, *args, **kwargs)
@@ -165,7 +165,7 @@ class _Staging(Preparing):
         )
 
     def _given_back(self, result: Any) -> Any:
-        """A result with the caller's own views in the place of their copies."""
+        """Return a result with the caller's own views instead of their copies."""
         if type(result) is GpuRef:
             return next((ref for _, ref, made in self.scratch.values() if made is result), result)
         if isinstance(result, tuple) and hasattr(result, "_make"):
@@ -182,7 +182,7 @@ class _Staging(Preparing):
         return self._driver.keeper
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer, of the driver itself."""
+        """Return an uninitialised buffer of the wrapped driver."""
         return self._driver.output(shape, dtype)
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:

@@ -106,7 +106,7 @@ class _Numbers:
         return b"\xcf" + self.number(at, offset).to_bytes(8, "big")
 
     def number(self, at: int, offset: int) -> int:
-        """The number of a hole."""
+        """Return the number of a hole."""
         if abs(offset) >= 1 << 40:
             raise Untraceable
         place = self.places.setdefault((at, offset), len(self.places))
@@ -457,7 +457,7 @@ class _Tracer:
     # --- what the request asks for --------------------------------------------------------
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """A stand-in for a buffer that each call makes."""
+        """Return a stand-in for a buffer that each call makes."""
         nbytes = math.prod(shape) * dtype.itemsize
         ref = GpuRef(self._block(len(self._refs)), shape, dtype, nbytes)
         self._refs.append(ref)
@@ -636,7 +636,7 @@ def _count_places(value: object) -> int:
 
 
 def _nothing(_refs: Sequence[GpuRef]) -> None:
-    """The result of calls that return none."""
+    """Return None, the result of calls without one."""
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -34,7 +34,7 @@ class Witness(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, T]:
-        """An op that is awaited."""
+        """Carry out an op that is awaited."""
 
     def collected(
         self,
@@ -44,7 +44,7 @@ class Witness(Protocol):
         kwargs: dict[str, Any],
         program: Any = None,
     ) -> T:
-        """Make an op in a batch or a recording; by default the one of the facade."""
+        """Make an op in a batch or a recording, by default the facade's own one."""
 
     def described(
         self,
@@ -66,7 +66,7 @@ class Witness(Protocol):
         """Carry out an async method of a device or a recording that does not make an op."""
 
     def submitted(self) -> None:
-        """An op has its place in the program's order: perhaps one of such a method."""
+        """Note that an op has its place in the program's order; it may belong to such a method."""
 
     def step(
         self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -74,16 +74,16 @@ class Witness(Protocol):
         """Carry out a method of a batch or a recording that does not make an op."""
 
     def entered(self, program: Any) -> None:
-        """The block of a batch or a recording begins."""
+        """Note that the block of a batch or a recording begins."""
 
     def left(self, program: Any, error: BaseException | None, *, body: bool) -> None:
         """Note that the block of a batch or a recording has ended, and with which error."""
 
     def chosen(self, program: Any, kind: str, flag: Any) -> None:
-        """A section of a recording begins on which a flag decides."""
+        """Note that a section of a recording begins that depends on a flag."""
 
     def section_ended(self, program: Any) -> None:
-        """The last section that has begun ends."""
+        """Note that the last section that began has ended."""
 
 
 def witnessed(method: F) -> F:

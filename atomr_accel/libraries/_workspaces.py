@@ -69,7 +69,7 @@ class Workspaces:
         self._small = small
 
     def obtain(self, driver: Driver, nbytes: int) -> Block:
-        """A workspace for one op, which has to name it as written.
+        """Return a workspace for one op, which has to name it as written.
 
         Args:
             driver: the op's driver; it makes the workspace, if there is none.
@@ -105,7 +105,7 @@ class Workspaces:
         return chosen._block
 
     def nbytes(self, device: Home) -> int:
-        """Bytes in use by all that are kept for a device."""
+        """Return the bytes that all kept workspaces of a device use."""
         epoch = device.memory.epoch
         kept = device.scratch.get(self, WorkspaceSet())
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)

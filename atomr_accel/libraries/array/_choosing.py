@@ -240,7 +240,7 @@ def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[
 def read_numbers(
     cub: Cub[Described], expressions: Sequence[Operand], name: str
 ) -> Request[tuple[int, ...]]:
-    """The values of expressions, whole numbers."""
+    """Ask for the values of expressions, whole numbers."""
 
     def build(steps: Steps) -> Submission[tuple[int, ...]]:
         refs = steps.evaluate_all([cast(each, INT64) for each in expressions])
@@ -252,7 +252,7 @@ def read_numbers(
 
 
 def read_number(cub: Cub[Described], expression: Operand, name: str) -> Request[int]:
-    """The value of an expression, a whole number."""
+    """Ask for the value of an expression, a whole number."""
 
     def build(steps: Steps) -> Submission[int]:
         ref = steps.evaluate(cast(expression, INT64))

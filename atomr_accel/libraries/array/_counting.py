@@ -277,7 +277,7 @@ def _of_edges(dtype: np.dtype[Any], bounds: tuple[float, float] | None) -> np.dt
 def _places(
     steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
 ) -> tuple[GpuRef, GpuRef]:
-    """In which interval each element is, -1 for none; and where intervals begin and end."""
+    """Return the interval of each element, -1 for none, and the edges."""
     wide = steps.cast(x, _FLOAT64) if x.dtype.kind in "biu" else x
     edge = _of_edges(wide.dtype, bounds)
     if bounds is None and x.size:

@@ -122,7 +122,7 @@ class Creation(ArrayPart[D]):
         k: SupportsIndex = 0,
         dtype: DTypeLike = np.float64,
     ) -> Request[GpuRef]:
-        """Ones on a diagonal; as ``numpy.eye``.
+        """Make ones on a diagonal; as ``numpy.eye``.
 
         Args:
             N: rows.
@@ -138,7 +138,7 @@ class Creation(ArrayPart[D]):
 
     @op
     def identity(self, n: SupportsIndex, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
-        """Ones on the diagonal of a square; as ``numpy.identity``. Errors are those of ``eye``."""
+        """Make ones on the diagonal of a square; as ``numpy.identity``. Errors as for ``eye``."""
         row, column = _rows_and_columns(n, None)
         return self._evaluated(cast(row == column, as_dtype(dtype)))
 
@@ -150,7 +150,7 @@ class Creation(ArrayPart[D]):
         k: SupportsIndex = 0,
         dtype: DTypeLike = np.float64,
     ) -> Request[GpuRef]:
-        """Ones on a diagonal and below it; as ``numpy.tri``. Arguments are those of ``eye``."""
+        """Make ones on a diagonal and below it; as ``numpy.tri``. Arguments as for ``eye``."""
         row, column = _rows_and_columns(N, M)
         return self._evaluated(cast(row + _offset(k, row) >= column, as_dtype(dtype)))
 
@@ -190,7 +190,7 @@ class Creation(ArrayPart[D]):
     def full(
         self, shape: Shape, fill_value: Number, dtype: DTypeLike | None = None
     ) -> Request[GpuRef]:
-        """One value everywhere; as ``numpy.full``.
+        """Make an array of one value; as ``numpy.full``.
 
         Args:
             shape: its shape.
@@ -214,7 +214,7 @@ class Creation(ArrayPart[D]):
         *,
         shape: Shape | None = None,
     ) -> Request[GpuRef]:
-        """One value in the shape and dtype of another array; as ``numpy.full_like``.
+        """Make an array of one value in the shape of another array; as ``numpy.full_like``.
 
         Args:
             a: the other.
@@ -238,7 +238,7 @@ class Creation(ArrayPart[D]):
     def ones_like(
         self, a: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
     ) -> Request[GpuRef]:
-        """Ones in the shape and dtype of another; as ``numpy.ones_like``."""
+        """Make ones in the shape and dtype of another array; as ``numpy.ones_like``."""
         return self._alike(a, 1, dtype, shape)
 
     def _alike(
@@ -253,7 +253,7 @@ class Creation(ArrayPart[D]):
     def empty_like(
         self, prototype: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
     ) -> Request[GpuRef]:
-        """A buffer of undefined content, like another one; as ``numpy.empty_like``."""
+        """Make a buffer of undefined content, like another one; as ``numpy.empty_like``."""
         like = self._operand(prototype, "prototype")
         kind = like.dtype if dtype is None else as_dtype(dtype)
         sizes = like.shape if shape is None else as_shape(shape)
@@ -265,7 +265,7 @@ class Creation(ArrayPart[D]):
 
     @op
     def indices(self, dimensions: Shape, dtype: DTypeLike = np.int64) -> Request[GpuRef]:
-        """Each element's indices, along a new first axis; as ``numpy.indices``.
+        """Make each element's indices, along a new first axis; as ``numpy.indices``.
 
         Args:
             dimensions: the shape in which the elements have these indices.
@@ -324,7 +324,7 @@ class Creation(ArrayPart[D]):
 
     @op
     def diag(self, v: GpuRef, k: SupportsIndex = 0) -> Request[GpuRef]:
-        """A matrix with a diagonal, or a matrix' diagonal, as a copy; as ``numpy.diag``.
+        """Make a matrix with a diagonal, or copy a matrix' diagonal; as ``numpy.diag``.
 
         Args:
             v: an array of one or two dimensions.
@@ -352,10 +352,10 @@ class Creation(ArrayPart[D]):
 
 
 def _number(value: Any, name: str) -> Any:
-    """A number.
+    """Return an argument, which has to be a number.
 
     Raises:
-        TypeError: it is not a ref.
+        TypeError: it is not a number.
     """
     if isinstance(value, Operand):
         raise TypeError(f"{name} must be a number, not {said_of(value)}; fetch it first")

@@ -62,7 +62,7 @@ class Indexing(ArrayPart[D]):
         out: GpuRef | None = None,
         mode: Mode | None = None,
     ) -> Request[GpuRef]:
-        """Elements along an axis, by their indices; as ``numpy.take``.
+        """Take elements along an axis, by their indices; as ``numpy.take``.
 
         Args:
             a: an array.
@@ -410,7 +410,7 @@ class Indexing(ArrayPart[D]):
         axis: int | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Elements along an axis for which a condition holds; as ``numpy.compress``.
+        """Take elements along an axis for which a condition holds; as ``numpy.compress``.
 
         Args:
             condition: one dimension, no longer than the axis.
@@ -445,7 +445,7 @@ class Indexing(ArrayPart[D]):
 
     @op
     def extract(self, condition: Operand, arr: GpuRef) -> Request[GpuRef]:
-        """Elements for which a condition holds, in one row; as ``numpy.extract``.
+        """Take elements for which a condition holds, in one row; as ``numpy.extract``.
 
         Args:
             condition: one element for each of the array.
@@ -529,7 +529,7 @@ class Indexing(ArrayPart[D]):
     def _chosen(
         self, steps: Steps, ref: GpuRef, items: list[Any], mode: Mode | None, way: Mode
     ) -> Chosen:
-        """A key with buffers of indices in the place of arrays."""
+        """Return a key with buffers of indices instead of arrays."""
         expanded: list[Any] = []
         axis = 0
         for each in items:

@@ -243,7 +243,7 @@ class Lowered:
         return found
 
     def _scalar(self, value: Value) -> int:
-        """In which word of the kernel's numbers a constant begins."""
+        """Return the word of the kernel's numbers at which a constant begins."""
         number = value.args[0]
         if number not in self._scalars:
             self._scalars[number] = self.words

@@ -102,7 +102,7 @@ class Manipulation(ArrayPart[D]):
         a_max: Value | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Elements within bounds; as ``numpy.clip``.
+        """Limit elements to bounds; as ``numpy.clip``.
 
         Args:
             a: a ref or an expression.
@@ -198,7 +198,7 @@ class Manipulation(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         casting: Casting = "same_kind",
     ) -> Request[GpuRef]:
-        """Arrays side by side along a new axis; as ``numpy.stack``.
+        """Stack arrays along a new axis; as ``numpy.stack``.
 
         Args:
             arrays: refs of one shape.
@@ -332,7 +332,7 @@ class Manipulation(ArrayPart[D]):
         return [ary[(*key, slice(start, end))] for start, end in pairwise(ends)]
 
     def flip(self, m: GpuRef, axis: int | tuple[int, ...] | None = None) -> GpuRef:
-        """With elements in reverse order, as a view; as ``numpy.flip``. It is not awaited.
+        """Reverse the order of elements, as a view; as ``numpy.flip``. It is not awaited.
 
         Args:
             m: an array.
@@ -350,7 +350,7 @@ class Manipulation(ArrayPart[D]):
         return self.flip(m, 1)
 
     def flipud(self, m: GpuRef) -> GpuRef:
-        """Rows in reverse order, as a view; as ``numpy.flipud``. It is not awaited."""
+        """Reverse the order of rows, as a view; as ``numpy.flipud``. It is not awaited."""
         if self._ref(m, "m").ndim < 1:
             raise ValueError("Input must be >= 1-d.")
         return self.flip(m, 0)

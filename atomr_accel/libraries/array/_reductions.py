@@ -79,7 +79,7 @@ class Reductions(ArrayPart[D]):
         initial: Number | None = None,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Products; as ``numpy.prod``. Arguments and errors are those of ``sum``."""
+        """Multiply elements; as ``numpy.prod``. Arguments and errors are those of ``sum``."""
         options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
         return self._reduced(np.prod, a, out, initial=initial, **options)
 
@@ -194,7 +194,7 @@ class Reductions(ArrayPart[D]):
         *,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
+        """Compute standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": where}
         return self._reduced(np.std, a, out, axis=axis, **options)
 
@@ -306,7 +306,7 @@ class Reductions(ArrayPart[D]):
         out: GpuRef | None = None,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Sums without NaN; as ``numpy.nansum``, and as ``sum``."""
+        """Add elements without NaN; as ``numpy.nansum``. Arguments as for ``sum``."""
         return self._reduced(np.nansum, a, out, axis=axis, dtype=dtype, keepdims=keepdims)
 
     @op
@@ -325,14 +325,14 @@ class Reductions(ArrayPart[D]):
     def nanmax(
         self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
     ) -> Request[GpuRef]:
-        """The largest that are not NaN; as ``numpy.nanmax``, and as ``max``."""
+        """Find the largest elements except NaN; as ``numpy.nanmax``. Arguments as for ``max``."""
         return self._reduced(np.nanmax, a, out, axis=axis, keepdims=keepdims)
 
     @op
     def nanmin(
         self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
     ) -> Request[GpuRef]:
-        """The smallest that are not NaN; as ``numpy.nanmin``, and as ``max``."""
+        """Find the smallest elements except NaN; as ``numpy.nanmin``. Arguments as for ``max``."""
         return self._reduced(np.nanmin, a, out, axis=axis, keepdims=keepdims)
 
     @op

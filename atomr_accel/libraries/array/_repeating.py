@@ -37,7 +37,7 @@ class Repeating(ArrayPart[D]):
         repeats: SupportsIndex | Sequence[int] | Operand,
         axis: int | None = None,
     ) -> Request[GpuRef]:
-        """Each element several times; as ``numpy.repeat``.
+        """Repeat each element; as ``numpy.repeat``.
 
         Args:
             a: an array.
@@ -133,7 +133,7 @@ class Repeating(ArrayPart[D]):
         A: GpuRef,  # noqa: N803 - NumPy's name
         reps: SupportsIndex | Sequence[SupportsIndex],
     ) -> Request[GpuRef]:
-        """The array several times along its axes; as ``numpy.tile``.
+        """Repeat the array along its axes; as ``numpy.tile``.
 
         Args:
             A: an array.
@@ -170,7 +170,7 @@ class Repeating(ArrayPart[D]):
         shift: SupportsIndex | tuple[SupportsIndex, ...],
         axis: int | tuple[int, ...] | None = None,
     ) -> Request[GpuRef]:
-        """Elements moved along axes, from the end to the beginning; as ``numpy.roll``.
+        """Move elements along axes, from the end to the beginning; as ``numpy.roll``.
 
         Args:
             a: an array.

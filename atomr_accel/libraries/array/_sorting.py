@@ -86,7 +86,7 @@ class Sorting(ArrayPart[D]):
         descending: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The indices that sort along an axis, int64; as ``numpy.argsort``, and stable.
+        """Return the indices that sort along an axis, int64; as ``numpy.argsort``, and stable.
 
         Args:
             a: as for ``sort``.
@@ -123,7 +123,7 @@ class Sorting(ArrayPart[D]):
     def argpartition(
         self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
     ) -> Request[GpuRef]:
-        """The indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
+        """Return the indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
         given = self._operand(a, "a")
         _require_kth(given, kth, _flattening(axis, given.shape))
         return self._sorted("argpartition", a, axis, False, None, order=True)
@@ -311,7 +311,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def digitize(self, x: Operand, bins: GpuRef, right: bool = False) -> Request[GpuRef]:
-        """In which of some intervals elements are, int64; as ``numpy.digitize``.
+        """Return the interval of each element, int64; as ``numpy.digitize``.
 
         Args:
             x: numbers.
@@ -440,7 +440,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_values(self, x: Operand) -> Request[GpuRef]:
-        """The different elements, NaN each for itself; as ``numpy.unique_values``, but sorted.
+        """Find the different elements, with each NaN; as ``numpy.unique_values``, but sorted.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
@@ -459,7 +459,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_inverse(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
-        """The different elements, and which each is; as ``numpy.unique_inverse``.
+        """Find the different elements, and the inverse; as ``numpy.unique_inverse``.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
@@ -635,7 +635,7 @@ def scanned(
     deterministic: bool,
     out: GpuRef | None = None,
 ) -> GpuRef:
-    """All rows along the last axis, C-contiguous; in ``out``, if that can be."""
+    """Scan all rows along the last axis, C-contiguous; in ``out`` if possible."""
     n = rows.shape[-1] if rows.ndim else 1
     if not rows.size:
         return rows

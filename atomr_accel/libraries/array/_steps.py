@@ -127,7 +127,7 @@ class Steps:
         return result  # type: ignore[no-any-return]
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer."""
+        """Return an uninitialised buffer."""
         return self.driver.output(shape, dtype)
 
     def evaluate(self, expression: Operand, out: GpuRef | None = None) -> GpuRef:
@@ -185,7 +185,7 @@ class Steps:
             self.submit("array.copy", message, reads, writes)
 
     def submit(self, name: str, message: Any, reads: Iterable[Any], writes: Iterable[Any]) -> None:
-        """A step of the array lane."""
+        """Add a step of the array lane."""
         made: Submission[None] = Submission(message, tuple(reads), tuple(writes))
         self._add(Request(LANE, name, lambda _driver: made), made)
 
@@ -312,7 +312,7 @@ class ArrayPart(Facade[D]):
         self._cub: Cub[Described] = cub._on(Describing(device))
 
     def _several(self, name: str, build: Callable[[Steps], T], lane: LaneSpec = LANE) -> Request[T]:
-        """A request of several steps."""
+        """Return a request of several steps."""
         cub = self._cub
 
         def prepare(driver: Driver) -> Submission[T]:
@@ -322,7 +322,7 @@ class ArrayPart(Facade[D]):
         return Request(lane, f"array.{name}", prepare)
 
     def _evaluated(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
-        """A request to compute an expression."""
+        """Return a request that computes an expression."""
         return _evaluating(self._device, expression, out)
 
     def _operand(self, x: Operand, name: str = "x") -> Operand:

@@ -44,7 +44,7 @@ def top(
     order: bool = True,
     out: GpuRef | None = None,
 ) -> tuple[GpuRef, GpuRef | None]:
-    """The first elements of rows along an axis in their order, and their places. The axis is last.
+    """Return the first elements of rows in order, and their indices. The axis becomes the last.
 
     Args:
         steps: the steps of the call.

@@ -146,7 +146,7 @@ class Builds:
         return found
 
     def statistics(self) -> CubStatistics:
-        """A snapshot."""
+        """Return a snapshot of the numbers."""
         return CubStatistics(
             builds=self._built,
             loaded=self._loaded,

@@ -33,7 +33,7 @@ class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
     def operator(
         self, source: str, name: str, cpu: Callable[..., object] | None = None
     ) -> Operator:
-        """An operator in CUDA C++.
+        """Make an operator from CUDA C++.
 
         Args:
             source: declares a ``__device__`` function of one or two elements. What the headers of

@@ -97,7 +97,7 @@ class Reductions(CubPart[D]):
 
     @op
     def argmin(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """The position of the smallest element (``cub::DeviceReduce::ArgMin``).
+        """Find the position of the smallest element (``cub::DeviceReduce::ArgMin``).
 
         Of equal ones it is the first; NaN is smaller than all others, as in NumPy.
 
@@ -116,7 +116,7 @@ class Reductions(CubPart[D]):
 
     @op
     def argmax(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """The position of the largest element (``cub::DeviceReduce::ArgMax``).
+        """Find the position of the largest element (``cub::DeviceReduce::ArgMax``).
 
         Of equal ones it is the first; NaN is larger than all others, as in NumPy.
 

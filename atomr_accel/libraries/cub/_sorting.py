@@ -116,7 +116,7 @@ class Sorts(CubPart[D]):
     def argsort(
         self, keys: GpuRef, *, descending: bool = False, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The order in which ``sort`` has keys, which is stable.
+        """Return the order in which ``sort`` has keys, which is stable.
 
         Args:
             keys: as for ``sort``.

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def require_within(values: np.ndarray[Any, Any], least: int, most: int, name: str) -> None:
-    """Each of the integers is in a range, so that it can be counted with, or point to memory.
+    """Check that all integers are in a range, so that they can be counted with, or point to memory.
 
     Raises:
         ValueError: one is not.

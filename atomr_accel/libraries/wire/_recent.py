@@ -66,7 +66,7 @@ class Recent(Generic[_K, _V]):
                 self._drop(oldest)
 
     def values(self) -> ValuesView[_V]:
-        """All that is kept."""
+        """Return all kept values."""
         return self._kept.values()
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ FIXED: Final = 3
 
 
 def source_of(form: KernelForm) -> str:
-    """The source of a kernel; its name is ``NAME``.
+    """Return the source of a kernel; its name is ``NAME``.
 
     Raises:
         Unsupported: a function that is not computed for such a dtype.
@@ -323,7 +323,7 @@ class _Writer:
     # --- kernels --------------------------------------------------------------------------
 
     def text(self) -> str:
-        """The kernel."""
+        """Return the source of the kernel."""
         form = self._form
         index, unsigned = ("i64", "u64") if form.wide else ("int", "unsigned")
         self._add(
@@ -529,7 +529,7 @@ class _Writer:
         return [*head, *decoded], ["}"]
 
     def _items(self, loads: list[int], lines: Iterable[str]) -> None:
-        """A loop over a row that reads, unless that is done, and computes."""
+        """Write a loop over a row that reads, unless that is done, and computes."""
         form = self._form
         axes = [*range(form.kept, form.kept + form.reduced)]
         head, tail = self._steps()

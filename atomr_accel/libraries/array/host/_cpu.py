@@ -50,7 +50,7 @@ class CpuArray:
         return CpuArray(self._context, stream)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
     def _several(self, message: Several) -> None:
         self._context.check()

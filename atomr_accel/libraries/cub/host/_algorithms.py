@@ -83,7 +83,7 @@ class Reduce(Folding):
         self._init = kit.value(accumulator) if spec.init else None
 
     def results(self, count: int) -> int:
-        """One of all."""
+        """Return 1: all elements have one result."""
         del count
         return 1
 
@@ -210,7 +210,7 @@ class SegmentedReduce(Folding):
         self._init = kit.value(accumulator)
 
     def results(self, count: int) -> int:
-        """One of each segment."""
+        """Return the number of segments, which have one result each."""
         return count
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:

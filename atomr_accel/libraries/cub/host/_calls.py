@@ -90,7 +90,7 @@ class Kit:
         return b.Iterator(8, b.IteratorKind.POINTER, *nothing, kind, state=where)
 
     def iterator(self, value: Any, read: Callable[[str], str], *, moves: bool = True) -> Any:
-        """Something else than a pointer, and its state.
+        """Return an iterator other than a pointer, and its state.
 
         Args:
             value: the type of its values.
@@ -106,11 +106,11 @@ class Kit:
         return b.Iterator(8, kind, advance, access, value, state=made), state
 
     def pair(self) -> Any:
-        """The type of an element with its position or its flag."""
+        """Return the type of an element with its position or its flag."""
         return self.bindings.TypeInfo(16, 8, self.bindings.TypeEnum.STORAGE)
 
     def function(self, make: Callable[[str], str]) -> Any:
-        """Something that is linked, by what makes its source for a name."""
+        """Return a linked function, from the source that ``code`` makes for a name."""
         self._functions += 1
         name = f"atomr_{self._functions}"
         code = b"" if self._link is None else self._link(make(name), name)
@@ -118,7 +118,7 @@ class Kit:
         return b.Op(operator_type=b.OpKind.STATELESS, name=name, ltoir=code)
 
     def operator(self, operator: Operator) -> Any:
-        """An operator, as CUB knows it if it does."""
+        """Return an operator: CUB's own, if it gives the same results."""
         b = self.bindings
         known = _WELL_KNOWN.get(operator.kind)
         if known is not None and _means_the_same(operator):
@@ -126,7 +126,7 @@ class Kit:
         return self.function(lambda name: source.operator_source(operator, name))
 
     def value(self, dtype: str) -> Any:
-        """A number from the program; set before a run."""
+        """Return a number from the program; it is set before a run."""
         return self.bindings.Value(self.type(dtype), bytearray(DTYPES[dtype].itemsize))
 
 

@@ -34,7 +34,7 @@ class CpuCub:
         self.handlers: Final = {Build: self._build, Run: self._run, Count: self._count}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
     def _build(self, message: Build) -> tuple[int, str, float]:
         self._context.check()
@@ -75,14 +75,14 @@ class _Job:
         self.sizes: Final = message.sizes
 
     def array(self, at: int, count: int, dtype: str) -> Array:
-        """A buffer."""
+        """Return a buffer as an array."""
         address, kind = self._message.addresses[at], DTYPES[dtype]
         if not count or not address:
             return np.empty(0, kind)
         return self._context.array(address, (count,), kind)
 
     def value(self, at: int, dtype: str) -> Any:
-        """A number from the program."""
+        """Return a number from the program."""
         return np.frombuffer(self._message.values[at], DTYPES[dtype])[0]
 
     def init(self, dtype: str) -> Any:

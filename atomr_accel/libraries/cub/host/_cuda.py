@@ -161,7 +161,7 @@ class CudaCub:
             check("cuMemsetD8Async", memset)
 
     def _launch(self, kernel: str, count: int, *pointers: int) -> None:
-        """A kernel of ours, for some elements."""
+        """Launch one of our own kernels, for some elements."""
         arguments = Arguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
         self._kernels.launch(self._kernels.function(kernel), count, arguments)
 

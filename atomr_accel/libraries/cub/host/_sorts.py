@@ -46,7 +46,7 @@ class PairSort(Call):
         return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
 
     def beside(self, count: int) -> int:
-        """The sorted positions."""
+        """Return the bytes of the sorted positions."""
         return 8 * count if self._gathers else 0
 
     def before(
@@ -79,7 +79,7 @@ class RadixSort(PairSort):
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """An order is the positions, sorted."""
+        """Write the positions, which CUB sorts into the order."""
         if self.spec.algorithm == "argsort":
             launch("positions", count, pointers[1])
         return super().before(launch, pointers, beside, count)
@@ -175,7 +175,7 @@ class SegmentedSort(Call):
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """Other keys, and positions for values."""
+        """Write ordered keys, and positions for values."""
         keys, values, begins, ends, to, values_to = pointers
         at = [*accumulate(self._parts(count), initial=beside)]
         if self._floats and self._gathers:

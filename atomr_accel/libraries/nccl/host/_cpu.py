@@ -156,7 +156,7 @@ class CpuAborts:
         self.handlers: Final = {Abort: self._abort, AskBegun: self._ask_begun}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
     def _abort(self, message: Abort) -> None:
         joined = self._joined.setdefault(message.communicator, None)

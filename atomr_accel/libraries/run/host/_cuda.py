@@ -23,7 +23,7 @@ class CudaRunner(Runner):
         self._stream = stream
 
     def array_of(self, buffer: Buffer) -> DeviceArray:
-        """The buffer's memory."""
+        """Return the buffer's memory."""
         return DeviceArray(
             self._context.pointer(buffer.address),
             buffer.shape,

@@ -53,7 +53,7 @@ class Runner:
     # --- what backends say ------------------------------------------------------------------
 
     def array_of(self, buffer: Buffer) -> Any:
-        """A buffer as functions see it."""
+        """Return a buffer in the form that functions get."""
         raise NotImplementedError
 
     def on_device(self, thing: Any) -> bool:
