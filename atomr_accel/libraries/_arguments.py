@@ -234,7 +234,7 @@ def alignment(ref: GpuRef) -> int:
 def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
     """Check that ``ref`` begins at a multiple of ``nbytes``, because of ``why``.
 
-    The begin of a view belongs neither to its shape nor to its dtype. So a plan, which is kept by
+    The start of a view belongs neither to its shape nor to its dtype. So a plan, which is kept by
     shape and dtype, has the alignment that it needs, and every call is checked against it.
     """
     if alignment(ref) % nbytes and ref.size:

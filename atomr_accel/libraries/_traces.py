@@ -247,7 +247,7 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if isinstance(block, Part):  # a view: alignment and overlaps depend on its begin
+            if isinstance(block, Part):  # a view: alignment and overlaps depend on its start
                 views = True
                 parts.append(block.start)
                 parts.append(value._strides)
@@ -541,7 +541,7 @@ class _Tracer:
         *,
         answers: bool,
     ) -> TracedOp:
-        """One of the messages; where the blocks are that it names, and that addresses are of."""
+        """Return an op of the trace, with the indices of its blocks and of its addresses."""
         message = submission.message
         if message.required or (message.returns is None) is answers:
             raise Untraceable

@@ -460,7 +460,7 @@ class _Operand(NamedTuple):
 
     Attributes:
         argument: the index of the argument of which it is a view, unless it is captured.
-        offset: its distance from the begin of that argument, in bytes.
+        offset: its distance from the start of that argument, in bytes.
         like: a ref of its shape, dtype and strides.
     """
 

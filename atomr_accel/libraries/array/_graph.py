@@ -55,7 +55,7 @@ class Structure:
 
 @final
 class Graph:
-    """Some expressions, flat: equal parts of them are one value.
+    """Expressions in flat form: equal parts of them are one value.
 
     Attributes:
         values: all values, each after those that it is made of.
@@ -115,7 +115,7 @@ class Graph:
 
     @property
     def structure(self) -> Structure:
-        """All that does not differ from one evaluation to the next."""
+        """Return the parts that are the same in every evaluation."""
         if self._structure is None:
             self._structure = Structure(self.values)
         return self._structure

@@ -30,7 +30,7 @@ class Merged(NamedTuple):
         axes: the axes; the one of the smallest step in the target is last. All steps in the target
             are positive.
         itemsize: bytes of an element.
-        source: bytes from the old begin of the source to the new one.
+        source: bytes from the old start of the source to the new one.
         target: the same for the target.
     """
 

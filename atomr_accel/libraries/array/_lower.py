@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._graph import Value
 
 Map = tuple[int | None, ...]
-"""For each axis of a value the axis of the space; None where all of that see one element."""
+"""Axes of the space, one for each axis of a value; None if all of that axis see one element."""
 
 
 class Place(NamedTuple):

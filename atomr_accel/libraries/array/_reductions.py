@@ -129,7 +129,7 @@ class Reductions(ArrayPart[D]):
     def ptp(
         self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
     ) -> Request[GpuRef]:
-        """From the smallest element to the largest; as ``numpy.ptp``. Errors as ``max``."""
+        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``."""
         return self._reduced(np.ptp, a, out, axis=axis, keepdims=keepdims)
 
     @op

@@ -342,7 +342,7 @@ def _runs(n: int, before: int, behind: int, mode: PadMode) -> Iterator[tuple[int
     """Yield the runs of elements around an axis, with the elements that they copy.
 
     Yields:
-        The begin of a run, the begin of its source, its length, and the step in the source: 1, -1,
+        The start of a run, the start of its source, its length, and the step in the source: 1, -1,
         or 0 for one element that repeats.
     """
     for start, end in ((-before, 0), (n, n + behind)):

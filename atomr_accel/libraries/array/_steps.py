@@ -251,7 +251,7 @@ def _is_bulky(message: Any) -> bool:
 
 
 def _together(group: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
-    """Some steps in one message, if there are any."""
+    """Join steps into one message, if there are any."""
     if not group:
         return []
     joining = next(each for each in joinings if all(map(each.takes, group)))

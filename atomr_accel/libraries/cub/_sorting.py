@@ -342,7 +342,7 @@ def _require_as_many(keys: GpuRef, values: GpuRef) -> None:
 
 
 def _two(out: Any) -> tuple[GpuRef | None, GpuRef | None]:
-    """Two buffers, or none."""
+    """Return two buffers, or two times None."""
     if out is None:
         return None, None
     if not isinstance(out, tuple | list) or len(out) != 2:

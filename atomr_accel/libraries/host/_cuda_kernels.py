@@ -74,7 +74,7 @@ class Arguments:
 
 @final
 class ArgumentBlocks:
-    """One block for all arguments of a size: the driver has copied them when a launch returns."""
+    """Blocks of arguments, one per size: the driver has copied them when a launch returns."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Arguments] = {}

@@ -53,7 +53,7 @@ class DiskCacheStatistics:
 
 @final
 class DiskCache:
-    """One kind of things, by keys of any bytes.
+    """Cache of one kind of data, by keys of any bytes.
 
     Args:
         kind: names the folder's part that these are in.
@@ -204,7 +204,7 @@ def _name(key: bytes) -> str:
 
 
 def _told_hash(file: BinaryIO) -> bytes | None:
-    """Return the hash at the begin of a file; None if the file belongs to no cache."""
+    """Return the hash at the start of a file; None if the file belongs to no cache."""
     return file.read(_HASH_BYTES) if file.read(len(_MAGIC)) == _MAGIC else None
 
 

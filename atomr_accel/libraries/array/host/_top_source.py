@@ -45,7 +45,7 @@ class Round(NamedTuple):
     """Launches for some rows.
 
     Attributes:
-        zeros: number of bytes at the begin of the scratch memory that are zero before them.
+        zeros: number of bytes at the start of the scratch memory that are zero before them.
         launches: in their order.
     """
 

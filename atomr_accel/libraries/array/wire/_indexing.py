@@ -75,7 +75,7 @@ class Choose(Message, frozen=True):
             them.
         plain: address of the first element of the array that is moved as a whole.
         chosen: address of the array of which some are chosen, at index 0 of all axes.
-        low, nbytes: the begin of that array's memory relative to ``chosen``, and its length.
+        low, nbytes: the start of that array's memory relative to ``chosen``, and its length.
         dtype: dtype of an element; for an element that is only moved, a dtype of its size.
         index: the dtype of indices, by name.
         outside: the meaning of indices out of bounds; those of ``"wrap"`` may be negative.
@@ -233,7 +233,7 @@ class Distinct(Message, frozen=True):
         places: address of ``count`` int64: the first index of each different element; 0 likewise.
         inverse: address of ``count`` int64: the number of the different element of each, by
             ``order``; 0 likewise.
-        begins, lengths: addresses of ``count`` int64: the begin of each different element in the
+        begins, lengths: addresses of ``count`` int64: the start of each different element in the
             row, and how often it occurs; both 0 likewise.
         scratch: address of ``PARTS`` int64.
     """

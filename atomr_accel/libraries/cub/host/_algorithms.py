@@ -196,7 +196,7 @@ class Scan(Call):
 
 
 class SegmentedReduce(Folding):
-    """Reduction of segments. Buffers: the elements, segments' begins and ends, the results."""
+    """Reduction of segments. Buffers: the elements, segments' starts and ends, the results."""
 
     buffers = 4
     result = "DeviceSegmentedReduceBuildResult"
@@ -502,4 +502,4 @@ ALGORITHMS: Final[dict[str, type[Call]]] = {
     "lower_bound": BinarySearch,
     "upper_bound": BinarySearch,
 }
-"""By the name that a spec has."""
+"""Algorithms by the name in a spec."""

@@ -61,7 +61,7 @@ def _decoded(encoded: bytes) -> Spec:
 
 
 class _Job:
-    """One run.
+    """Run of an algorithm.
 
     Attributes:
         spec: the algorithm that runs.
@@ -411,4 +411,4 @@ ALGORITHMS: Final[dict[str, Callable[[_Job], None]]] = {
     "lower_bound": _search,
     "upper_bound": _search,
 }
-"""By the name that a spec has."""
+"""Algorithms by the name in a spec."""

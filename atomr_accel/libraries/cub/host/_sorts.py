@@ -66,7 +66,7 @@ class PairSort(Call):
 
 
 class RadixSort(PairSort):
-    """By the bits of keys."""
+    """Sort by the bits of keys."""
 
     result = "DeviceRadixSortBuildResult"
 
@@ -111,7 +111,7 @@ class RadixSort(PairSort):
 
 
 class MergeSort(PairSort):
-    """By an operator."""
+    """Sort by an operator."""
 
     result = "DeviceMergeSortBuildResult"
 
@@ -139,7 +139,7 @@ class MergeSort(PairSort):
 
 
 class SegmentedSort(Call):
-    """Segmented sort. Buffers: keys, values, begins and ends of segments, and the two results.
+    """Segmented sort. Buffers: keys, values, starts and ends of segments, and the two results.
 
     CUB compares floats of short segments, and NaN have no order there. So floats are sorted as
     whole numbers of the same order. Positions are sorted instead of values that come with floats or

@@ -10,10 +10,10 @@ Kind = Literal["call", "when", "loop"]
 
 
 class Step(Message, frozen=True):
-    """One op of a program.
+    """Op of a program.
 
     Attributes:
-        executor: ``module:class`` of what executes it.
+        executor: ``module:class`` of its executor.
         name: the op's name, for people.
         message: its message, encoded.
     """

@@ -49,7 +49,7 @@ class Supply(Message, frozen=True):
         ticket: the call's number.
         part: the index of the part.
         total: the bytes of the whole part.
-        start: the begin of the piece in it.
+        start: the start of the piece in it.
         piece: the piece.
     """
 

@@ -31,7 +31,7 @@ _QUICK_BYTES: Final = 1 << 20
 
 
 class Packed(NamedTuple):
-    """Something pickled.
+    """Pickled object.
 
     Attributes:
         data: the pickle; empty if that is the first of the parts.
