@@ -1,5 +1,5 @@
 """Vendor libraries as typed actors: one folder each.
 
-In each ``wire/`` is what both sides of the wall know, ``host/`` what runs in the host, and the
-rest is the program's.
+In each folder, ``wire/`` has the modules that both sides of the wall share, ``host/`` those that
+run in the host, and the rest belongs to the program.
 """

@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from ._library import Home
 
 BLOCK_ALIGNMENT: Final = 256
-"""What whole blocks are aligned to; views begin anywhere in them."""
+"""Alignment of whole blocks, in bytes. Views may begin anywhere in them."""
 
 _LARGEST_INT: Final = 2**31 - 1
 
 
 def require_ref(ref: object, name: str) -> None:
-    """Before anything is asked of it: it is a ref.
+    """Check that an argument is a ref.
 
     Raises:
-        TypeError: it is none.
+        TypeError: ``ref`` is not a ref.
     """
     if type(ref) is not GpuRef:
         raise no_ref_error(ref, name)
 
 
 def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool = False) -> Block:
-    """The block of a ref that may be read here and now.
+    """Return the block of a ref, after a check that this device can read it now.
 
     Args:
-        ref: what the caller gave.
+        ref: the caller's argument.
         memory: the map of the device's memory.
-        name: what to call it in errors.
-        strided: the op looks at the ref's strides. An op that does not would take any view for
-            a contiguous one.
+        name: the ref's name in errors.
+        strided: the op uses the ref's strides. An op that does not would take any view for a
+            contiguous one.
 
     Raises:
-        TypeError: it is no ref.
+        TypeError: ``ref`` is not a ref.
         ValueError: it is of another device.
         GpuRefStale: it is of an older generation, or freed.
         NotContiguous: it is not contiguous.
@@ -90,7 +90,7 @@ def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
 
 
 def strided(*refs: object) -> bool:
-    """Whether any of these is a ref that is not contiguous."""
+    """Return whether any of these is a ref that is not contiguous."""
     for ref in refs:  # noqa: SIM110 - this is a hot path
         if getattr(ref, "_strides", None) is not None:
             return True
@@ -98,7 +98,7 @@ def strided(*refs: object) -> bool:
 
 
 def not_contiguous(ref: GpuRef, name: str) -> NotContiguous:
-    """The error for a view that an op does not take as it is."""
+    """Return the error for a view that an op takes only as a contiguous copy."""
     return NotContiguous(
         f"{name} is not contiguous, and is needed so here: {ref!r}; copy it first: "
         f"await device.copy(...)"
@@ -106,9 +106,10 @@ def not_contiguous(ref: GpuRef, name: str) -> NotContiguous:
 
 
 def overlap(one: GpuRef, other: GpuRef) -> bool:
-    """Whether two refs share memory: they may be views of one buffer, and of the same elements.
+    """Return whether two refs share memory.
 
-    Where that takes long to find out, they are said to.
+    They may be views of one buffer, and of the same elements. If an exact answer takes too long,
+    the result is True.
     """
     (first, start), (second, other_start) = origin(one._block), origin(other._block)
     if first is not second or not (one.nbytes and other.nbytes):
@@ -126,7 +127,7 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
 
 
 def _span(ref: GpuRef, start: int) -> tuple[int, int]:
-    """Where a ref's memory begins and ends in its buffer, its first element at ``start``."""
+    """Return the range of a ref's memory in its buffer; its first element is at ``start``."""
     if ref._strides is None:
         return start, start + ref.nbytes
     low, high = span(ref.shape, ref._strides, ref.dtype.itemsize)
@@ -134,7 +135,7 @@ def _span(ref: GpuRef, start: int) -> tuple[int, int]:
 
 
 def same_place(one: GpuRef, other: GpuRef) -> bool:
-    """Whether two refs are the same memory, from beginning to end, in the same order."""
+    """Return whether two refs are the same memory, from beginning to end, in the same order."""
     (first, start), (second, other_start) = origin(one._block), origin(other._block)
     if first is not second or start != other_start:
         return False
@@ -151,20 +152,20 @@ def require_no_alias(
     *,
     in_place: Collection[tuple[str, str]] = (),
 ) -> None:
-    """Nothing that an op writes shares memory with anything else that it gets.
+    """Check that the outputs of an op share no memory with each other or with its inputs.
 
-    Each facade asks this of all buffers of the caller's, as what was made for a call is apart
-    from everything. Ranges count, so parts of one buffer may be apart.
+    Facades check all buffers that the caller passes. Memory that is made for the call shares
+    nothing. Only the ranges matter, so disjoint parts of one buffer pass.
 
     Args:
-        op: what to call it in errors.
-        written: names and buffers of what it writes.
-        read: of what it reads.
-        in_place: pairs of names, of what is written and what is read, that may be the very
-            same memory, though not share a part of it.
+        op: the op's name in errors.
+        written: names and buffers of the outputs.
+        read: names and buffers of the inputs.
+        in_place: pairs of the names of an output and an input that may be exactly the same memory.
+            They may not overlap in part.
 
     Raises:
-        ValueError: two of them share memory; it names both.
+        ValueError: two buffers share memory; the message names both.
     """
     outputs, inputs = list(written), list(read)
     bases = {id(origin(ref._block)[0]) for _, ref in outputs}
@@ -173,7 +174,7 @@ def require_no_alias(
     ):
         return
     if in_place:
-        # What is the same as an output is looked at where that is.
+        # An input that is the same memory as an output is checked as that output.
         inputs = [
             (name, ref)
             for name, ref in inputs
@@ -191,8 +192,8 @@ def require_no_alias(
         for at, (base, start, nbytes) in enumerate(places)
         if nbytes
     )
-    # What reaches furthest of all that came before: of anything, and of what is written.
-    # Where several do, the one that was given first.
+    # The furthest end of all earlier buffers, and of the earlier outputs; among equals the first
+    # argument.
     furthest = furthest_written = (0, 0, 0)
     for base, start, end, at in spans:
         writes = at < len(outputs)
@@ -211,7 +212,7 @@ def _require_apart(
     inputs: list[tuple[str, GpuRef]],
     in_place: Collection[tuple[str, str]],
 ) -> None:
-    """Look at each pair: between the elements of a view there may be those of others."""
+    """Look at each pair: elements of one view may lie between those of another."""
     for at, (name, ref) in enumerate(outputs):
         for other_name, other in (*outputs[:at], *inputs):
             if overlap(ref, other):
@@ -226,15 +227,15 @@ def _shares(op: str, one: str, other: str, in_place: Collection[tuple[str, str]]
 
 
 def alignment(ref: GpuRef) -> int:
-    """The largest power of two, up to 256, that the ref's address is a multiple of."""
+    """Return the largest power of two, up to 256, of which the ref's address is a multiple."""
     return math.gcd(BLOCK_ALIGNMENT, ref._block.offset)
 
 
 def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
-    """``ref`` begins at a multiple of ``nbytes``, because of ``why``.
+    """Check that ``ref`` begins at a multiple of ``nbytes``, because of ``why``.
 
-    Where a view begins is no part of shape and dtype: a plan that is kept for these says what
-    it needs, and every call is held against that.
+    The start of a view belongs neither to its shape nor to its dtype. So a plan, which is kept by
+    shape and dtype, has the alignment that it needs, and every call is checked against it.
     """
     if alignment(ref) % nbytes and ref.size:
         raise ValueError(
@@ -244,7 +245,7 @@ def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
 
 
 def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> None:
-    """``ref`` has ``dtype``, that of the argument ``like``."""
+    """Check that ``ref`` has ``dtype``, the dtype of the argument ``like``."""
     if ref.dtype is not dtype:
         raise TypeError(
             f"{name} has dtype {ref.dtype.name}, but {like} has {dtype.name}; "

@@ -1,10 +1,10 @@
-"""The parts every library folder has, and what its facade may ask of the device.
+"""The parts of every library folder, and the interface of the device for its facade.
 
-A folder holds messages, a facade for programs, and one executor for each backend:
+A folder holds messages, a facade for programs, and one executor for each backend.
 
-    messages      what goes over the lane: addresses, sizes, plain values
-    facade        NumPy-like calls: checks arguments, makes outputs, sends messages
-    cpu, cuda     executors: run inside the host, turn a message into work
+- Messages go over the lane: addresses, sizes and plain values.
+- The facade has NumPy-like calls: it checks arguments, makes outputs and sends messages.
+- Executors, in ``cpu`` and ``cuda``, run inside the host and carry messages out.
 
 Adding a library adds a folder and a line to ``_table.py``.
 """
@@ -42,14 +42,14 @@ class LaneSpec:
 
     Attributes:
         name: unique in the device, such as ``"blas"``.
-        executors: ``module:class`` by backend name. A backend may bring its own; see
+        executors: ``module:class`` by backend name. A backend may have its own; see
             ``executor_on``.
-        max_streams: how many executors, each with a stream of its own, may run side by side in
+        max_streams: the number of executors, each with its own stream, that may run side by side in
             the lane, so that independent ops overlap on the device.
-        hangs: whether its ops are work of the device, which ends only if its kernels do. A
-            compiler takes what time it takes, and the watchdog leaves it alone.
-        blocks: whether its ops may keep the thread that launches them, beyond queueing work on
-            the device. Such a lane has a thread of its own.
+        hangs: whether its ops are work of the device, which ends only if its kernels do. A compiler
+            takes what time it takes, and the watchdog leaves it alone.
+        blocks: whether its ops may hold the thread that launches them for longer than it takes to
+            queue work on the device. Such a lane has its own thread.
     """
 
     name: str
@@ -81,11 +81,11 @@ class Submitted(Protocol):
 
 
 class Home(Protocol):
-    """Where facades are at home: an open device, or what collects ops in its place."""
+    """Owner of facades: an open device, or an object that collects ops for one."""
 
     @property
     def driver(self) -> type[Driving]:
-        """How ops of its facades are called: ``Awaited``, ``Collected`` or ``Described``."""
+        """Form of its facades' ops: ``Awaited``, ``Collected`` or ``Described``."""
 
     @property
     def memory(self) -> MemoryMap:
@@ -101,19 +101,19 @@ class Home(Protocol):
 
     @property
     def backend(self) -> str:
-        """The backend's name, to be shown; what it can do is told by ``capabilities``."""
+        """Name of the backend, for display; ``capabilities`` has its features."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """How devices of its backend differ from others."""
+        """Capabilities of the device's backend."""
 
     @property
     def info(self) -> DeviceInfo | None:
-        """What the device says of itself; None before it has."""
+        """Description of the device from its host; None before the host has sent it."""
 
     @property
     def deterministic(self) -> bool:
-        """Whether results must not depend on what else is in flight, nor on time."""
+        """True if results must depend neither on other ops in flight nor on time."""
 
     @property
     def memory_lane(self) -> LaneSpec:
@@ -121,10 +121,10 @@ class Home(Protocol):
 
     @property
     def witness(self) -> Witness | None:
-        """Who is told of calls, if anybody wants to know."""
+        """Observer of calls; None if there is none."""
 
     def library_ref(self, library: str) -> ActorRef:
-        """The actor of a library, by the name that the library has as an attribute."""
+        """Return the actor of a library, by the library's attribute name."""
 
     def submit(
         self,
@@ -134,28 +134,28 @@ class Home(Protocol):
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
     ) -> Submitted | None:
-        """Put an op in its place in the program's order."""
+        """Add an op to the program's order."""
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
-        """What stands for something that the host keeps for a handle of the program.
+        """Return a block that stands for something that the host keeps for a handle of the program.
 
-        The handle holds it, and ops that need what is kept name it as read or written; when
-        all are gone ``release`` is executed on its lane.
+        The handle holds the block, and ops that need the kept thing name the block as read or
+        written. When the last of them is gone, ``release`` is executed on its lane.
         """
 
 
 class Submitter(Home, Protocol):
-    """An open device, as what carries out requests sees it."""
+    """An open device, from the side of code that carries out requests."""
 
     @property
     def first_try(self) -> FirstTry:
         """The driver of requests that have not had to wait yet."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """An uninitialised buffer, or None where making it takes a wait."""
+        """Return an uninitialised buffer, or None if making it has to wait."""
 
     async def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> GpuRef:
-        """An uninitialised buffer."""
+        """Make an uninitialised buffer."""
 
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Wait for the context, and start the lane if it is not running."""
@@ -169,13 +169,13 @@ class Submitter(Home, Protocol):
         writes: Iterable[Block] = (),
         payload: CallByTemplate | None = None,
     ) -> Submitted:
-        """Put an op in its place in the program's order; its ``wait()`` has the result.
+        """Add an op to the program's order; its ``wait()`` returns the result.
 
         Args:
-            port: its lane.
-            name: what to call it.
-            message: what the lane executes.
-            reads: what it reads.
-            writes: what it writes.
-            payload: the request, where the message is a template.
+            port: the port of its lane.
+            name: the op's name.
+            message: the message that the lane executes.
+            reads: the blocks that it reads.
+            writes: the blocks that it writes.
+            payload: the call that fills the template, if the message is a template.
         """

@@ -1,9 +1,9 @@
 """Ops: methods that make requests, and how they are called.
 
-A library's facade has one method for each op, a plain function of its arguments that returns a
-``Request``. The same facade exists in three forms, told apart by their type: on a device its
-methods are awaited, in a batch or a recording they return their result at once, and
-``device.requests`` gives the requests themselves, to be sent to actors.
+A library's facade has one method for each op: a plain function of its arguments that returns a
+``Request``. The same facade exists in three forms, which differ in type. On a device, its methods
+are awaited. In a batch or a recording, they return their result at once. On ``device.requests``,
+they return the requests themselves, to be sent to actors.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ T = TypeVar("T")
 
 
 class Driving:
-    """How the ops of a facade are called."""
+    """Base of the classes that say how ops of a facade are called."""
 
 
 class Awaited(Driving):
-    """Of facades whose ops are awaited: those of a device."""
+    """Marks facades whose ops are awaited: those of a device."""
 
 
 class Collected(Driving):
-    """Of facades whose ops return their results at once: those of batches and recordings."""
+    """Marks facades whose ops return their results at once: those of batches and recordings."""
 
 
 class Described(Driving):
-    """Of facades whose ops return requests, which are messages to the library's actor."""
+    """Marks facades whose ops return requests, which are messages to the library's actor."""
 
 
 D = TypeVar("D", bound=Driving)
 
 
 class Identity:
-    """What all copies of a facade have in common, and no other facade has."""
+    """Identity that all copies of one facade share."""
 
     __slots__ = ("__weakref__",)
 
 
 class Facade(Generic[D]):
-    """What has ops: a library, or what one has made, such as a generator or a kernel."""
+    """Object with ops: a library, or an object that one made, such as a generator or a kernel."""
 
     traced: ClassVar[bool] = False
-    """Whether its calls come to what their arguments tell, but for what drivers are asked."""
+    """True if its calls depend only on their arguments and on the answers of their drivers."""
 
     _device: Home
     _library = ""
@@ -88,14 +88,14 @@ class Facade(Generic[D]):
 
     @property
     def ref(self) -> ActorRef:
-        """The library's actor: others ask it, or tell it, what ``device.requests`` makes.
+        """The library's actor: others ask it, or tell it, the requests of ``device.requests``.
 
-        It is there for as long as the device, also while that is rebuilt.
+        It exists as long as the device, also during rebuilds.
         """
         return self._device.library_ref(self._library)
 
     def _on(self, device: Home) -> Any:
-        """The same, with all its state, driven by ``device``."""
+        """Return a copy with the same state, driven by ``device``."""
         facade = object.__new__(type(self))  # what copy.copy does takes longer than a call
         vars(facade).update(vars(self))
         facade._device = device

@@ -1,4 +1,4 @@
-"""Whose something is: what libraries have made, and requests, are of one device and of no other."""
+"""Origin of requests and of objects that libraries make: each belongs to one device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def bound(request: Request[T], memory: MemoryMap) -> Request[T]:
-    """The same request, to be carried out where that memory is.
+    """Return the same request, which only the device with this memory carries out.
 
-    A generator or a kernel knows numbers that mean something else on another device, or nothing.
+    A generator or a kernel holds numbers that are invalid on another device.
     """
     prepare = request.prepare
 
@@ -36,10 +36,10 @@ def bound(request: Request[T], memory: MemoryMap) -> Request[T]:
 
 
 def require_made_on(made: object, device: Home) -> None:
-    """What ``using`` is given is something that a library of this device has made.
+    """Check that the argument of ``using`` is an object that a library of this device made.
 
     Raises:
-        TypeError: it is not; what it is instead.
+        TypeError: ``made`` is something else, which the message names.
     """
     home: Home | None = getattr(made, "_device", None)
     if home is None or not hasattr(made, "_on"):
@@ -72,7 +72,7 @@ def require_made_on(made: object, device: Home) -> None:
 
 
 def name_of(memory: MemoryMap, seen_from: MemoryMap) -> str:
-    """A device's name, to be told from that of another one."""
+    """Return a device's name in a form that differs from the name of ``seen_from``."""
     if memory.device != seen_from.device:
         return memory.device
     order = "earlier" if memory.number < seen_from.number else "later"

@@ -1,13 +1,13 @@
-"""Requests: what a call asks for, as a value.
+"""Requests: calls as values.
 
-The methods of a library check their arguments and make a request. Who carries it out is another
-matter: it can be awaited (``perform``, here), collected in a batch or a recording
-(``device/batches``), or sent to the library's actor as a message.
+The methods of a library check their arguments and make a request. A request can be awaited
+(``perform``, here), collected in a batch or a recording (``device/batches``), or sent to the
+library's actor as a message.
 
-What a request needs is asked of its driver: memory for results, and answers to other requests
-that have to come first. Where that takes a wait, the driver waits and prepares the request again
-from its beginning, because a rebuild may have come between. So ``prepare`` may be called several
-times; what it has been given before it is given again, in the same order.
+A request asks its driver for memory for results, and for the answers of other requests that come
+first. If the driver has to wait for one of these, it then prepares the request again from the
+beginning, because a rebuild may have happened. So ``prepare`` may be called several times. It then
+receives the same things again, in the same order.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """Makes a result of what the lane answers, and of buffers.
+    """Callable that makes a result from the lane's answer and from buffers.
 
-    It is ``finish`` of requests whose calls may be traced: those that are alike differ in the
-    buffers alone.
+    It is the ``finish`` of requests whose calls may be traced: calls with one signature differ in
+    the buffers alone.
 
     Attributes:
-        make: the result of an answer, and of the buffers.
+        make: returns the result of an answer and the buffers.
         refs: the buffers.
     """
 
@@ -47,27 +47,27 @@ class Answered(msgspec.Struct, frozen=True):
     refs: tuple[GpuRef, ...]
 
     def __call__(self, answer: Any) -> Any:
-        """The result."""
+        """Return the result."""
         return self.make(answer, self.refs)
 
 
 class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
-    """A request that is ready to be submitted, here and now.
+    """A request that is ready to be submitted now.
 
     Attributes:
-        message: what the lane executes; None where there is nothing to execute.
+        message: the message that the lane executes; None if there is nothing to execute.
         reads: the blocks it reads.
         writes: the blocks it writes.
-        result: what the caller gets; whatever the lane answers, if it is None.
-        finish: makes the result of the lane's answer. Such a request cannot be in a batch.
-        sent: called when it is submitted, right before.
-        placed: called once it has its place in the program's order, with those before and after
-            it: what is submitted from there sees what it has written.
-        done: called once it was executed, if it did not fail; for what a batch has
-            collected, once all of the batch was, and never for what is only recorded.
-        before: what is submitted right before, so that nothing comes in between.
-        after: what is submitted right after it. Neither has any of its own, or a result.
-            ``around`` adds to both.
+        result: the caller's result; if None, the lane's answer.
+        finish: makes the result from the lane's answer. Such a request cannot be in a batch.
+        sent: called right before it is submitted.
+        placed: called once the op, with those before and after it, has its place in the program's
+            order. Ops that are submitted from then on see its writes.
+        done: called after the op has succeeded; for an op of a batch, after the whole batch has.
+            Never called for an op that is only recorded.
+        before: requests that are submitted right before it, with nothing in between.
+        after: requests that are submitted right after it. Requests in ``before`` and ``after`` have
+            no such requests themselves, and no result. ``around`` adds to both.
     """
 
     message: Any
@@ -84,13 +84,13 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     def around(
         self, before: Iterable[Request[Any]] = (), after: Iterable[Request[Any]] = ()
     ) -> Submission[T]:
-        """The same with further steps, outside those that it has."""
+        """Return a copy with further steps, outside those that it has."""
         return msgspec.structs.replace(
             self, before=(*before, *self.before), after=(*self.after, *after)
         )
 
     def steps(self, request: Request[T], driver: Driver) -> list[Step]:
-        """All that is submitted for a request, in order: what comes before, itself, and after."""
+        """Return all steps of a request in order: those before, the request itself, those after."""
         return [
             *((each, each.prepare(driver)) for each in self.before),
             (request, self),
@@ -99,24 +99,24 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
 
 Step = tuple["Request[Any]", Submission[Any]]
-"""A request, and what is submitted for it."""
+"""A request and its submission."""
 
 
 class Keeper(Protocol):
-    """What has executors, in which ops leave things for later ones."""
+    """Owner of executors, in which ops keep things for later ops."""
 
     def keep(self, lane: str, name: str, release: wire.Message) -> Block:
-        """What stands for something that the host keeps; see ``Home.keep``."""
+        """Return a block that stands for something that the host keeps; see ``Home.keep``."""
 
 
 class Driver(Protocol):
-    """What a request may ask for while it is prepared."""
+    """Interface that a request uses while it is prepared."""
 
     @property
     def home(self) -> Home:
-        """What executes the request: the device, or the batch or recording that collects it.
+        """Device, batch or recording that executes the request.
 
-        What a library keeps for one of them, such as workspaces, it keeps by this.
+        Libraries use it as the key of things that they keep for it, such as workspaces.
         """
 
     @property
@@ -125,37 +125,37 @@ class Driver(Protocol):
 
     @property
     def keeper(self) -> Keeper:
-        """Where ops leave things for later ones: in the device, or in a recording."""
+        """Device or recording in which ops keep things for later ops."""
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer, for a result or as scratch memory."""
+        """Return an uninitialised buffer, for a result or as scratch memory."""
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
-        """Something beside arguments and outputs that each call has to ask for.
+        """Return a block other than arguments and outputs, which each call has to ask for.
 
         Args:
-            make: gives what stands for it: a workspace, or what the host keeps.
+            make: returns the block: a workspace, or one that stands for something in the host.
         """
 
     def depends(self, still: Callable[[], bool]) -> None:
-        """What is prepared depends on more than the arguments.
+        """Declare that the submission depends on more than the arguments.
 
         Args:
-            still: asked before a call that is alike goes without being prepared: whether that
-                is as it was, so that nothing else would come of it.
+            still: called before a later call with the same signature skips its preparation. It
+                returns whether preparing again would give the same submission.
         """
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """What a request goes by for a buffer that is inside an argument, such as an expression.
+        """Return the ref to use for a buffer inside an argument, such as an expression.
 
-        In a recording that is what ``replay`` may put another one in the place of.
+        In a recording, this is the ref that ``replay`` can replace by another.
         """
 
     def perform(self, request: Request[T]) -> T | None:
         """Have another request carried out first.
 
         Returns:
-            Its result; None where results come later, as in a batch.
+            Its result; None if results come later, as in a batch.
         """
 
 
@@ -163,36 +163,36 @@ class TracedDriver(Driver, Protocol):
     """A driver of calls that were traced."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """A result of so many bytes, uninitialised; None where making it takes a wait."""
+        """Return an uninitialised result of ``nbytes`` bytes, or None if making it has to wait."""
 
 
 class Preparing:
-    """What every driver answers at once that carries a request out; one that traces notes it."""
+    """Answers of all drivers that carry requests out; a driver that traces notes them instead."""
 
     __slots__ = ()
 
     def obtain(self: Any, make: Callable[[Driver], Block]) -> Block:
-        """What ``make`` gives."""
+        """Return the block that ``make`` gives."""
         return make(self)
 
     def depends(self, still: Callable[[], bool]) -> None:
-        """It is so, as the request was prepared just now."""
+        """Do nothing: the request was prepared just now."""
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """The buffer itself."""
+        """Return the buffer itself."""
         return ref
 
 
 class Request(Message[T], Generic[T], frozen=True):
-    """An op that is to be executed.
+    """An op to be executed.
 
     Attributes:
         lane: the lane that executes it.
-        name: what to call it, such as ``"blas.gemm"``.
-        prepare: checks that its buffers are good here and now, and makes its outputs.
-        key: what it asks, where another request performs it first; equal ones have one answer.
-            Without, answers are told apart by their order: who keeps an answer, and so does not
-            ask again when it is prepared again, needs one.
+        name: the op's name, such as ``"blas.gemm"``.
+        prepare: checks that its buffers are valid now, and makes its outputs.
+        key: identifies the answer if another request performs this one first. Equal keys share one
+            answer. Without keys, answers are matched by their order. A request that keeps an
+            answer, and so does not ask for it when it is prepared again, needs a key.
     """
 
     lane: LaneSpec
@@ -211,7 +211,7 @@ class Request(Message[T], Generic[T], frozen=True):
 
 
 class Pending(Exception):
-    """A request needs what takes a wait: memory, a lane, or the answer to another request."""
+    """Signals that a request has to wait: for memory, a lane, or the answer to another request."""
 
     def __init__(
         self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any] | LaneSpec
@@ -222,7 +222,7 @@ class Pending(Exception):
 
 @final
 class FirstTry(Preparing):
-    """The driver of requests that find all they need: one for all of a device."""
+    """Driver of requests that find all they need; the device has one."""
 
     __slots__ = ("home", "keeper", "memory", "try_empty")
 
@@ -233,20 +233,20 @@ class FirstTry(Preparing):
         self.try_empty: Final = device.try_empty
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer, if there is room right now."""
+        """Return an uninitialised buffer, if memory is free right now."""
         made = self.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         return made
 
     def perform(self, request: Request[T]) -> T | None:
-        """Nothing was asked for so far."""
+        """Raise ``Pending``: no answer has arrived yet."""
         raise Pending(request)
 
 
 @final
 class NextTry(Preparing):
-    """The driver of a request that had to wait: it keeps what was waited for."""
+    """Driver of a request that had to wait: it keeps the results of the waits."""
 
     __slots__ = (
         *("_answered", "_answers", "_by_key", "_device", "_given", "_made"),
@@ -264,7 +264,7 @@ class NextTry(Preparing):
         self._given = self._answered = 0
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer; the one that was made at this point before, if it is good."""
+        """Return an uninitialised buffer; the one made at this point before, if still valid."""
         if self._given < len(self._made):
             ref = self._made[self._given]
             known = ref.shape == shape and ref.dtype is dtype
@@ -280,7 +280,7 @@ class NextTry(Preparing):
         return made
 
     def perform(self, request: Request[T]) -> T | None:
-        """The answer; one of an older generation does not count."""
+        """Return the answer; one of an older generation does not count."""
         if request.key is not None:
             found_epoch, answer = self._by_key.get(request.key, (None, None))
             if found_epoch is not self.memory.epoch:
@@ -296,7 +296,7 @@ class NextTry(Preparing):
         raise Pending(request)
 
     async def provide(self, wanted: Any) -> None:
-        """Wait for what was missing, and begin anew."""
+        """Wait for the missing thing, and begin again."""
         if isinstance(wanted, Request):
             epoch = self.memory.epoch
             answer = await perform(self._device, wanted)
@@ -313,10 +313,10 @@ class NextTry(Preparing):
 
 @final
 class _Nothing:
-    """Stands for the op where there is nothing to execute."""
+    """Stands for the op if there is nothing to execute."""
 
     async def wait(self) -> None:
-        """Nothing has to be waited for."""
+        """Return after a checkpoint."""
         await trio.lowlevel.checkpoint()
 
 
@@ -333,10 +333,10 @@ class _Together:
         self._after = after
 
     async def wait(self) -> Any:
-        """Wait for all; what the op itself gives.
+        """Wait for all ops; return the answer of the main one.
 
-        Who is cancelled withdraws the op, and with it what comes after it: that alone has
-        effects that others see. What comes before is not withdrawn, since the op may be on its way.
+        Cancellation withdraws the main op and the ops after it, because only their effects are
+        visible to others. Ops before it are not withdrawn, since the main op may be on its way.
         """
         try:
             answer = await self._op.wait()
@@ -355,13 +355,13 @@ class _Together:
 def submit(
     device: Submitter, request: Request[T], driver: FirstTry | NextTry
 ) -> tuple[Submission[T], Submitted]:
-    """Submit a request, here and now.
+    """Submit a request now.
 
     Returns:
-        What was submitted, and the op on its way.
+        The submission, and the op on its way.
 
     Raises:
-        Pending: something has to be waited for first.
+        Pending: the request has to wait for something first.
     """
     submission = request.prepare(driver)
     port = device.ports.get(request.lane.name)
@@ -389,7 +389,7 @@ def _submit_all(
     submission: Submission[T],
     driver: FirstTry | NextTry,
 ) -> Submitted:
-    """Submit what comes right before and after, too, once all of it is known to be ready."""
+    """Submit a request with the requests before and after it, once all are known to be ready."""
     steps = submission.steps(request, driver)
     for each, _ in steps:
         if each.lane.name not in device.ports:
@@ -429,7 +429,7 @@ def send(
 
 
 async def result(submission: Submission[T], op: Submitted) -> T:
-    """Wait for what was submitted; what it gives."""
+    """Wait for a submission; return its result."""
     answer = await op.wait()
     if submission.done is not None:
         submission.done()
@@ -445,8 +445,8 @@ async def perform(
     """Carry out a request: submit it, with nothing awaited since it was prepared, and wait.
 
     Args:
-        device: where.
-        request: what.
+        device: the device that carries it out.
+        request: the request to carry out.
         submitted: called as soon as it has its place in the program's order.
 
     Returns:

@@ -1,9 +1,9 @@
-"""Views that an op does not take as they are: it works on contiguous copies of them.
+"""Staging of views: ops that need contiguous buffers work on contiguous copies.
 
-Most ops take contiguous buffers only, as their vendors do. Where one is given another view, its
-request is made again on scratch memory in the place of that. What the view holds is copied there
-right before the op, and back right after it if the op has written it. All of that is submitted
-together, so no op of another task comes in between.
+Most ops take contiguous buffers only, as their vendors do. If such an op gets another view, its
+request is made again with scratch memory instead of the view. The elements of the view are copied
+there right before the op, and back right after it if the op has written them. All of that is
+submitted together, so no op of another task comes in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def has_views(*values: Any) -> bool:
-    """Whether among arguments are views that are not contiguous."""
+    """Return whether any of the arguments is a view that is not contiguous."""
     found: list[GpuRef] = []
 
     def note(ref: GpuRef, _name: str) -> GpuRef:
@@ -44,7 +44,7 @@ def has_views(*values: Any) -> bool:
 def on_copies(
     make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
-    """The request that a call makes, on copies in the place of views that are not contiguous."""
+    """Return the request of a call, made on copies instead of views that are not contiguous."""
 
     def staged(driver: Driver, *, by_columns: bool) -> Submission[T]:
         staging = _Staging(driver, by_columns=by_columns)
@@ -71,7 +71,7 @@ def on_copies(
 def on_any_views(
     make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
-    """The request that a call makes, which is carried out later, on any views."""
+    """Return the request of a call, carried out later, on any views."""
     views = has_views(args, kwargs)
     try:
         request = make(facade, *args, **kwargs)
@@ -128,7 +128,7 @@ def _by_columns(ref: GpuRef) -> bool:
 
 
 def _seen_contiguous(ref: GpuRef, _name: str) -> GpuRef:
-    """What says of itself what a contiguous copy would: nothing must be made of where it is."""
+    """Return a ref that describes itself as a contiguous copy would; its address is not used."""
     return GpuRef(ref._place, ref.shape, ref.dtype, ref.nbytes)
 
 
@@ -137,7 +137,7 @@ class _Staging(Preparing):
     """The driver of a request on scratch memory.
 
     Attributes:
-        scratch: by the identity of a view: what to call it, the view, and its copy.
+        scratch: by the identity of a view: its name, the view, and its copy.
     """
 
     def __init__(self, driver: Driver, *, by_columns: bool) -> None:
@@ -146,7 +146,7 @@ class _Staging(Preparing):
         self.home: Final[Home] = driver.home
         self.memory: Final[MemoryMap] = driver.memory
         self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
-        self._plain: list[tuple[str, GpuRef]] = []  # what it is given that is as it is
+        self._plain: list[tuple[str, GpuRef]] = []  # arguments that need no copy
 
     def put(self, value: Any) -> Any:
         """Arguments with scratch memory in the place of views."""
@@ -162,7 +162,7 @@ class _Staging(Preparing):
         return self.scratch[id(ref)][2]
 
     def around(self, request: Request[Any], submission: Submission[Any]) -> Submission[Any]:
-        """A submission with the copies that come before and after all of its steps."""
+        """Return a submission with the copies before and after all of its steps."""
         submission = msgspec.structs.replace(
             submission, reads=tuple(submission.reads), writes=tuple(submission.writes)
         )
@@ -193,7 +193,7 @@ class _Staging(Preparing):
         )
 
     def _given_back(self, result: Any) -> Any:
-        """A result with the caller's own views in the place of their copies."""
+        """Return a result with the caller's own views instead of their copies."""
         if type(result) is GpuRef:
             return next((ref for _, ref, made in self.scratch.values() if made is result), result)
         if isinstance(result, tuple) and hasattr(result, "_make"):
@@ -206,23 +206,23 @@ class _Staging(Preparing):
 
     @property
     def keeper(self) -> Keeper:
-        """That of the driver itself."""
+        """Keeper of the wrapped driver."""
         return self._driver.keeper
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer, of the driver itself."""
+        """Return an uninitialised buffer of the wrapped driver."""
         return self._driver.output(shape, dtype)
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
-        """What ``make`` gives."""
+        """Return the block that ``make`` gives."""
         return self._driver.obtain(make)
 
     def depends(self, still: Callable[[], bool]) -> None:
-        """It is so, as the request was prepared just now."""
+        """Pass the condition to the wrapped driver."""
         self._driver.depends(still)
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """That of the driver itself."""
+        """Return the stand-in of the wrapped driver."""
         return self._driver.stand_in(ref)
 
     def perform(self, request: Request[T]) -> T | None:

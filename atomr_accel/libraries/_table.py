@@ -1,4 +1,4 @@
-"""Which libraries a device has: one line each."""
+"""Table of the libraries of a device: one line each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CALLED: Final = (
     *(Sparse, SparseLt, Tensor),
     *(DnnPlan, Generator, Kernel, Module, PagedKVCache, Rnn, SparseLU),
 )
-"""What programs call methods of: the libraries' facades, and what those make."""
+"""Classes whose methods programs call: the libraries' facades, and the objects that those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
     *("cutlass", "cutlass-builds", "dnn", "dnn-plans", "fft", "flash_attention", "kernels"),
@@ -107,6 +107,6 @@ class Libraries(Generic[D]):
             getattr(self, name)._library = name
 
     def _share_libraries(self, others: Libraries[Any], device: Home) -> None:
-        """The libraries of another, with what they keep, driven by ``device``."""
+        """Take over another object's libraries, with their state, driven by ``device``."""
         for name in NAMES:
             setattr(self, name, getattr(others, name)._on(device))

@@ -1,16 +1,15 @@
-"""Traces: what a call comes to, for all calls that are alike.
+"""Traces: prepared ops for all calls with one signature.
 
-To check a call and to make its message takes most of the time that an op costs the program's
-thread. Calls on buffers of equal shapes and dtypes, with equal values beside, differ in nothing
-but addresses, and in the numbers inside of expressions. So the second time that a call of such a
-signature comes, it is made on stand-ins for its buffers, and what becomes of that is kept: the
-encoded messages with the places where addresses go, the outputs, and what is read and written. From
-then on a call is these, filled in.
+Checking a call and making its message takes most of the time that an op costs the program's thread.
+Calls with one signature differ only in addresses and in the numbers inside expressions. So the
+second call of a signature is made on stand-ins for its buffers, and its trace is kept. The trace
+has the encoded messages with places for addresses, the outputs, and the blocks that are read and
+written. Later calls fill these in.
 
-What a request asks its driver for is asked for again by each call. Whatever else it depends on,
-other than its arguments, it has to tell by ``Driver.depends``; what changes something as it is
-sent, or has to wait for an answer before it is made, is never traced. Facades say by ``traced``
-that their calls keep to this.
+Each call asks its driver again for the things that the traced request asked for. A request that
+depends on anything besides its arguments declares that by ``Driver.depends``. A request is never
+traced if sending it changes something, or if it has to wait for an answer before it is made. A
+facade sets ``traced`` to declare that its calls follow these rules.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from ._request import Driver, Keeper, Request, Submission, TracedDriver
 
 _SIGNATURES: Final = 1024
-"""How many a facade knows."""
+"""Largest number of signatures that a facade keeps."""
 
 _MOST_BYTES: Final = 1 << 12
 """Messages that are larger are not traced: to copy them takes longer than to make them."""
@@ -52,7 +51,7 @@ _MOST_ARGUMENTS: Final = 64
 _MOST_OBTAINED: Final = 64
 _LONGEST_TEXT: Final = 64
 _numbers: Final = itertools.count()
-"""Of traces, for hosts to know their messages by."""
+"""Numbers of traces, by which hosts know their messages."""
 
 _PLAIN: Final = frozenset({int, bool, type(None)})
 _SEALED: Final = object()
@@ -94,7 +93,7 @@ class _Numbers:
     """The numbers that holes are encoded as.
 
     Attributes:
-        places: the holes that were encoded: what stands there, and how far behind.
+        places: the encoded holes: the index of the address, and the offset from it.
         salt: makes them other numbers.
     """
 
@@ -103,11 +102,11 @@ class _Numbers:
         self.salt = 0
 
     def marker(self, at: int, offset: int) -> bytes:
-        """What a hole is in an encoded message."""
+        """Return the encoded form of a hole in a message."""
         return b"\xcf" + self.number(at, offset).to_bytes(8, "big")
 
     def number(self, at: int, offset: int) -> int:
-        """The number of a hole."""
+        """Return the number of a hole."""
         if abs(offset) >= 1 << 40:
             raise Untraceable
         place = self.places.setdefault((at, offset), len(self.places))
@@ -120,12 +119,12 @@ class TracedOp(msgspec.Struct, frozen=True):
 
     Attributes:
         lane: the lane that executes it.
-        name: what to call it.
+        name: the op's name.
         template: the message, with places for addresses.
-        holes: takes the addresses that go there out of all addresses.
-        offsets: how far behind these; None where all are right there.
-        reads: takes what is read out of all blocks.
-        writes: takes what is written.
+        holes: picks the addresses for the places from all addresses.
+        offsets: bytes to add to these addresses; None if all are zero.
+        reads: picks the blocks that it reads from all blocks.
+        writes: picks the blocks that it writes.
     """
 
     lane: str
@@ -139,7 +138,7 @@ class TracedOp(msgspec.Struct, frozen=True):
     def submit(
         self, device: Submitter, port: Any, addresses: Sequence[int], blocks: Sequence[Block]
     ) -> Any:
-        """That of a call on these blocks, on its way by this port."""
+        """Submit the op of a call on these blocks by ``port``."""
         given = self.holes(addresses)
         if self.offsets is not None:
             given = tuple(map(operator.add, given, self.offsets))
@@ -156,19 +155,21 @@ class TracedOp(msgspec.Struct, frozen=True):
 
 @final
 class Trace(msgspec.Struct, frozen=True):
-    """What calls of one signature come to.
+    """Prepared ops for calls of one signature.
 
     Attributes:
         epoch: the generation in which it was made; plans and kernels may be gone after it.
-        lanes: those that execute them.
+        lanes: the lanes that execute the ops.
         ops: their messages, one right after the other.
-        own: which of them is the call's own; those before it and after it are what it needs.
+        own: the index of the call's own op; the ops before and after it are the steps that it
+            needs.
         views: whether views are among the buffers.
-        outputs: what is made for each call: shapes, dtypes and bytes.
-        obtain: what else is asked for.
-        checks: whether what is not in the signature is as it was.
-        result: makes the result of all refs.
-        finish: makes the result of the answer, and of what ``result`` gives, if it depends on it.
+        outputs: shapes, dtypes and bytes of the buffers that each call makes.
+        obtain: functions that make the other blocks that each call asks for.
+        checks: return whether conditions outside the signature still hold.
+        result: makes the result from all refs.
+        finish: makes the result from the answer and from the value of ``result``, if the result
+            depends on the answer.
     """
 
     epoch: Epoch
@@ -183,7 +184,7 @@ class Trace(msgspec.Struct, frozen=True):
     finish: Callable[[Any, Any], Any] | None
 
     def holds(self) -> bool:
-        """Whether it is good for calls of now, in its generation."""
+        """Return whether the trace still holds for calls in its generation."""
         for check in self.checks:  # noqa: SIM110 - this is a hot path
             if not check():
                 return False
@@ -192,10 +193,10 @@ class Trace(msgspec.Struct, frozen=True):
     def call(
         self, driver: TracedDriver, refs: list[GpuRef], words: list[int]
     ) -> tuple[Sequence[int], Sequence[Block], Any]:
-        """A call with what is its own: addresses and blocks to fill its ops with, and its result.
+        """Return one call's addresses and blocks, which fill its ops, and its result.
 
         Raises:
-            Pending: something it needs takes a wait.
+            Pending: the call has to wait for something.
         """
         for shape, dtype, nbytes in self.outputs:
             made = driver.try_empty(shape, dtype, nbytes)
@@ -213,7 +214,7 @@ class Trace(msgspec.Struct, frozen=True):
             if isinstance(block, Part):
                 whole = block.whole
                 addresses.append(whole.address + block.start)
-                blocks[at] = whole  # whoever follows asks whole blocks, which answer sooner
+                blocks[at] = whole  # later code asks whole blocks, which answer sooner
             else:
                 addresses.append(block.address)
         return addresses + words if words else addresses, blocks, self.result(refs)
@@ -222,15 +223,15 @@ class Trace(msgspec.Struct, frozen=True):
 def signature(
     form: tuple[object, ...], memory: MemoryMap, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Key, list[GpuRef], list[int]] | None:
-    """What a call has in common with those that are alike, and what it has not.
+    """Return the signature of a call, and the values in which calls with that signature differ.
 
-    The latter are its buffers, to which those are added that it makes, and the numbers in its
-    expressions, in words of four bytes.
+    These values are its buffers, to which the buffers that it makes are added, and the numbers in
+    its expressions, in words of four bytes.
 
-    None where nothing is known of that: lists and other values, and buffers that no call may use,
-    which is for the call itself to say. A value that holds buffers may be taken apart: ``_apart()``
-    gives what is left without them, and these, and ``_joined(refs)`` the same with others. So
-    may expressions, whose numbers are taken out of them, too.
+    A call without a signature gives None. Such a call has lists or other values, or buffers that no
+    call may use; the call itself then raises the error. A value that holds buffers may be taken
+    apart: ``_apart()`` returns the rest of the value, and the buffers, and ``_joined(refs)`` the
+    value with other buffers. Expressions are taken apart as well, with their numbers.
     """
     parts: list[object] = [*form]
     refs: list[GpuRef] = []
@@ -246,7 +247,7 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if isinstance(block, Part):  # a view: where it begins tells alignment and overlaps
+            if isinstance(block, Part):  # a view: alignment and overlaps depend on its start
                 views = True
                 parts.append(block.start)
                 parts.append(value._strides)
@@ -332,7 +333,7 @@ def _is_int(value: object) -> bool:
 
 @final
 class Traces:
-    """What calls of a facade come to, by their signatures; shared by all its copies."""
+    """Traces of a facade's calls by signature, shared by all copies of the facade."""
 
     def __init__(self) -> None:
         self._known: dict[Key, Trace | int] = {}  # how many calls there were, without a trace
@@ -345,12 +346,12 @@ class Traces:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Trace, list[GpuRef], list[int]] | None:
-        """What a call comes to, and what is its own; None where it has to be made in full.
+        """Return the trace of a call and its own values, or None if it has to be made in full.
 
         Args:
             make: makes its request.
-            facade: whose method it is.
-            home: where it is called.
+            facade: the object whose method is called.
+            home: the device, batch or recording on which it is called.
             args: its positional arguments.
             kwargs: its arguments by name.
         """
@@ -369,8 +370,8 @@ class Traces:
             return None
         else:
             calls = found
-        # What cannot be traced now may be able to later, when what it needs is there: many tasks
-        # may wait for that. So it is tried again and again, each time after twice as many calls.
+        # A call that cannot be traced now may be traceable later, when the things that it needs
+        # exist. So it is tried again and again, each time after twice as many calls.
         if calls & (calls - 1):
             self._keep(key, calls + 1)
             return None
@@ -407,7 +408,7 @@ class _Tracer:
 
     @property
     def keeper(self) -> Keeper:
-        """What ops leave for later ones is asked for by ``obtain``."""
+        """Raise ``Untraceable``: a traced call keeps things for later ops by ``obtain`` only."""
         raise Untraceable
 
     def trace(
@@ -417,18 +418,18 @@ class _Tracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Trace:
-        """What calls like this one come to.
+        """Return the trace of calls like this one.
 
         Raises:
-            Untraceable: they differ in more than their signature tells.
-            Exception: they fail.
+            Untraceable: such calls differ in more than their signature has.
+            Exception: the call fails.
         """
         given = [self._stand_in(value) for value in args]
         named = {name: self._stand_in(value) for name, value in kwargs.items()}
         return self._finish(make(facade, *given, **named))
 
     def _stand_in(self, value: Any) -> Any:
-        """What stands for an argument."""
+        """Return the stand-in of an argument."""
         if type(value) is Expression:
             _, held, words = apart(value)
             first = _MOST_ARGUMENTS + _MOST_OBTAINED + self._words
@@ -456,7 +457,7 @@ class _Tracer:
     # --- what the request asks for --------------------------------------------------------
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """A stand-in for a buffer that each call makes."""
+        """Return a stand-in for a buffer that each call makes."""
         nbytes = math.prod(shape) * dtype.itemsize
         ref = GpuRef(self._block(len(self._refs)), shape, dtype, nbytes)
         self._refs.append(ref)
@@ -464,14 +465,14 @@ class _Tracer:
         return ref
 
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
-        """A stand-in for what each call asks for."""
+        """Return a stand-in for a block that each call asks for."""
         block = self._block(_MOST_ARGUMENTS + len(self._obtain))
         self._obtain.append(make)
         self._obtained.append(block)
         return block
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """One of the call's own; another that is inside an argument is no part of the signature."""
+        """Return ``ref`` if it is one of the call's own; the signature has no others."""
         whole = ref._block.base
         if not any(
             whole is each for each in (*[ref._block.base for ref in self._refs], *self._obtained)
@@ -480,11 +481,11 @@ class _Tracer:
         return ref
 
     def depends(self, still: Callable[[], bool]) -> None:
-        """Each call asks whether it is so."""
+        """Keep the check: each call repeats it."""
         self._checks.append(still)
 
     def perform(self, request: Request[Any]) -> Any:
-        """What comes first may change what comes then."""
+        """Raise ``Untraceable``: the answer to one request may change the next."""
         raise Untraceable(request.name)
 
     # --- what becomes of it ---------------------------------------------------------------
@@ -540,7 +541,7 @@ class _Tracer:
         *,
         answers: bool,
     ) -> TracedOp:
-        """One of the messages; where the blocks are that it names, and that addresses are of."""
+        """Return an op of the trace, with the indices of its blocks and of its addresses."""
         message = submission.message
         if message.required or (message.returns is None) is answers:
             raise Untraceable
@@ -560,7 +561,7 @@ class _Tracer:
         )
 
     def _template(self, message: Message) -> tuple[bytes, list[tuple[int, int]]]:
-        """The message, encoded with places instead of addresses, and what stands at each.
+        """Encode a message with places instead of addresses; return it with the hole at each place.
 
         Encoded twice with other numbers in its holes, it differs there and nowhere else.
         """
@@ -593,7 +594,7 @@ class _Tracer:
         return bytes(template), [found[start] for start in places]
 
     def _result(self, result: Any) -> Callable[[Sequence[GpuRef]], Any]:
-        """What makes the result of a call's refs."""
+        """Return a function that makes the result from a call's refs."""
         if result is None:
             return _nothing
         if isinstance(result, GpuRef):
@@ -621,12 +622,12 @@ class _Tracer:
 
 
 def _place(at: int) -> bytes:
-    """What stands for an address."""
+    """Return the bytes that stand for an address."""
     return (PLACE | at).to_bytes(8, "big")
 
 
 def _count_places(value: object) -> int:
-    """How many numbers are read as places, also those that are none."""
+    """Count the numbers that read as places, including those that are not places."""
     if isinstance(value, (list, tuple)):
         return sum(map(_count_places, value))
     if isinstance(value, dict):
@@ -635,11 +636,11 @@ def _count_places(value: object) -> int:
 
 
 def _nothing(_refs: Sequence[GpuRef]) -> None:
-    """The result of calls that return none."""
+    """Return None, the result of calls without one."""
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the items at these positions."""
+    """Return a function that picks the items at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
     if positions:

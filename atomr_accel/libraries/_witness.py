@@ -1,4 +1,4 @@
-"""Who is told of a program's calls, such as a journal that records them."""
+"""Observers of a program's calls, such as a journal that records them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Witness(Protocol):
-    """Carries calls out and notes them: what stands between a call and the device meanwhile.
+    """Carries calls out and notes them, between the call and the device.
 
-    Every call of a facade looks for one, as ``device.witness``, which is None where nobody wants
-    to know. Arguments are those of the call, before anything was made of them.
+    Every call of a facade looks for a witness, as ``device.witness``; None means that nothing
+    observes the calls. The arguments are those of the call, before any conversion.
     """
 
     def awaited(
@@ -34,7 +34,7 @@ class Witness(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, T]:
-        """An op that is awaited."""
+        """Carry out an op that is awaited."""
 
     def collected(
         self,
@@ -44,7 +44,7 @@ class Witness(Protocol):
         kwargs: dict[str, Any],
         program: Any = None,
     ) -> T:
-        """An op in a batch or a recording: by default that of the facade."""
+        """Make an op in a batch or a recording, by default the facade's own one."""
 
     def described(
         self,
@@ -54,7 +54,7 @@ class Witness(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Request[T]:
-        """A request, which tells when it is carried out."""
+        """Make a request that reports when it is carried out."""
 
     def method(
         self,
@@ -63,33 +63,33 @@ class Witness(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, T]:
-        """An async method that is no op, of a device or a recording."""
+        """Carry out an async method of a device or a recording that does not make an op."""
 
     def submitted(self) -> None:
-        """An op has its place in the program's order: perhaps one of such a method."""
+        """Note that an op has its place in the program's order; it may belong to such a method."""
 
     def step(
         self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
-        """A method that is no op, of a batch or a recording."""
+        """Carry out a method of a batch or a recording that does not make an op."""
 
     def entered(self, program: Any) -> None:
-        """The block of a batch or a recording begins."""
+        """Note that the block of a batch or a recording begins."""
 
     def left(self, program: Any, error: BaseException | None, *, body: bool) -> None:
-        """The block of a batch or a recording has ended, and with what error."""
+        """Note that the block of a batch or a recording has ended, and with which error."""
 
     def chosen(self, program: Any, kind: str, flag: Any) -> None:
-        """A section of a recording begins on which a flag decides."""
+        """Note that a section of a recording begins that depends on a flag."""
 
     def section_ended(self, program: Any) -> None:
-        """The last section that has begun ends."""
+        """Note that the last section that began has ended."""
 
 
 def witnessed(method: F) -> F:
-    """Have a witness told of the calls of a method that is no op.
+    """Return a method that reports its calls to the witness; it must not make an op.
 
-    It is that of the device, which the method's object has as ``_core``.
+    The witness is that of the device, which the method's object has as ``_core``.
     """
     if inspect.iscoroutinefunction(method):
 

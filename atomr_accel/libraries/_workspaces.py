@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from ._request import Driver
 
 TOGETHER: Final = 8
-"""How many ops in a row get the same one: a lane launches as many on one stream before it goes
-on to the next, so they would run one after the other anyway."""
+"""Number of ops in a row that share a workspace. A lane launches as many on one stream before it
+goes on to the next, so they would run one after the other anyway.
+"""
 
 _UINT8: Final = DTYPES["uint8"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStatistics:
-    """What a library keeps.
+    """Memory that a library keeps.
 
     Attributes:
         workspace: bytes of the workspaces that its ops share.
@@ -38,11 +39,11 @@ class WorkspaceStatistics:
 
 @dataclass(slots=True, eq=False)
 class WorkspaceSet:
-    """Those of the device, a batch or a recording.
+    """Workspaces of the device, a batch or a recording.
 
     Attributes:
         refs: the workspaces, the last used one last.
-        run: how many ops in a row have got that one.
+        run: the number of ops in a row that have used the last one.
     """
 
     refs: list[GpuRef] = field(default_factory=list)
@@ -53,13 +54,14 @@ class WorkspaceSet:
 class Workspaces:
     """The workspaces of a lane, kept from op to op.
 
-    Batches and recordings have some of their own, which go with them: their memory may come
-    late, and a recording's has to stay where it is. So each keeps its own, in ``scratch``.
+    Batches and recordings have their own workspaces, which end with them: their memory may be
+    allocated late, and a recording's has to keep its address. So each keeps its own, in
+    ``scratch``.
 
     Args:
-        max_streams: how many there may be at a time.
-        small: bytes. An op that needs more keeps the whole device busy by itself, so of
-            such workspaces there is one.
+        max_streams: the largest number of them at a time.
+        small: bytes. An op that needs more occupies the whole device, so there is only one such
+            workspace.
     """
 
     def __init__(self, max_streams: int, small: int) -> None:
@@ -67,10 +69,10 @@ class Workspaces:
         self._small = small
 
     def obtain(self, driver: Driver, nbytes: int) -> Block:
-        """A workspace for one op, which has to name it as written.
+        """Return a workspace for one op, which has to name it as written.
 
         Args:
-            driver: of the op; it makes the workspace, if there is none.
+            driver: the op's driver; it makes the workspace, if there is none.
             nbytes: how large it has to be at least.
         """
         return driver.obtain(partial(self._take, nbytes))
@@ -95,7 +97,7 @@ class Workspaces:
         if idle or len(fitting) >= most:
             chosen = (idle or fitting)[0]
         else:
-            # Drop first what is too small, so that the new one may take its place.
+            # Drop workspaces that are too small first, to make room for the new one.
             kept.refs = there = fitting if len(there) >= most else there
             chosen = driver.output((nbytes,), _UINT8)
         kept.run = kept.run + 1 if chosen is last else 1
@@ -103,15 +105,15 @@ class Workspaces:
         return chosen._block
 
     def nbytes(self, device: Home) -> int:
-        """Bytes in use by all that are kept for a device."""
+        """Return the bytes that all kept workspaces of a device use."""
         epoch = device.memory.epoch
         kept = device.scratch.get(self, WorkspaceSet())
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
 
     def statistics(self, device: Home) -> WorkspaceStatistics:
-        """A snapshot of what is kept for a device."""
+        """Return a snapshot of the memory that is kept for a device."""
         return WorkspaceStatistics(self.nbytes(device))
 
     def clear(self, device: Home) -> None:
-        """Give the memory back, after the ops in flight."""
+        """Free the memory after the ops in flight."""
         device.scratch.pop(self, None)

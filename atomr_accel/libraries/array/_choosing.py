@@ -39,13 +39,13 @@ INT64: Final = as_dtype(np.int64)
 
 
 class Along(NamedTuple):
-    """An axis of what is gathered or scattered.
+    """Axis of the elements that are gathered or scattered.
 
     Attributes:
-        extent: how many elements.
-        plain: bytes from one to the next where all are moved.
-        chosen: likewise in the array of which some are chosen.
-        indices: likewise in each array of indices.
+        extent: the number of elements.
+        plain: bytes from one element to the next in the array that is moved as a whole.
+        chosen: the same in the array of which some elements are chosen.
+        indices: the same in each array of indices.
     """
 
     extent: int
@@ -54,7 +54,7 @@ class Along(NamedTuple):
     indices: tuple[int, ...]
 
     def continues(self, inner: Along) -> bool:
-        """Whether it is one axis together with the next one."""
+        """Return whether it forms one axis together with the next one."""
         n = inner.extent
         return (
             self.plain == n * inner.plain
@@ -75,18 +75,18 @@ def choose(
     outside: Outside,
     ordered: bool = False,
 ) -> None:
-    """Move elements from or to where indices say.
+    """Move elements from or to the positions that indices give.
 
     Args:
-        steps: of the call.
-        kind: what is done.
-        plain: what has all elements.
-        chosen: the array of which some are chosen.
-        indices: whole numbers of one dtype, and the axis of ``chosen`` that they are of.
+        steps: the steps of the call.
+        kind: ``"gather"``, ``"set"`` or ``"add"``.
+        plain: the array that is moved as a whole.
+        chosen: the array of which some elements are chosen.
+        indices: arrays of whole numbers of one dtype, each with its axis of ``chosen``.
         loops: the axes of the indices, in their order.
         rest: the other axes.
-        outside: what indices out of bounds mean.
-        ordered: whether elements for one place come one after the other.
+        outside: the meaning of indices out of bounds.
+        ordered: whether several elements for one position are written in order.
     """
     if not math.prod(each.extent for each in (*loops, *rest)):
         return
@@ -132,7 +132,7 @@ def _merged(
     rest: Sequence[Along],
     kind: Kind,
 ) -> tuple[list[Along], int, int]:
-    """Fewer axes; how many elements are in those behind the loops; and how large elements are."""
+    """Return fewer axes, the number of elements along the others than the loops, and their size."""
     itemsize = plain.dtype.itemsize
     first, others = _joined(loops), _joined(rest)
     if others and kind != "add":
@@ -171,13 +171,13 @@ def asking(
     build: Callable[[Steps], Submission[Any]],
     lane: LaneSpec = LANE,
 ) -> Request[Any]:
-    """A question that the device answers, with what comes before it.
+    """Return a request whose answer comes from the device, after preceding steps.
 
     Args:
-        cub: algorithms that steps may be.
-        name: what to call it.
-        build: makes the steps, and gives the question.
-        lane: where: one that blocks, if it waits for the device in the middle of it.
+        cub: the CUB algorithms that steps may use.
+        name: the op's name.
+        build: makes the steps, and returns the submission that asks.
+        lane: the lane; one that blocks, if the op waits for the device while it runs.
     """
 
     def prepare(driver: Driver) -> Submission[Any]:
@@ -188,7 +188,7 @@ def asking(
 
 
 def trimmed(ref: GpuRef, count: int) -> GpuRef:
-    """The first elements of a buffer that nobody else has; the rest of its memory is given back."""
+    """Return the first elements of a buffer with one owner; the rest of its memory is freed."""
     block, nbytes = ref._block, count * ref.dtype.itemsize
     block.memory.shrink(block, nbytes)
     return GpuRef(block, (count,), ref.dtype, nbytes)
@@ -197,10 +197,10 @@ def trimmed(ref: GpuRef, count: int) -> GpuRef:
 def compacting(
     steps: Steps, mask: Operand, make: Callable[[int, tuple[GpuRef, ...]], T]
 ) -> Submission[T]:
-    """The question how many elements of an array are not zero, and where, counted in C order.
+    """Return the question for the number and the C-order positions of nonzero elements.
 
     Args:
-        steps: of the call.
+        steps: the steps of the call.
         mask: the array.
         make: makes the result of the number, and of a buffer of places with room for all.
     """
@@ -219,12 +219,12 @@ def where_set(
     name: str,
     make: Callable[[int, tuple[GpuRef, ...]], T],
 ) -> Request[T]:
-    """That question, as a request."""
+    """Return the submission of ``compacting`` as a request."""
     return asking(cub, name, lambda steps: compacting(steps, mask, make))
 
 
 def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[tuple[bool, int]]:
-    """Whether an index is out of bounds, and the first that is."""
+    """Return whether an index is out of bounds, and the first such index."""
 
     def build(steps: Steps) -> Submission[tuple[bool, int]]:
         flat = steps.flat(indices)
@@ -240,7 +240,7 @@ def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[
 def read_numbers(
     cub: Cub[Described], expressions: Sequence[Operand], name: str
 ) -> Request[tuple[int, ...]]:
-    """The values of expressions, whole numbers."""
+    """Ask for the values of expressions, whole numbers."""
 
     def build(steps: Steps) -> Submission[tuple[int, ...]]:
         refs = steps.evaluate_all([cast(each, INT64) for each in expressions])
@@ -252,7 +252,7 @@ def read_numbers(
 
 
 def read_number(cub: Cub[Described], expression: Operand, name: str) -> Request[int]:
-    """The value of an expression, a whole number."""
+    """Ask for the value of an expression, a whole number."""
 
     def build(steps: Steps) -> Submission[int]:
         ref = steps.evaluate(cast(expression, INT64))

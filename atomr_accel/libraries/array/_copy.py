@@ -30,13 +30,13 @@ WAITS: Final = LaneSpec("array-waits", LANE.executors, blocks=True)
 def copying(
     source: GpuRef, target: GpuRef | None, names: tuple[str, str] = ("source", "target")
 ) -> Request[GpuRef]:
-    """The request to copy elements from one layout to another.
+    """Return the request that copies elements from one layout to another.
 
     Args:
-        source: what to copy.
-        target: where to, without memory in common: same shape and size of elements. A contiguous
-            buffer is made if absent.
-        names: what to call them in errors.
+        source: the ref to copy.
+        target: the ref to write, of the same shape and size of elements, without common memory. A
+            contiguous buffer is made if absent.
+        names: the names of both in errors.
     """
 
     def prepare(driver: Driver) -> Submission[GpuRef]:
@@ -52,7 +52,7 @@ def copying(
 
 
 def _message(source: GpuRef, target: GpuRef) -> CopyStrided | None:
-    """What copies one to the other; None where there is nothing to be copied."""
+    """Return the message that copies one ref to the other; None for empty refs."""
     if not source.size:
         return None
     of, to = source._place, target._place

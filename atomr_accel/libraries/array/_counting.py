@@ -43,19 +43,21 @@ class Counting(ArrayPart[D]):
         *,
         length: SupportsIndex | None = None,
     ) -> Request[GpuRef]:
-        """How often each number is there; as ``numpy.bincount``.
+        """Count how often each number occurs; as ``numpy.bincount``.
 
         Args:
             x: whole numbers from 0 on, in one dimension.
-            weights: what each counts for; float64 then.
-            minlength: the least size of the result.
-            length: its size, if that is known. Then nothing has to be asked for before, so that a
-                batch can have it; negative numbers and those beyond are left out.
+            weights: the weight of each number; the result is float64 then.
+            minlength: the smallest size of the result.
+            length: the size of the result, if it is known. The call then needs no answer of the
+                device, so it may be in a batch. Negative numbers and numbers of at least ``length``
+                are ignored.
 
         Raises:
-            TypeError: no whole numbers.
-            ValueError: other dimensions; a negative number, without ``length``.
-            Unsupported: without ``length`` in a batch or a recording.
+            TypeError: ``x`` does not hold whole numbers.
+            ValueError: ``x`` has other than one dimension; or it has a negative number, without
+                ``length``.
+            Unsupported: in a batch or a recording, without ``length``.
         """
         given = self._operand(x)
         if given.dtype.kind not in "biu":
@@ -128,25 +130,25 @@ class Counting(ArrayPart[D]):
         density: bool = False,
         weights: Operand | None = None,
     ) -> Request[tuple[GpuRef, GpuRef]]:
-        """How many elements are in each of some intervals; as ``numpy.histogram``.
+        """Count the elements in each of some intervals; as ``numpy.histogram``.
 
         Args:
             a: real numbers, of any shape.
-            bins: how many intervals of equal size; or where they begin and end, increasing.
-            range: from where to where, by default from the least to the largest element.
-            density: whether to give densities, whose integral is 1.
-            weights: what each element counts for.
+            bins: the number of intervals of equal size, or their edges in increasing order.
+            range: the lowest and the highest edge; by default the smallest and the largest element.
+            density: whether to return densities, whose integral is 1.
+            weights: the weight of each element.
 
         Returns:
-            The numbers, and where intervals begin and end: float16 for elements of float16, but
-            float32 for bfloat16.
+            The counts, and the edges: float16 for elements of float16, but float32 for bfloat16.
 
         Raises:
-            ValueError: no intervals, a range that is none, or weights of another shape; without
-                ``range``, numbers that are infinite or NaN, or nearer to each other than there are
-                intervals, once that is known. A recording raises nothing of that on CUDA.
-            TypeError: numbers that are not real.
-            Unsupported: CUB is not installed, which finds places among given ``bins``.
+            ValueError: no intervals, an invalid range, or weights of another shape. Without
+                ``range``, also elements that are infinite, NaN, or too near to each other for the
+                number of intervals. The device finds these, and they are not raised in a recording
+                on CUDA.
+            TypeError: ``a`` does not hold real numbers.
+            Unsupported: CUB, which finds positions among given ``bins``, is not installed.
         """
         given = self._operand(a, "a")
         if given.dtype.kind == "c":
@@ -227,7 +229,7 @@ def _densities(steps: Steps, counts: GpuRef, ends: GpuRef) -> GpuRef:
 def _binned(
     steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
 ) -> tuple[GpuRef, GpuRef]:
-    """How many elements are in each interval; and where intervals begin and end."""
+    """Return the number of elements in each interval, and the edges."""
     if NAMES[x.dtype] in FP8:
         x = steps.cast(x, FLOAT32)
     dtype = _of_edges(x.dtype if x.dtype.kind not in "biu" else _FLOAT64, bounds)
@@ -256,7 +258,7 @@ def _binned(
 
 
 def _ends(steps: Steps, x: GpuRef) -> GpuRef:
-    """From where to where numbers go, in float64; around one that is alone."""
+    """Return the smallest and largest number, in float64; 0.5 beyond both if they are equal."""
     both = steps.output((2,), _FLOAT64)
     low, high = cast(x.min(), _FLOAT64), cast(x.max(), _FLOAT64)
     same = low == high
@@ -267,7 +269,7 @@ def _ends(steps: Steps, x: GpuRef) -> GpuRef:
 
 
 def _of_edges(dtype: np.dtype[Any], bounds: tuple[float, float] | None) -> np.dtype[Any]:
-    """As in NumPy: edges decide, so numbers that are narrow are compared with narrow ones."""
+    """Return the dtype of edges. As in NumPy, narrow elements are compared with narrow edges."""
     floats = dtype if NAMES[dtype] == "float16" else np.result_type(dtype, np.float32)
     return as_dtype(np.result_type(floats, *(bounds or ())))
 
@@ -275,7 +277,7 @@ def _of_edges(dtype: np.dtype[Any], bounds: tuple[float, float] | None) -> np.dt
 def _places(
     steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
 ) -> tuple[GpuRef, GpuRef]:
-    """In which interval each element is, -1 for none; and where intervals begin and end."""
+    """Return the interval of each element, -1 for none, and the edges."""
     wide = steps.cast(x, _FLOAT64) if x.dtype.kind in "biu" else x
     edge = _of_edges(wide.dtype, bounds)
     if bounds is None and x.size:

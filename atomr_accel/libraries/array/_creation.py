@@ -45,18 +45,18 @@ class Creation(ArrayPart[D]):
         step: Real = 1,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """Numbers at equal distances; as ``numpy.arange``.
+        """Make numbers at equal distances; as ``numpy.arange``.
 
         Args:
-            start: the first one; with nothing else it is ``stop``, and the first is 0.
-            stop: where they end, which is not among them.
+            start: the first number. Without ``stop``, it is ``stop``, and the first number is 0.
+            stop: the end, which is excluded.
             step: the distance.
-            dtype: theirs; by default that of the arguments together.
+            dtype: the dtype of the result; by default that of the arguments together.
 
         Raises:
-            TypeError: an argument that is no real number.
+            TypeError: an argument is not a real number.
             ZeroDivisionError: ``step`` is 0.
-            ValueError: the number of elements is beyond all bounds.
+            ValueError: the number of elements is not finite.
         """
         first, end = (0, start) if stop is None else (start, stop)
         return self._evaluated(_arange(first, end, step, dtype))
@@ -71,17 +71,17 @@ class Creation(ArrayPart[D]):
         *,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """So many numbers at equal distances; as ``numpy.linspace``.
+        """Make ``num`` numbers at equal distances; as ``numpy.linspace``.
 
         Args:
-            start: the first one.
-            stop: the last one, or with ``endpoint=False`` the one behind it.
-            num: how many.
-            endpoint: whether ``stop`` is one of them.
-            dtype: theirs; to integers they are rounded down.
+            start: the first number.
+            stop: the last number, or with ``endpoint=False`` the number after it.
+            num: the number of elements.
+            endpoint: whether ``stop`` is among them.
+            dtype: the dtype of the result; integers are rounded down.
 
         Raises:
-            TypeError: an argument that is no number.
+            TypeError: an argument is not a number.
             ValueError: ``num`` is negative.
         """
         return self._evaluated(_linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
@@ -97,15 +97,15 @@ class Creation(ArrayPart[D]):
         *,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """Powers with exponents at equal distances; as ``numpy.logspace``.
+        """Make powers with exponents at equal distances; as ``numpy.logspace``.
 
         Args:
             start: the first exponent.
-            stop: the last one.
-            num: how many.
-            endpoint: whether ``stop`` is one of them.
-            base: what is raised.
-            dtype: of the result.
+            stop: the last exponent.
+            num: the number of elements.
+            endpoint: whether ``stop`` is among the exponents.
+            base: the base of the powers.
+            dtype: the dtype of the result.
 
         Raises:
             TypeError, ValueError: as ``linspace``.
@@ -122,13 +122,13 @@ class Creation(ArrayPart[D]):
         k: SupportsIndex = 0,
         dtype: DTypeLike = np.float64,
     ) -> Request[GpuRef]:
-        """Ones on a diagonal; as ``numpy.eye``.
+        """Make ones on a diagonal; as ``numpy.eye``.
 
         Args:
             N: rows.
             M: columns, by default as many.
             k: how far above the main diagonal.
-            dtype: of the result.
+            dtype: the dtype of the result.
 
         Raises:
             ValueError: a negative size.
@@ -138,7 +138,7 @@ class Creation(ArrayPart[D]):
 
     @op
     def identity(self, n: SupportsIndex, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
-        """Ones on the diagonal of a square; as ``numpy.identity``. Errors are those of ``eye``."""
+        """Make ones on the diagonal of a square; as ``numpy.identity``. Errors as for ``eye``."""
         row, column = _rows_and_columns(n, None)
         return self._evaluated(cast(row == column, as_dtype(dtype)))
 
@@ -150,7 +150,7 @@ class Creation(ArrayPart[D]):
         k: SupportsIndex = 0,
         dtype: DTypeLike = np.float64,
     ) -> Request[GpuRef]:
-        """Ones on a diagonal and below it; as ``numpy.tri``. Arguments are those of ``eye``."""
+        """Make ones on a diagonal and below it; as ``numpy.tri``. Arguments as for ``eye``."""
         row, column = _rows_and_columns(N, M)
         return self._evaluated(cast(row + _offset(k, row) >= column, as_dtype(dtype)))
 
@@ -158,15 +158,15 @@ class Creation(ArrayPart[D]):
     def tril(
         self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The same with zeros above a diagonal; as ``numpy.tril``.
+        """Copy matrices with zeros above a diagonal; as ``numpy.tril``.
 
         Args:
             m: matrices, of at least two dimensions; a ref or an expression.
-            k: how far the diagonal is above the main one.
-            out: where the result goes; may be ``m``.
+            k: the distance of the diagonal above the main one.
+            out: the buffer for the result; may be ``m``.
 
         Raises:
-            ValueError: fewer dimensions.
+            ValueError: ``m`` has fewer than two dimensions.
         """
         return self._evaluated(self._triangle(m, operator.index(k), lower=True), out)
 
@@ -174,7 +174,7 @@ class Creation(ArrayPart[D]):
     def triu(
         self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The same with zeros below a diagonal; as ``numpy.triu``. Arguments as for ``tril``."""
+        """Copy matrices with zeros below a diagonal; as ``numpy.triu``. Arguments as ``tril``."""
         return self._evaluated(self._triangle(m, operator.index(k), lower=False), out)
 
     def _triangle(self, m: Operand, k: int, *, lower: bool) -> Operand:
@@ -190,7 +190,7 @@ class Creation(ArrayPart[D]):
     def full(
         self, shape: Shape, fill_value: Number, dtype: DTypeLike | None = None
     ) -> Request[GpuRef]:
-        """One value everywhere; as ``numpy.full``.
+        """Make an array of one value; as ``numpy.full``.
 
         Args:
             shape: its shape.
@@ -214,7 +214,7 @@ class Creation(ArrayPart[D]):
         *,
         shape: Shape | None = None,
     ) -> Request[GpuRef]:
-        """One value in the shape and dtype of another array; as ``numpy.full_like``.
+        """Make an array of one value in the shape of another array; as ``numpy.full_like``.
 
         Args:
             a: the other.
@@ -238,7 +238,7 @@ class Creation(ArrayPart[D]):
     def ones_like(
         self, a: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
     ) -> Request[GpuRef]:
-        """Ones in the shape and dtype of another; as ``numpy.ones_like``."""
+        """Make ones in the shape and dtype of another array; as ``numpy.ones_like``."""
         return self._alike(a, 1, dtype, shape)
 
     def _alike(
@@ -253,7 +253,7 @@ class Creation(ArrayPart[D]):
     def empty_like(
         self, prototype: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
     ) -> Request[GpuRef]:
-        """A buffer of undefined content, like another one; as ``numpy.empty_like``."""
+        """Make a buffer of undefined content, like another one; as ``numpy.empty_like``."""
         like = self._operand(prototype, "prototype")
         kind = like.dtype if dtype is None else as_dtype(dtype)
         sizes = like.shape if shape is None else as_shape(shape)
@@ -265,11 +265,11 @@ class Creation(ArrayPart[D]):
 
     @op
     def indices(self, dimensions: Shape, dtype: DTypeLike = np.int64) -> Request[GpuRef]:
-        """Each element's indices, along a new first axis; as ``numpy.indices``.
+        """Make each element's indices, along a new first axis; as ``numpy.indices``.
 
         Args:
-            dimensions: the shape whose elements are meant.
-            dtype: of the result.
+            dimensions: the shape in which the elements have these indices.
+            dtype: the dtype of the result.
 
         Raises:
             ValueError: a negative size.
@@ -324,10 +324,10 @@ class Creation(ArrayPart[D]):
 
     @op
     def diag(self, v: GpuRef, k: SupportsIndex = 0) -> Request[GpuRef]:
-        """A matrix with a diagonal, or a matrix' diagonal, as a copy; as ``numpy.diag``.
+        """Make a matrix with a diagonal, or copy a matrix' diagonal; as ``numpy.diag``.
 
         Args:
-            v: of one dimension or two.
+            v: an array of one or two dimensions.
             k: how far the diagonal is above the main one.
 
         Raises:
@@ -352,10 +352,10 @@ class Creation(ArrayPart[D]):
 
 
 def _number(value: Any, name: str) -> Any:
-    """A number.
+    """Return an argument, which has to be a number.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a number.
     """
     if isinstance(value, Operand):
         raise TypeError(f"{name} must be a number, not {said_of(value)}; fetch it first")
@@ -390,7 +390,7 @@ def _arange(start: Any, stop: Any, step: Any, dtype: DTypeLike | None) -> Operan
         raise TypeError("arange() is only supported for booleans when the result has at most 2")
     at = index((count,), 0)
     if kind.kind in "biu":
-        # As integers, which go round, from the first two.
+        # Computed from the first two as integers, which wrap around.
         wide = as_dtype(np.uint64 if kind.kind == "u" else np.int64)
         first, second = (int(np.asarray(int(each)).astype(wide)) for each in (start, start + step))
         mask = (1 << 64) - 1
@@ -443,7 +443,7 @@ def _linspace(
 
 
 def _offset(k: SupportsIndex, like: Operand) -> int:
-    """How far a diagonal is above the main one, as far as it matters."""
+    """Return the distance of a diagonal above the main one, limited to the matrix."""
     most = sum(like.shape) + 1
     return max(-most, min(operator.index(k), most))
 

@@ -63,15 +63,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Computed: TypeAlias = "Operand | np.ndarray[Any, np.dtype[Any]]"
-"""What is computed. To type checkers NumPy's functions give arrays, also of expressions."""
+"""Arguments of a computation. To type checkers, NumPy's functions return arrays."""
 
 
 class Evaluator:
-    """What is known of the expressions that a device has computed.
+    """Plans and kernels of the expressions that a device has computed.
 
     Attributes:
-        plans: how they are computed, by all that their kernels depend on.
-        kernels: those that were built, by what they compute.
+        plans: plans of expressions, by everything that their kernels depend on.
+        kernels: built kernels, by form.
     """
 
     __slots__ = ("__weakref__", "kernels", "plans")
@@ -107,8 +107,8 @@ def evaluating(
 
     Args:
         interpreted: whether the device computes step by step, and compiles no kernels.
-        expressions: what to compute.
-        out: where the results go; made if absent.
+        expressions: the expressions to compute.
+        out: the buffers for the results; made if absent.
     """
     if not expressions:
         raise TypeError("evaluate takes at least one expression")
@@ -139,9 +139,9 @@ def computing(
 
     Args:
         interpreted: as for ``evaluating``.
-        graph: what to compute.
-        outs: where the results go, which have their shapes and dtypes.
-        single: whether the only result comes by itself; by default if there is only one.
+        graph: the graph to compute.
+        outs: the buffers for the results, with their shapes and dtypes.
+        single: whether the result is a ref rather than a tuple; by default if there is only one.
         captured: the buffers of operands that are not of the call's arguments.
     """
     targets = [(graph.values[at].shape, graph.values[at].dtype) for at in graph.results]
@@ -173,7 +173,7 @@ def computing(
 
 
 def _standing(ref: GpuRef, driver: Driver, captured: weakref.ref[Block] | None) -> GpuRef:
-    """What a request goes by for an operand."""
+    """Return the ref that stands for an operand in a request."""
     if captured is not None:
         memory = driver.memory
 
@@ -253,7 +253,7 @@ def _layout(ref: GpuRef) -> Layout:
 
 
 def _signature(ref: GpuRef) -> tuple[object, ...]:
-    """What a plan depends on; shapes and dtypes are in the structure."""
+    """Return the parts of a ref that a plan depends on, besides its shape and dtype."""
     return ref._strides, ref._block.offset & (BLOCK_ALIGNMENT - 1)
 
 
@@ -282,7 +282,7 @@ def _run(
     *,
     given: bool,
 ) -> RunKernels | None:
-    """The launches that compute a graph; what else they read and write is added."""
+    """Return the launches that compute a graph; adds the further blocks to reads and writes."""
     evaluator = _evaluator(driver.memory)
     conflicts = _conflicts(graph.operands, made) if given else ()
     key = (
@@ -337,7 +337,7 @@ def _padded(words: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Evaluate(Protocol[_One_co, _More_co]):
-    """``evaluate``: how many expressions it is given decides what it gives."""
+    """Type of ``evaluate``: the number of expressions decides the type of the result."""
 
     @overload
     def __call__(self, expression: Computed, /, *, out: GpuRef | None = ...) -> _One_co: ...
@@ -395,8 +395,8 @@ class Fused(Facade[D], Generic[D, P, R]):
         """Compute what the function makes of refs, and of other arguments.
 
         Raises:
-            TypeError: the function gives no expression, or looks at what refs hold.
-            Exception: what the function raises; what ``evaluate`` does.
+            TypeError: the function returns no expression, or reads the content of refs.
+            Exception: any error of the function, or of ``evaluate``.
         """
         interpreted = self._device.capabilities.python_kernels
         refs: list[GpuRef] = []
@@ -415,7 +415,7 @@ class Fused(Facade[D], Generic[D, P, R]):
         )
 
     def _made(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Operand, ...], bool]:
-        """What the function makes, and whether it is no tuple."""
+        """Return the results of the function, and whether it returned a single one."""
         function: Callable[..., Any] = self._function
         made = function(*args, **kwargs)
         single = not isinstance(made, tuple)
@@ -429,7 +429,7 @@ class Fused(Facade[D], Generic[D, P, R]):
     def _traced(
         self, refs: list[GpuRef], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[_Traced, list[GpuRef]]:
-        """What the function makes of stand-ins, and what is read for the arguments themselves."""
+        """Trace the function with stand-ins; return the trace and the operands of this call."""
         memory = self._device.memory
         stand_ins: dict[Block, int] = {}
 
@@ -456,11 +456,11 @@ class Fused(Facade[D], Generic[D, P, R]):
 
 
 class _Operand(NamedTuple):
-    """What a fused function reads.
+    """Operand of a fused function.
 
     Attributes:
-        argument: which of its arguments it is a view of, unless it is captured.
-        offset: bytes from where that begins.
+        argument: the index of the argument of which it is a view, unless it is captured.
+        offset: its distance from the start of that argument, in bytes.
         like: a ref of its shape, dtype and strides.
     """
 
@@ -470,14 +470,13 @@ class _Operand(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """What a fused function has made of some kind of arguments.
+    """Trace of a fused function for one signature of arguments.
 
     Attributes:
-        graph: what is computed.
-        operands: what that reads.
-        captured: the buffers of those that are in none of its arguments. What a program has let
-            go of is not kept for it.
-        single: whether the function gives one expression.
+        graph: the computation.
+        operands: the operands that it reads.
+        captured: the buffers of operands that come from no argument. It does not keep them alive.
+        single: whether the function returns one expression.
     """
 
     graph: Graph
@@ -486,7 +485,7 @@ class _Traced(NamedTuple):
     single: bool
 
     def operands_on(self, refs: list[GpuRef]) -> list[GpuRef] | None:
-        """What is read for such arguments; None if something captured is gone."""
+        """Return the operands for such arguments; None if a captured one is gone."""
         used = []
         for at, (argument, offset, like) in enumerate(self.operands):
             captured = self.captured.get(at)
@@ -508,14 +507,14 @@ def _view(like: GpuRef, block: Block, offset: int) -> GpuRef:
 
 
 class _NoKeyError(Exception):
-    """Of some arguments nothing is remembered."""
+    """Signals arguments without a key."""
 
 
 def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
-    """What a fused function may depend on in an argument; the refs in it are added.
+    """Return the parts of an argument that a fused function may depend on; adds its refs.
 
     Raises:
-        _NoKeyError: it may be more than what can be compared, and kept, without a ref.
+        _NoKeyError: the parts cannot be compared, or cannot be kept without a ref.
     """
     kind = type(value)
     if kind is GpuRef:
@@ -533,7 +532,7 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
     if kind is dict:
         return kind, tuple([(_signed(at, refs), _signed(each, refs)) for at, each in value.items()])
     if kind in (float, complex):
-        return kind, np.array(value).tobytes()  # zeros and NaN have a sign, and NaN is no key
+        return kind, np.array(value).tobytes()  # zeros and NaN have a sign, and NaN cannot be a key
     if isinstance(value, np.generic):
         return kind, value.dtype, value.tobytes()
     if (
@@ -555,11 +554,11 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
 
 
 _PLAIN: Final = frozenset((bool, int, str, bytes, type(None), EllipsisType, BuiltinFunctionType))
-"""Types of what is a key, and holds no buffer."""
+"""Types of values that can be keys and hold no buffer."""
 
 
 def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
-    """An argument with others in the places of its refs, which come as ``_signed`` has them."""
+    """Return an argument with its refs replaced by others, in the order of ``_signed``."""
     kind = type(value)
     if kind is GpuRef:
         return stand_in(value)
@@ -576,7 +575,7 @@ def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
 
 
 class Evaluating(Facade[D]):
-    """Computing expressions: what a device, a batch and a recording have."""
+    """Computation of expressions on a device, in a batch and in a recording."""
 
     traced = True
 
@@ -584,33 +583,34 @@ class Evaluating(Facade[D]):
     def evaluate(
         self, *expressions: Computed, out: GpuRef | tuple[GpuRef, ...] | None = None
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
-        """Compute expressions: what refs, operators and NumPy's functions have made.
+        """Compute expressions, which refs, operators and NumPy's functions have made.
 
-        On CUDA they become as few kernels as can be, mostly one, which is compiled when
-        expressions of such a structure are computed for the first time. Sizes and numbers are
-        no part of that. Elementwise functions round each result as NumPy does. On the CPU backend
-        NumPy computes them step by step.
+        On CUDA they become as few kernels as possible, usually one. A kernel is compiled when
+        expressions of its structure are first computed. Sizes and numbers are not part of the
+        structure. Elementwise functions round each result as NumPy does. On the CPU backend NumPy
+        computes them step by step.
 
-        Several expressions in one call share what they have in common.
+        Several expressions in one call share their common parts.
 
         ``device.requests.evaluate(...)`` is for ``batch.perform``, and for ``device.array.ref``.
 
         Args:
-            *expressions: what to compute.
-            out: where the result goes, for several of them a tuple; it may be, or share memory
-                with, what the expression reads. Of the expression's shape, or one that this
-                broadcasts to; its dtype one of the same kind.
+            *expressions: the expressions to compute.
+            out: the buffer for the result, or a tuple of them for several expressions. It may be,
+                or share memory with, an operand of the expression. It has the expression's shape,
+                or one to which this broadcasts, and a dtype of the same kind.
 
         Returns:
-            The result as a new ref, or ``out``; of several expressions a tuple.
+            The result as a new ref, or ``out``; for several expressions a tuple.
 
         Raises:
-            TypeError: no expression; a result that casts to ``out`` only by force.
+            TypeError: an argument is not an expression; or the result does not cast to ``out``
+                within one kind.
             ValueError: ``out`` of another shape; refs of another device; two results that share
                 memory.
             GpuRefStale: a ref of an older generation, or freed.
             GpuRefSealed: a sealed ``out``.
-            OutOfMemory: no room for the result.
+            OutOfMemory: the result does not fit into the device's memory.
         """
         interpreted = self._device.capabilities.python_kernels
         return evaluating(interpreted, expressions, out)
@@ -622,7 +622,7 @@ class Evaluating(Facade[D]):
         self, function: Callable[P, tuple[Computed, ...]]
     ) -> Fused[D, P, tuple[GpuRef, ...]]: ...
     def fuse(self, function: Callable[P, Any]) -> Fused[D, P, Any]:
-        """Make one call of a function that computes with refs.
+        """Turn a function that computes with refs into one call.
 
         ::
 
@@ -633,25 +633,27 @@ class Evaluating(Facade[D]):
 
             y = await gelu(x)
 
-        The function is called with stand-ins once for each combination of shapes, dtypes and
-        layouts of its refs, and of its other arguments; what it makes of them is computed as by
-        ``evaluate``. So it sees nothing of what refs hold. Refs may be inside tuples, lists, dicts
-        and expressions. With arguments that are neither these nor plain values, it is called each
-        time.
+        The function is called with stand-ins. That happens once for each signature: the shapes,
+        dtypes and layouts of its refs, and its other arguments. Its result is computed as by
+        ``evaluate``. So the function cannot see the content of refs. Refs may be inside tuples,
+        lists, dicts and expressions. If an argument is neither of these nor a plain value, the
+        function is called each time.
 
-        Whatever else the function uses is captured when it is called: numbers and other refs
-        stay what they were then. So what changes is better an argument. It is called again
-        once a captured ref was freed, is stale, or is held by nobody any more; it keeps none.
+        Numbers and refs that the function takes from elsewhere are captured when it is called, and
+        keep their value of that time. So pass a value that changes as an argument. A captured ref
+        is not kept alive. The function is called again once a captured ref was freed, is stale, or
+        has no other holder.
 
         Args:
-            function: gives an expression, or a tuple of them, and does nothing else.
+            function: returns an expression, or a tuple of them, and does nothing else.
 
         Returns:
-            What is called with the same arguments and gives a ref, or a tuple of them: on a device
-            it is awaited, in a batch it gives them at once. ``batch.using`` makes one of the other.
+            A callable with the same arguments that returns a ref, or a tuple of them. On a device
+            it is awaited; in a batch it returns them at once. ``batch.using`` makes one of the
+            other.
 
         Raises:
-            TypeError: no callable.
+            TypeError: ``function`` is not callable.
         """
         if not callable(function):
             raise TypeError(f"fuse takes a function, not {said_of(function)}")

@@ -26,8 +26,8 @@ class ArrayFunctions(
 ):
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
 
-    They have NumPy's names, arguments and defaults, and take any views. What they give is a new
-    array unless it says something else; parts and reversed arrays are views, and not awaited.
+    They have NumPy's names, arguments and defaults, and take any views. They return new arrays
+    unless they say otherwise; parts and reversed arrays are views, and not awaited.
     """
 
     traced = True

@@ -1,4 +1,4 @@
-"""How a kernel goes over memory: its axes, elements that are taken at once, threads."""
+"""Geometry of a kernel: its axes, the elements that are taken at once, its threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     NewScratch = Callable[[int, "np.dtype[Any]"], Place]
 
 _VECTOR_BYTES: Final = 16
-"""What a thread reads and writes at once."""
+"""Bytes that a thread reads and writes at once."""
 _THREADS: Final = 256
 _WARP: Final = 32
 _MOST_THREADS: Final = 1024
@@ -31,7 +31,7 @@ _REGISTERS: Final = 64
 """Words of a row that a thread keeps."""
 _MOST_ITEMS: Final = 8
 _FEW_ITEMS: Final = 4
-"""How much of a row a thread takes, unless that takes more threads than there are to be."""
+"""Packs of a row that a thread takes, unless that needs more threads than allowed."""
 _LEAST_GROUP: Final = 8
 """Threads that together read all of a line of memory."""
 _MANY_THREADS: Final = 512
@@ -48,10 +48,10 @@ class Launching(NamedTuple):
 
     Attributes:
         form: the kernel.
-        blocks: how many, in x and y.
-        places: of operands and outputs, in the order of their addresses.
+        blocks: the number of blocks, in x and y.
+        places: the places of operands and outputs, in the order of their addresses.
         numbers: sizes and strides.
-        constants: which of the expression's numbers it takes.
+        constants: the expression's numbers that it takes.
         in_place: operands and outputs that may be the same memory.
     """
 
@@ -86,7 +86,7 @@ def strides_in_order(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def launches_of(lowered: Lowered, new_scratch: NewScratch) -> list[Launching]:
-    """What launches a kernel: one launch, or two where rows are cut into parts."""
+    """Return the launches of a kernel: one, or two if rows are cut into parts."""
     space = lowered.space
     accesses: list[Read | Write] = [*lowered.reads, *lowered.writes]
     kept = _merged(space.kept, space.shape, accesses)
@@ -133,7 +133,7 @@ def _merged(
 
 
 def _vector(accesses: Iterable[Read | Write], inner: int, extent: int) -> int:
-    """How many elements along an axis are taken at once."""
+    """Return the number of elements along an axis that are taken at once."""
     along = [each for each in accesses if each.place is not None and each.strides[inner] == 1]
     if not along:
         return 1
@@ -312,12 +312,12 @@ def _power_above(number: int) -> int:
 
 
 def _grouped(steps: int, vector: int, varying: Sequence[Read]) -> tuple[int, int]:
-    """How many threads share a row, and how much of it each keeps; 0 if it does not fit."""
+    """Return the threads that share a row, and the steps each keeps; 0 if they do not fit."""
     words = sum(max(1, vector * each.itemsize // 4) for each in varying)
     most = max(1, min(_MOST_ITEMS, _REGISTERS // max(1, words)))
     few = min(_FEW_ITEMS, most)
     if steps <= _WARP * most:
-        # Short rows side by side: what is done once for each row is done by fewer threads.
+        # Short rows side by side: fewer threads do the work of each row.
         group = min(
             _WARP, max(_power_above(-(-steps // few)), min(_LEAST_GROUP, _power_above(steps)))
         )
@@ -333,7 +333,7 @@ def _grouped(steps: int, vector: int, varying: Sequence[Read]) -> tuple[int, int
 
 
 def _is_simple(flat: _Flat) -> bool:
-    """Whether one pass over each row does: its results can be made of parts."""
+    """Return whether one pass over each row suffices: its results can be made of parts."""
     nodes = flat.nodes
     if any(each.varies for each in flat.writes):
         return False
@@ -388,11 +388,11 @@ def _in_parts(
 
 
 def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
-    """The kernel that makes results of what was found in parts of rows."""
+    """Return the kernel that makes results from the results of parts of rows."""
     nodes: list[Node] = []
     reads: list[Read] = []
     made: dict[int, int] = {}
-    # Of the numbers it takes only what it uses: a launch with more than that is refused.
+    # It takes only the numbers that it uses: a launch with others is refused.
     words = sorted({node.args[0] for node in flat.nodes if node.kind == "scalar"})
     numbers = dict(zip(words, flat.constants, strict=True))
     places: dict[int, int] = {}

@@ -20,9 +20,9 @@ _MOST_VALUES: Final = 1 << 14
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
-    """A value; its arguments are numbers of earlier ones, or that of an operand or a constant.
+    """A value. Its arguments are the numbers of earlier values, of an operand or of a constant.
 
-    Attributes are those of ``wire._program.Step``, with a dtype in the place of a name.
+    Attributes are those of ``wire._program.Step``, with a dtype instead of a name.
     """
 
     kind: Any
@@ -55,13 +55,13 @@ class Structure:
 
 @final
 class Graph:
-    """Some expressions, flat: what is the same in several of them is one value.
+    """Expressions in flat form: equal parts of them are one value.
 
     Attributes:
         values: all values, each after those that it is made of.
         operands: the refs that they read.
-        constants: the numbers in them, each also as words of four bytes.
-        results: which values the expressions are.
+        constants: the numbers in them, and their words of four bytes.
+        results: the values of the expressions, by index.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Graph:
         self.results: Final = tuple([self._add(each) for each in expressions])
 
     def on(self, operands: list[GpuRef]) -> Graph:
-        """The same on other refs, of the same shapes and dtypes; it holds none but these."""
+        """Return the graph on other refs of the same shapes and dtypes; it holds no others."""
         other = copy(self)
         other.operands = operands
         other._places = {}
@@ -115,13 +115,13 @@ class Graph:
 
     @property
     def structure(self) -> Structure:
-        """All that does not differ from one evaluation to the next."""
+        """Return the parts that are the same in every evaluation."""
         if self._structure is None:
             self._structure = Structure(self.values)
         return self._structure
 
     def _add(self, root: Operand) -> int:
-        """The number of an expression; its parts come first."""
+        """Return the number of an expression; its parts get lower numbers."""
         known = self._known
         if id(root) not in known:
             for each in parts_of(root):

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 class Indexing(ArrayPart[D]):
     """Choosing elements by indices and masks.
 
-    Indices may be negative, as in NumPy. Those that the program gives are checked right here. What
-    those on the device are is not known yet, so nothing undefined comes of any: by default,
-    and with ``mode="wrap"``, they go round, which is the same for all that are in bounds; with
-    ``"clip"`` they are taken as the nearest, negative ones as 0; and with ``"raise"`` they are
-    checked on the device first, which is awaited and cannot be in a batch or a recording.
+    Indices may be negative, as in NumPy. Indices of the program are checked in the caller. Indices
+    on the device are not known yet, so ``mode`` says what happens to those out of bounds. By
+    default, and with ``mode="wrap"``, they wrap around. With ``"clip"`` they become the nearest
+    valid index, and negative ones become 0. With ``"raise"`` they are checked on the device first,
+    which is awaited and cannot be in a batch or a recording.
     """
 
     @op
@@ -62,18 +62,18 @@ class Indexing(ArrayPart[D]):
         out: GpuRef | None = None,
         mode: Mode | None = None,
     ) -> Request[GpuRef]:
-        """Elements along an axis, by their indices; as ``numpy.take``.
+        """Take elements along an axis, by their indices; as ``numpy.take``.
 
         Args:
             a: an array.
-            indices: which.
-            axis: along which; None flattens the array first.
-            out: where the result goes.
-            mode: what an index out of bounds is; see above. NumPy's default is ``"raise"``.
+            indices: the indices to take.
+            axis: the axis; None flattens the array first.
+            out: the buffer for the result.
+            mode: the meaning of an index out of bounds; see above. NumPy's default is ``"raise"``.
 
         Raises:
-            IndexError: an index that is out of bounds, with ``"raise"`` or by default of those of
-                the program; or any index if there is nothing to take.
+            IndexError: an index is out of bounds, with ``"raise"``, or by default if the program
+                has it; or there is an index but nothing to take.
             TypeError: indices that are no whole numbers.
             Unsupported: ``mode="raise"`` in a batch or a recording, with indices on the device.
         """
@@ -100,16 +100,17 @@ class Indexing(ArrayPart[D]):
     def take_along_axis(
         self, arr: GpuRef, indices: Operand, axis: int | None = -1, mode: Mode | None = None
     ) -> Request[GpuRef]:
-        """One element for each index, of its own row; as ``numpy.take_along_axis``.
+        """Take one element for each index, of its own row; as ``numpy.take_along_axis``.
 
         Args:
             arr: an array.
-            indices: of as many dimensions; other axes than ``axis`` broadcast.
-            axis: along which; None flattens both.
-            mode: what an index out of bounds is; see above.
+            indices: an array with as many dimensions as ``arr``; axes other than ``axis``
+                broadcast.
+            axis: the axis of the indices; None flattens both.
+            mode: the meaning of an index out of bounds; see above.
 
         Raises:
-            IndexError: as ``take``; also indices that are no whole numbers.
+            IndexError: as ``take``; also indices that are not whole numbers.
             ValueError: other dimensions.
         """
         return self._along("take_along_axis", arr, indices, None, axis, mode)
@@ -126,11 +127,11 @@ class Indexing(ArrayPart[D]):
         """Write one element for each index, into its own row; as ``numpy.put_along_axis``.
 
         Args:
-            arr: what is written.
+            arr: the array to write.
             indices: as for ``take_along_axis``.
-            values: what to write, broadcast to the shape of the indices.
-            axis: along which; None flattens ``arr``.
-            mode: what an index out of bounds is; see above.
+            values: the values to write, broadcast to the shape of the indices.
+            axis: the axis of the indices; None flattens ``arr``.
+            mode: the meaning of an index out of bounds; see above.
 
         Returns:
             ``arr``.
@@ -204,14 +205,14 @@ class Indexing(ArrayPart[D]):
             x: an array.
             key: numbers, slices, ``...``, None, and arrays of whole numbers or of bool, in one
                 tuple; arrays may be refs, expressions, or the program's own if they are small.
-            mode: what an index out of bounds is; see above.
+            mode: the meaning of an index out of bounds; see above.
 
         Returns:
             A new array; with numbers and slices alone a view, which ``x[key]`` is, too.
 
         Raises:
-            IndexError: as in NumPy: too many indices, an index that is out of bounds, masks and
-                indices of other shapes or dtypes.
+            IndexError: as in NumPy: too many indices, an index out of bounds, masks and indices of
+                other shapes or dtypes.
             Unsupported: in a batch or a recording, a mask that is on the device, because the size
                 of the result depends on it; or ``mode="raise"``.
         """
@@ -238,16 +239,17 @@ class Indexing(ArrayPart[D]):
         *,
         deterministic: bool | None = None,
     ) -> Request[GpuRef]:
-        """``x[key] = value``, with any key that NumPy takes.
+        """Write ``x[key] = value``, with any key that NumPy takes.
 
         Args:
-            x: what is written.
-            key: as for ``getitem``. A mask on the device may be in a batch where one value, or
-                one row of them, goes to all places.
-            value: a number, a ref or an expression, which broadcasts to what is chosen.
-            mode: what an index out of bounds is; see above.
+            x: the array to write.
+            key: as for ``getitem``. A mask on the device may be in a batch if one value, or one row
+                of values, goes to all places.
+            value: a number, a ref or an expression, which broadcasts to the chosen places.
+            mode: the meaning of an index out of bounds; see above.
             deterministic: whether the last of several values for one place counts, as in NumPy.
-                Otherwise it is any of them, for each element. By default as the device was opened.
+                Otherwise it is any of them, for each element. The default is the device's own
+                setting.
 
         Returns:
             ``x``.
@@ -270,19 +272,19 @@ class Indexing(ArrayPart[D]):
         *,
         deterministic: bool | None = None,
     ) -> Request[GpuRef]:
-        """Add to chosen elements, as often as they are chosen; as ``numpy.add.at``.
+        """Add to chosen elements, once for each time an index has them; as ``numpy.add.at``.
 
         Each sum is rounded to the dtype of ``x``. If many terms of a 16-bit float go to the same
         element, add them to a float32 array.
 
         Args:
-            x: what is added to.
+            x: the array to add to.
             key: as for ``setitem``.
-            value: what is added.
-            mode: what an index out of bounds is; see above.
+            value: a number, a ref or an expression to add, as for ``setitem``.
+            mode: the meaning of an index out of bounds; see above.
             deterministic: whether sums are made in the order of the indices, which takes longer.
-                Otherwise sums of floats may be rounded another way each time. By default as the
-                device was opened.
+                Otherwise sums of floats may be rounded differently each time. The default is the
+                device's own setting.
 
         Returns:
             ``x``.
@@ -341,14 +343,15 @@ class Indexing(ArrayPart[D]):
 
     @op
     def nonzero(self, a: Operand) -> Request[tuple[GpuRef, ...]]:
-        """Where elements are not zero: indices along each axis; as ``numpy.nonzero``.
+        """Find the elements that are not zero: indices along each axis; as ``numpy.nonzero``.
 
         Args:
             a: a ref or an expression.
 
         Raises:
-            ValueError: it has no dimensions.
-            Unsupported: in a batch or a recording, as only the device knows how many there are.
+            ValueError: ``a`` has no dimensions.
+            Unsupported: in a batch or a recording, because only the device knows the number of
+                results.
         """
         given = self._operand(a, "a")
         if not given.shape:
@@ -368,26 +371,28 @@ class Indexing(ArrayPart[D]):
 
     @op
     def flatnonzero(self, a: Operand) -> Request[GpuRef]:
-        """Where elements are not zero, counted in C order; as ``numpy.flatnonzero``.
+        """Find the elements that are not zero, by C order; as ``numpy.flatnonzero``.
 
         Args:
             a: a ref or an expression.
 
         Raises:
-            Unsupported: in a batch or a recording, as only the device knows how many there are.
+            Unsupported: in a batch or a recording, because only the device knows the number of
+                results.
         """
         given = self._operand(a, "a")
         return where_set(self._cub, given, "flatnonzero", lambda n, refs: trimmed(refs[0], n))
 
     @op
     def argwhere(self, a: Operand) -> Request[GpuRef]:
-        """Where elements are not zero, the indices of one in a row; as ``numpy.argwhere``.
+        """Find the elements that are not zero, one row of indices each; as ``numpy.argwhere``.
 
         Args:
             a: a ref or an expression.
 
         Raises:
-            Unsupported: in a batch or a recording, as only the device knows how many there are.
+            Unsupported: in a batch or a recording, because only the device knows the number of
+                results.
         """
         given = self._operand(a, "a")
 
@@ -408,13 +413,13 @@ class Indexing(ArrayPart[D]):
         axis: int | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Elements along an axis for which a condition holds; as ``numpy.compress``.
+        """Take elements along an axis for which a condition holds; as ``numpy.compress``.
 
         Args:
             condition: one dimension, no longer than the axis.
             a: an array.
-            axis: along which; None flattens it first.
-            out: where the result goes.
+            axis: the axis; None flattens it first.
+            out: the buffer for the result.
 
         Raises:
             ValueError: a condition of other dimensions.
@@ -443,10 +448,10 @@ class Indexing(ArrayPart[D]):
 
     @op
     def extract(self, condition: Operand, arr: GpuRef) -> Request[GpuRef]:
-        """Elements for which a condition holds, in one row; as ``numpy.extract``.
+        """Take elements for which a condition holds, in one row; as ``numpy.extract``.
 
         Args:
-            condition: as many elements.
+            condition: one element for each of the array.
             arr: an array.
 
         Raises:
@@ -466,7 +471,7 @@ class Indexing(ArrayPart[D]):
     # --- keys -------------------------------------------------------------------------------
 
     def _positions(self, steps: Steps, mask: Operand, name: str) -> GpuRef:
-        """Where a mask is set: of the program, so that it has to be asked for first."""
+        """Return the positions at which a mask is set, which the program has to ask for first."""
         asked = where_set(self._cub, mask, name, lambda count, refs: refs[0][:count])
         found = steps.driver.perform(asked)
         assert found is not None
@@ -501,7 +506,7 @@ class Indexing(ArrayPart[D]):
         mode: Mode | None,
         way: Mode,
     ) -> tuple[GpuRef, Outside]:
-        """Indices as a buffer, and what those of them are that are out of bounds."""
+        """Return indices as a buffer, and the treatment of those out of bounds."""
         if isinstance(given, np.ndarray):
             if mode in (None, "raise"):
                 require_inside(given, n, axis)
@@ -527,7 +532,7 @@ class Indexing(ArrayPart[D]):
     def _chosen(
         self, steps: Steps, ref: GpuRef, items: list[Any], mode: Mode | None, way: Mode
     ) -> Chosen:
-        """A key with buffers of indices in the place of arrays."""
+        """Return a key with buffers of indices instead of arrays."""
         expanded: list[Any] = []
         axis = 0
         for each in items:
@@ -556,7 +561,7 @@ class Indexing(ArrayPart[D]):
         view = ref[basic] if basic else ref
         if not arrays:
             return Chosen(view, [], (), 0)
-        # Numbers beside arrays count as such where it is told whether those are side by side.
+        # Next to arrays, numbers count as arrays in the test whether arrays are side by side.
         places = [at for at, each in enumerate(expanded) if is_array(each) or isinstance(each, int)]
         together = places[-1] - places[0] + 1 == len(places)
         place = 0
@@ -598,7 +603,7 @@ class Indexing(ArrayPart[D]):
 
 
 def _basic(item: Any) -> Any:
-    """What an item of a key leaves for arrays to choose from."""
+    """Return the basic form of an item of a key: arrays become full slices."""
     if isinstance(item, Inside) and item.new:
         return None
     return slice(None) if is_array(item) else item

@@ -1,4 +1,4 @@
-"""Keys of arrays, taken apart; and what is read from or written to the places that they say."""
+"""Keys of arrays, taken apart, and the reads and writes of the places that they choose."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ Indices = Operand | np.ndarray[Any, np.dtype[Any]] | Sequence[object] | int
 """Whole numbers: a ref or an expression of them, or the program's own."""
 KeyItem = Indices | slice | EllipsisType | None
 ArrayKey = KeyItem | tuple[KeyItem, ...]
-"""As NumPy's: numbers, slices, ``...``, None, arrays of whole numbers or of bool, on the device or
-in the program."""
+"""NumPy's keys: numbers, slices, ``...``, None, arrays of whole numbers or bool; on the device or
+in the program.
+"""
 
 _MODES: Final = ("raise", "wrap", "clip")
 
@@ -36,8 +37,8 @@ class Chosen(NamedTuple):
     Attributes:
         view: the array, without what numbers and slices leave out.
         indices: arrays of indices, with the axes of the view that they are of.
-        shape: what the indices broadcast to.
-        place: how many other axes come before those of the indices in the result.
+        shape: the shape to which the indices broadcast.
+        place: the number of other axes before those of the indices in the result.
     """
 
     view: GpuRef
@@ -53,7 +54,7 @@ class Chosen(NamedTuple):
 
     @property
     def result(self) -> tuple[int, ...]:
-        """The shape of what is chosen."""
+        """Shape of the chosen elements."""
         sizes = [self.view.shape[axis] for axis in self.others]
         return (*sizes[: self.place], *self.shape, *sizes[self.place :])
 
@@ -85,7 +86,7 @@ class Inside(NamedTuple):
     """Indices that are in bounds for sure.
 
     Attributes:
-        ref: where they are.
+        ref: the array that they index.
         new: whether they are of an axis that is not there yet, of one element.
     """
 
@@ -94,7 +95,7 @@ class Inside(NamedTuple):
 
 
 def items_of(key: Any, ref: GpuRef) -> list[Any]:
-    """One item for each axis, beside None; masks are for several."""
+    """Return one item for each axis, and None for new axes; a mask is for several."""
     given = key if isinstance(key, tuple) else (key,)
     items: list[Any] = []
     for each in given:
@@ -172,7 +173,7 @@ def axes_of(item: Any) -> int:
 
 
 def whole_mask(items: list[Any], value: Any) -> Operand | None:
-    """A mask that is all of a key, where what is written does not depend on how many are set."""
+    """Return the mask of a key of one mask, if one value or row of values goes to all places."""
     first, *others = items or [None]
     if not isinstance(first, Operand) or not is_mask(first):
         return None
@@ -213,10 +214,10 @@ def fitting(value: Any, ref: GpuRef) -> Operand:
 
 
 def values_in(steps: Steps, value: Any, shape: tuple[int, ...], target: GpuRef) -> GpuRef:
-    """What is written, in the shape of the places that it goes to.
+    """Return the values to write, in the shape of the places that they go to.
 
     Raises:
-        ValueError: it does not broadcast to that, in NumPy's words.
+        ValueError: ``value`` does not broadcast to that shape; the message is NumPy's.
     """
     like = fitting(value, target)
     given = like.shape
@@ -237,7 +238,7 @@ def values_in(steps: Steps, value: Any, shape: tuple[int, ...], target: GpuRef) 
 
 
 def gather(steps: Steps, chosen: Chosen, made: GpuRef, outside: Outside) -> None:
-    """Read what is chosen, into a buffer of any dtype of the same kind."""
+    """Read chosen elements into a buffer of any dtype of the same kind."""
     view = chosen.view
     plain = made
     if made.dtype is not view.dtype:

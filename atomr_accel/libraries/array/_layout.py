@@ -14,8 +14,8 @@ class Axis(NamedTuple):
 
     Attributes:
         target: bytes from one element to the next.
-        source: likewise.
-        extent: how many elements.
+        source: the same in the source.
+        extent: the number of elements.
     """
 
     target: int
@@ -27,10 +27,11 @@ class Merged(NamedTuple):
     """A copy between layouts.
 
     Attributes:
-        axes: that of the smallest step in the target is last; their steps there are positive.
+        axes: the axes; the one of the smallest step in the target is last. All steps in the target
+            are positive.
         itemsize: bytes of an element.
-        source: how far behind where it began the source begins.
-        target: likewise.
+        source: bytes from the old start of the source to the new one.
+        target: the same for the target.
     """
 
     axes: tuple[Axis, ...]
@@ -46,14 +47,14 @@ def merged(
     itemsize: int,
     aligned: int,
 ) -> Merged:
-    """The same copy with fewer axes, and larger elements.
+    """Return the same copy with fewer axes, and larger elements.
 
     Args:
-        shape: of both, with elements.
-        target: strides of the target, in bytes, none of them 0 along an axis of several elements.
+        shape: the shape of both arrays, which have elements.
+        target: strides of the target, in bytes; 0 only along axes of one element.
         source: strides of the source.
         itemsize: bytes of an element.
-        aligned: what the beginnings of both are multiples of.
+        aligned: the alignment of both first elements, in bytes.
     """
     start_source = start_target = 0
     axes: list[Axis] = []

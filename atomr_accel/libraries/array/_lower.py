@@ -1,4 +1,4 @@
-"""What one kernel computes: values of one element, over a space of indices."""
+"""Values of one kernel, for one element, over a space of indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._graph import Value
 
 Map = tuple[int | None, ...]
-"""For each axis of a value the axis of the space; None where all of that see one element."""
+"""Axes of the space, one for each axis of a value; None if all of that axis see one element."""
 
 
 class Place(NamedTuple):
@@ -28,9 +28,9 @@ class Stored(NamedTuple):
     """A value in a buffer.
 
     Attributes:
-        place: where.
+        place: the buffer of the value.
         strides: elements.
-        alignment: what its address is a multiple of.
+        alignment: the alignment of its address, in bytes.
     """
 
     place: Place
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A value that is wanted, and where it goes; attributes as those of ``Stored``."""
+    """A wanted value and its buffer; attributes as those of ``Stored``."""
 
     value: int
     place: Place
@@ -48,14 +48,14 @@ class Target(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a kernel reads.
+    """Input of a kernel.
 
     Attributes:
-        place: where; None for what is made of the index alone.
-        strides: elements, along each axis of the space.
+        place: its buffer; None for values that come from the index alone.
+        strides: its strides along each axis of the space, in elements.
         dtype: its dtype's name.
         itemsize: bytes of an element.
-        alignment: what its address is a multiple of.
+        alignment: the alignment of its address, in bytes.
     """
 
     place: Place | None
@@ -66,10 +66,10 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """What a kernel writes; attributes as those of ``Read``.
+    """Output of a kernel; further attributes as those of ``Read``.
 
     Attributes:
-        node: what goes there.
+        node: the node whose value goes there.
         varies: whether it has all elements of a row.
     """
 
@@ -88,7 +88,7 @@ class Space(NamedTuple):
 
     Attributes:
         shape: extents of all axes.
-        reduced: which of them are reduced.
+        reduced: the axes that are reduced.
     """
 
     shape: tuple[int, ...]
@@ -100,7 +100,7 @@ class Space(NamedTuple):
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.reduced)
 
     def axes_of(self, shape: tuple[int, ...]) -> tuple[Map] | None:
-        """What axes of the space a result's are, if it is one of such a shape."""
+        """Return the axes of the space that a result of ``shape`` has; None if it does not fit."""
         if shape == self.shape:
             return (tuple(range(len(shape))),)
         kept = self.kept
@@ -116,26 +116,26 @@ class Space(NamedTuple):
 
 
 def is_reduction(value: Value) -> bool:
-    """Whether it is."""
+    """Return whether a value is a reduction."""
     return value.kind in ("reduce", "arg")
 
 
 @final
 class Lowered:
-    """The values of one kernel, with what it reads and writes.
+    """Values of one kernel, with its inputs and outputs.
 
     Args:
-        values: the expression's.
-        operands: layouts of what it reads.
-        stored: values that are in buffers by now.
-        store: has one computed into a buffer first.
-        space: the indices that the kernel goes over.
-        only: the one reduction that is part of it; by default all that can be.
+        values: the values of the expression.
+        operands: the layouts of its operands.
+        stored: values that are in buffers already.
+        store: computes a value into a buffer first.
+        space: the indices over which the kernel runs.
+        only: the one reduction that is part of it; by default all that fit.
 
     Attributes:
         nodes: its values.
-        reads: what it reads.
-        writes: what it writes.
+        reads: its inputs.
+        writes: its outputs.
         constants: the numbers that it takes.
     """
 
@@ -243,7 +243,7 @@ class Lowered:
         return found
 
     def _scalar(self, value: Value) -> int:
-        """In which word of the kernel's numbers a constant begins."""
+        """Return the word of the kernel's numbers at which a constant begins."""
         number = value.args[0]
         if number not in self._scalars:
             self._scalars[number] = self.words
@@ -291,7 +291,7 @@ class Lowered:
         )
 
     def _inside(self, at: int, value: Value, axes: Map) -> Map | None:
-        """The axes of what a reduction reduces; None if it is none of this kernel's."""
+        """Return the axes of a reduction's operand; None if the reduction is not in this kernel."""
         space = self.space
         if not space.reduced or (self._only is not None and at != self._only):
             return None

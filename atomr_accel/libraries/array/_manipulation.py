@@ -35,13 +35,13 @@ class Manipulation(ArrayPart[D]):
     def astype(
         self, x: Operand, dtype: DTypeLike, casting: Casting = "unsafe", *, copy: bool = True
     ) -> Request[GpuRef]:
-        """The same with another dtype; as ``numpy.ndarray.astype``.
+        """Convert elements to another dtype; as ``numpy.ndarray.astype``.
 
         Args:
             x: a ref or an expression.
-            dtype: the other one.
-            casting: which conversions are allowed.
-            copy: whether it is a copy also if the dtype is the same.
+            dtype: the new dtype.
+            casting: the conversions that are allowed.
+            copy: whether the result is a copy even if the dtype is the same.
 
         Raises:
             TypeError: a conversion that ``casting`` does not allow.
@@ -58,14 +58,14 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def ascontiguousarray(self, a: Operand, dtype: DTypeLike | None = None) -> Request[GpuRef]:
-        """The same, C-contiguous; as ``numpy.ascontiguousarray``.
+        """Make an array C-contiguous; as ``numpy.ascontiguousarray``.
 
         Args:
             a: a ref or an expression.
-            dtype: another dtype.
+            dtype: the new dtype, if any.
 
         Returns:
-            ``a`` itself, if it is that.
+            ``a`` itself, if it is C-contiguous already.
         """
         given = self._operand(a, "a")
         kind = given.dtype if dtype is None else as_dtype(dtype)
@@ -80,13 +80,13 @@ class Manipulation(ArrayPart[D]):
     def where(
         self, condition: Value, x: Value, y: Value, /, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """Elements of one array or another; as ``numpy.where`` with three arguments.
+        """Choose elements of one array or another; as ``numpy.where`` with three arguments.
 
         Args:
-            condition: which; what is not zero is true.
-            x: taken where it holds.
-            y: taken elsewhere.
-            out: where the result goes.
+            condition: chooses for each element; values other than zero are true.
+            x: the elements where ``condition`` holds.
+            y: the other elements.
+            out: the buffer for the result.
 
         Raises:
             TypeError: none of them is on the device.
@@ -102,24 +102,24 @@ class Manipulation(ArrayPart[D]):
         a_max: Value | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Elements within bounds; as ``numpy.clip``.
+        """Limit elements to bounds; as ``numpy.clip``.
 
         Args:
             a: a ref or an expression.
             a_min: the least.
             a_max: the largest.
-            out: where the result goes; may be ``a``.
+            out: the buffer for the result; may be ``a``.
         """
         return self._evaluated(self._made(np.clip, self._operand(a, "a"), a_min, a_max), out)
 
     @op
     def round(self, a: Operand, decimals: int = 0, out: GpuRef | None = None) -> Request[GpuRef]:
-        """Rounded to so many digits, halves to even; as ``numpy.round``.
+        """Round to ``decimals`` digits, halves to even; as ``numpy.round``.
 
         Args:
             a: a ref or an expression.
-            decimals: digits behind the point; negative ones are before it.
-            out: where the result goes; may be ``a``.
+            decimals: digits after the point; negative numbers are digits before it.
+            out: the buffer for the result; may be ``a``.
 
         Raises:
             TypeError: complex numbers.
@@ -137,13 +137,13 @@ class Manipulation(ArrayPart[D]):
         atol: Value = 1.0e-8,
         equal_nan: bool = False,
     ) -> Request[GpuRef]:
-        """Whether elements are nearly equal; as ``numpy.isclose``.
+        """Test whether elements are nearly equal; as ``numpy.isclose``.
 
         Args:
-            a: one.
-            b: the other, which ``rtol`` is relative to.
-            rtol: how far they may be apart, as a part of ``b``.
-            atol: how far beside.
+            a: the elements to compare.
+            b: the reference elements, to which ``rtol`` is relative.
+            rtol: the relative tolerance, as a part of ``b``.
+            atol: the absolute tolerance, which is added.
             equal_nan: whether NaN are equal.
         """
         return self._evaluated(self._made(np.isclose, a, b, rtol, atol, equal_nan))
@@ -170,14 +170,14 @@ class Manipulation(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         casting: Casting = "same_kind",
     ) -> Request[GpuRef]:
-        """Arrays one behind the other; as ``numpy.concatenate``.
+        """Join arrays along an axis; as ``numpy.concatenate``.
 
         Args:
             arrays: refs, any views.
-            axis: along which; None flattens them first.
-            out: where the result goes.
-            dtype: of the result; by default the common one.
-            casting: which conversions are allowed.
+            axis: the axis; None flattens them first.
+            out: the buffer for the result.
+            dtype: the dtype of the result; by default the common one.
+            casting: the conversions that are allowed.
 
         Raises:
             ValueError: no arrays, or shapes that do not fit.
@@ -198,14 +198,14 @@ class Manipulation(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         casting: Casting = "same_kind",
     ) -> Request[GpuRef]:
-        """Arrays side by side along a new axis; as ``numpy.stack``.
+        """Stack arrays along a new axis; as ``numpy.stack``.
 
         Args:
             arrays: refs of one shape.
             axis: the new one.
-            out: where the result goes.
-            dtype: of the result.
-            casting: which conversions are allowed.
+            out: the buffer for the result.
+            dtype: the dtype of the result.
+            casting: the conversions that are allowed.
 
         Raises:
             ValueError: no arrays, or several shapes.
@@ -221,7 +221,7 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def vstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
-        """Arrays one below the other; as ``numpy.vstack``. Errors are those of ``concatenate``."""
+        """Stack arrays one below the other; as ``numpy.vstack``. Errors as for ``concatenate``."""
         refs = [_at_least_2d(ref) for ref in self._refs(tup, "tup")]
         if not refs:
             raise ValueError("need at least one array to concatenate")
@@ -229,7 +229,7 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def hstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
-        """Arrays beside each other; as ``numpy.hstack``. Errors are those of ``concatenate``."""
+        """Stack arrays side by side; as ``numpy.hstack``. Errors are those of ``concatenate``."""
         refs = [ref if ref.ndim else ref.reshape(1) for ref in self._refs(tup, "tup")]
         if not refs:
             raise ValueError("need at least one array to concatenate")
@@ -288,15 +288,16 @@ class Manipulation(ArrayPart[D]):
     def split(
         self, ary: GpuRef, indices_or_sections: int | Sequence[int], axis: int = 0
     ) -> list[GpuRef]:
-        """Parts of an array, as views; as ``numpy.split``. It is not awaited.
+        """Divide an array into equal parts, as views; as ``numpy.split``. It is not awaited.
 
         Args:
-            ary: what is divided.
-            indices_or_sections: how many parts of equal size, or where parts end.
-            axis: along which.
+            ary: the array to divide.
+            indices_or_sections: the number of parts of equal size, or the positions at which they
+                end.
+            axis: the axis to divide.
 
         Raises:
-            ValueError: parts that would not be equal.
+            ValueError: the parts would differ in size.
         """
         sections = indices_or_sections
         size = self._ref(ary, "ary").shape[normalize_axis_index(axis, ary.ndim)]
@@ -307,15 +308,15 @@ class Manipulation(ArrayPart[D]):
     def array_split(
         self, ary: GpuRef, indices_or_sections: int | Sequence[int], axis: int = 0
     ) -> list[GpuRef]:
-        """Parts of an array, as views; as ``numpy.array_split``. It is not awaited.
+        """Divide an array into parts, as views; as ``numpy.array_split``. It is not awaited.
 
         Args:
-            ary: what is divided.
-            indices_or_sections: how many parts, or where parts end.
-            axis: along which.
+            ary: the array to divide.
+            indices_or_sections: the number of parts, or the positions at which they end.
+            axis: the axis to divide.
 
         Raises:
-            ValueError: not even one part.
+            ValueError: less than one part.
         """
         at = normalize_axis_index(axis, self._ref(ary, "ary").ndim)
         size = ary.shape[at]
@@ -331,11 +332,11 @@ class Manipulation(ArrayPart[D]):
         return [ary[(*key, slice(start, end))] for start, end in pairwise(ends)]
 
     def flip(self, m: GpuRef, axis: int | tuple[int, ...] | None = None) -> GpuRef:
-        """With elements in reverse order, as a view; as ``numpy.flip``. It is not awaited.
+        """Reverse the order of elements, as a view; as ``numpy.flip``. It is not awaited.
 
         Args:
             m: an array.
-            axis: along which; all by default.
+            axis: the axis; all by default.
         """
         ref = self._ref(m, "m")
         axes = range(ref.ndim) if axis is None else normalize_axis_tuple(axis, ref.ndim)
@@ -349,7 +350,7 @@ class Manipulation(ArrayPart[D]):
         return self.flip(m, 1)
 
     def flipud(self, m: GpuRef) -> GpuRef:
-        """Rows in reverse order, as a view; as ``numpy.flipud``. It is not awaited."""
+        """Reverse the order of rows, as a view; as ``numpy.flipud``. It is not awaited."""
         if self._ref(m, "m").ndim < 1:
             raise ValueError("Input must be >= 1-d.")
         return self.flip(m, 0)
@@ -359,7 +360,7 @@ class Manipulation(ArrayPart[D]):
 
         Args:
             m: an array.
-            k: how many right angles.
+            k: the number of right angles.
             axes: from the first towards the second.
 
         Raises:
@@ -391,7 +392,7 @@ def _same(steps: Steps, x: Operand, *, copy: bool) -> GpuRef:
 
 
 def _copied(steps: Steps, x: Operand, out: GpuRef | None) -> GpuRef:
-    """A result that is no part of what was given."""
+    """Return a result that shares no memory with the operands."""
     return steps.evaluate(x, out)
 
 

@@ -1,8 +1,9 @@
-"""Which kernels compute an expression, and how they go over memory.
+"""Plans of expressions: their kernels, and the geometry of each.
 
-One kernel goes over one space of indices: axes that results keep, and axes that are reduced. A
-reduction is part of a kernel if it reduces just these axes for each row of it; all others come
-first, by kernels of their own, whose results are buffers for this one. So is what is too deep.
+One kernel runs over one space of indices: axes that results keep, and axes that are reduced. A
+reduction is part of a kernel if it reduces just these axes for each row of it. Other reductions run
+first, in their own kernels, whose results are buffers for this one. Expressions that are too deep
+are cut in the same way.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
         shape: its shape.
         strides: bytes.
         dtype: its dtype.
-        alignment: what its place is a multiple of.
+        alignment: the alignment of its place, in bytes.
     """
 
     shape: tuple[int, ...]
@@ -48,11 +49,11 @@ class Layout(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How an expression is computed.
+    """Plan of an expression's computation.
 
     Attributes:
-        launches: one after the other.
-        scratch: number and dtype of the elements of each buffer in between.
+        launches: the launches in order.
+        scratch: number and dtype of the elements of each intermediate buffer.
     """
 
     launches: tuple[Launching, ...]
@@ -66,14 +67,14 @@ def make_plan(
     outputs: Sequence[Layout],
     conflicts: Sequence[Conflict] = (),
 ) -> Plan:
-    """The kernels of an expression.
+    """Return the plan of an expression.
 
     Args:
-        values: its values, as ``Graph`` has them.
-        results: which of them are wanted.
-        operands: what it reads.
-        outputs: where results go.
-        conflicts: which of these share memory.
+        values: its values, in the order of ``Graph``.
+        results: the indices of the wanted values.
+        operands: the layouts of its operands.
+        outputs: the layouts of the buffers for results.
+        conflicts: the operands and outputs that share memory.
     """
     plan = _Planner(values, operands).plan(results, outputs, frozenset())
     if len(plan.launches) == 1 and all(
@@ -143,7 +144,7 @@ class _Planner:
         return cuts
 
     def store(self, at: int) -> Stored:
-        """Have a value computed into a buffer of its own, before the kernels to come."""
+        """Compute a value into its own buffer, before the kernels to come."""
         found = self._stored.get(at)
         if found is None:
             value = self._values[at]

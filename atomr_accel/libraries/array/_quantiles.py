@@ -40,7 +40,7 @@ Method = Literal[
 
 _METHODS: Final[tuple[Method, ...]] = get_args(Method)
 _ELEMENTS: Final = ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
-"""Methods that give one of the elements."""
+"""Methods that return one of the elements."""
 
 _CONSTANTS: Final[dict[Method, tuple[float, float]]] = {
     "interpolated_inverted_cdf": (0, 1),
@@ -55,7 +55,7 @@ _FLOAT64: Final = as_dtype(np.float64)
 
 
 class Quantiles(Sorting[D]):
-    """Medians, quantiles and percentiles: NaN where there is one."""
+    """Medians, quantiles and percentiles; NaN for rows with a NaN."""
 
     @op
     def median(
@@ -65,8 +65,8 @@ class Quantiles(Sorting[D]):
 
         Args:
             a: a ref or an expression, of real numbers.
-            axis: along which axes; all by default.
-            out: where the result goes.
+            axis: the axes; all by default.
+            out: the buffer for the result.
             keepdims: whether these axes stay, with one element.
 
         Raises:
@@ -90,14 +90,14 @@ class Quantiles(Sorting[D]):
 
         Args:
             a: a ref or an expression, of real numbers.
-            q: which, from 0 to 1; of several the result has them along new first axes.
-            axis: along which axes; all by default.
-            out: where the result goes.
-            method: what is between two elements, by NumPy's names.
+            q: the quantiles, from 0 to 1; several of them become new first axes of the result.
+            axis: the axes; all by default.
+            out: the buffer for the result.
+            method: NumPy's name of the interpolation between two elements.
             keepdims: whether these axes stay, with one element.
 
         Raises:
-            ValueError: no elements, ``q`` out of range, or another method.
+            ValueError: no elements, ``q`` out of range, or an unknown method.
             TypeError, Unsupported: as ``sort``.
         """
         return self._quantiles("quantile", a, q, axis, out, method, keepdims=keepdims)
@@ -117,7 +117,7 @@ class Quantiles(Sorting[D]):
 
         Args:
             a: as for ``quantile``.
-            q: which, from 0 to 100.
+            q: the percentiles, from 0 to 100.
             axis: as for ``quantile``.
             out: as for ``quantile``.
             method: as for ``quantile``.
@@ -197,7 +197,7 @@ class Quantiles(Sorting[D]):
 
 
 def _place(n: int, share: float, method: Method) -> tuple[int, float]:
-    """The element before a quantile of ``n`` that are sorted, and how far it is to the next."""
+    """Return the index before a quantile of ``n`` sorted elements, and the fraction after it."""
     match method:
         case "inverted_cdf" | "averaged_inverted_cdf":
             place = n * share - 1

@@ -51,16 +51,16 @@ class Reductions(ArrayPart[D]):
         initial: Number | None = None,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Sums; as ``numpy.sum``. Those of floats of 16 bits and less are made in float32.
+        """Add elements; as ``numpy.sum``. Sums of floats of 16 bits or less are made in float32.
 
         Args:
             a: a ref or an expression.
-            axis: along which axes; all by default.
-            dtype: what it is computed in, and of the result.
-            out: where the result goes.
+            axis: the axes to reduce; all by default.
+            dtype: the dtype of the computation and of the result.
+            out: the buffer for the result.
             keepdims: whether these axes stay, with one element.
-            initial: what is added beside.
-            where: which elements count.
+            initial: a number that is added to each sum.
+            where: the elements that count.
 
         Raises:
             numpy.exceptions.AxisError: no such axis.
@@ -79,7 +79,7 @@ class Reductions(ArrayPart[D]):
         initial: Number | None = None,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Products; as ``numpy.prod``. Arguments and errors are those of ``sum``."""
+        """Multiply elements; as ``numpy.prod``. Arguments and errors are those of ``sum``."""
         options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
         return self._reduced(np.prod, a, out, initial=initial, **options)
 
@@ -93,15 +93,15 @@ class Reductions(ArrayPart[D]):
         initial: Number | None = None,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """The largest elements, NaN where there is one; as ``numpy.max``.
+        """Find the largest elements, or NaN in rows that have one; as ``numpy.max``.
 
         Args:
             a: a ref or an expression.
-            axis: along which axes; all by default.
-            out: where the result goes.
+            axis: the axes to reduce; all by default.
+            out: the buffer for the result.
             keepdims: whether these axes stay, with one element.
-            initial: what counts beside.
-            where: which elements count; needs ``initial``.
+            initial: a further number that counts in each row.
+            where: the elements that count; needs ``initial``.
 
         Raises:
             ValueError: no elements, and no ``initial``.
@@ -120,7 +120,7 @@ class Reductions(ArrayPart[D]):
         initial: Number | None = None,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """The smallest elements, NaN where there is one; as ``numpy.min``, and as ``max``."""
+        """Find the smallest elements, or NaN; as ``numpy.min``. Arguments as for ``max``."""
         return self._reduced(
             np.min, a, out, axis=axis, keepdims=keepdims, initial=initial, where=where
         )
@@ -129,7 +129,7 @@ class Reductions(ArrayPart[D]):
     def ptp(
         self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
     ) -> Request[GpuRef]:
-        """From the smallest element to the largest; as ``numpy.ptp``. Errors as ``max``."""
+        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``."""
         return self._reduced(np.ptp, a, out, axis=axis, keepdims=keepdims)
 
     @op
@@ -143,15 +143,15 @@ class Reductions(ArrayPart[D]):
         *,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Means; as ``numpy.mean``. Those of floats of 16 bits and less are made in float32.
+        """Compute means; as ``numpy.mean``. Floats of 16 bits or less are added in float32.
 
         Args:
             a: a ref or an expression.
-            axis: along which axes; all by default.
-            dtype: what it is computed in.
-            out: where the result goes.
+            axis: the axes to reduce; all by default.
+            dtype: the dtype of the computation.
+            out: the buffer for the result.
             keepdims: whether these axes stay, with one element.
-            where: which elements count.
+            where: the elements that count.
         """
         options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
         return self._reduced(np.mean, a, out, **options)
@@ -168,16 +168,16 @@ class Reductions(ArrayPart[D]):
         *,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Variances; as ``numpy.var``.
+        """Compute variances; as ``numpy.var``.
 
         Args:
             a: a ref or an expression.
-            axis: along which axes; all by default.
-            dtype: what it is computed in.
-            out: where the result goes.
-            ddof: by how much the number of elements is less where it divides.
+            axis: the axes to reduce; all by default.
+            dtype: the dtype of the computation.
+            out: the buffer for the result.
+            ddof: is subtracted from the number of elements to get the divisor.
             keepdims: whether these axes stay, with one element.
-            where: which elements count.
+            where: the elements that count.
         """
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": where}
         return self._reduced(np.var, a, out, axis=axis, **options)
@@ -194,7 +194,7 @@ class Reductions(ArrayPart[D]):
         *,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
+        """Compute standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": where}
         return self._reduced(np.std, a, out, axis=axis, **options)
 
@@ -208,14 +208,14 @@ class Reductions(ArrayPart[D]):
         *,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Whether any element is not zero; as ``numpy.any``.
+        """Test whether any element is not zero; as ``numpy.any``.
 
         Args:
             a: a ref or an expression.
-            axis: along which axes; all by default.
-            out: where the result goes.
+            axis: the axes to reduce; all by default.
+            out: the buffer for the result.
             keepdims: whether these axes stay, with one element.
-            where: which elements count.
+            where: the elements that count.
         """
         return self._reduced(np.any, a, out, axis=axis, keepdims=keepdims, where=where)
 
@@ -229,14 +229,14 @@ class Reductions(ArrayPart[D]):
         *,
         where: Value = True,
     ) -> Request[GpuRef]:
-        """Whether no element is zero; as ``numpy.all``. Arguments are those of ``any``."""
+        """Test whether all elements are nonzero; as ``numpy.all``. Arguments as for ``any``."""
         return self._reduced(np.all, a, out, axis=axis, keepdims=keepdims, where=where)
 
     @op
     def count_nonzero(
         self, a: Operand, axis: Axis = None, *, keepdims: bool = False
     ) -> Request[GpuRef]:
-        """How many elements are not zero, int64; as ``numpy.count_nonzero``."""
+        """Count the elements that are not zero, as int64; as ``numpy.count_nonzero``."""
         return self._reduced(np.count_nonzero, a, None, axis=axis, keepdims=keepdims)
 
     @op
@@ -248,12 +248,12 @@ class Reductions(ArrayPart[D]):
         *,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Where the largest element is, int64; as ``numpy.argmax``.
+        """Find the index of the largest element, int64; as ``numpy.argmax``.
 
         Args:
             a: a ref or an expression.
-            axis: along which; all elements count as one row by default.
-            out: where the result goes.
+            axis: the axis to reduce; all elements count as one row by default.
+            out: the buffer for the result.
             keepdims: whether the axis stays, with one element.
 
         Raises:
@@ -270,7 +270,7 @@ class Reductions(ArrayPart[D]):
         *,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Where the smallest element is, int64; as ``numpy.argmin``. Arguments as ``argmax``."""
+        """Find the index of the smallest element, int64; as ``numpy.argmin``, and as ``argmax``."""
         return self._reduced(np.argmin, a, out, axis=axis, keepdims=keepdims)
 
     @op
@@ -285,7 +285,7 @@ class Reductions(ArrayPart[D]):
 
         Args:
             x: a ref or an expression.
-            ord: which one; by default the root of the sum of squares.
+            ord: the kind of norm; by default the root of the sum of squares.
             axis: along which axes.
             keepdims: whether these stay, with one element.
 
@@ -306,7 +306,7 @@ class Reductions(ArrayPart[D]):
         out: GpuRef | None = None,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Sums without NaN; as ``numpy.nansum``, and as ``sum``."""
+        """Add elements without NaN; as ``numpy.nansum``. Arguments as for ``sum``."""
         return self._reduced(np.nansum, a, out, axis=axis, dtype=dtype, keepdims=keepdims)
 
     @op
@@ -325,14 +325,14 @@ class Reductions(ArrayPart[D]):
     def nanmax(
         self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
     ) -> Request[GpuRef]:
-        """The largest that are not NaN; as ``numpy.nanmax``, and as ``max``."""
+        """Find the largest elements except NaN; as ``numpy.nanmax``. Arguments as for ``max``."""
         return self._reduced(np.nanmax, a, out, axis=axis, keepdims=keepdims)
 
     @op
     def nanmin(
         self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
     ) -> Request[GpuRef]:
-        """The smallest that are not NaN; as ``numpy.nanmin``, and as ``max``."""
+        """Find the smallest elements except NaN; as ``numpy.nanmin``. Arguments as for ``max``."""
         return self._reduced(np.nanmin, a, out, axis=axis, keepdims=keepdims)
 
     @op
@@ -344,7 +344,7 @@ class Reductions(ArrayPart[D]):
         out: GpuRef | None = None,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Means of what is not NaN; as ``numpy.nanmean``, and as ``mean``."""
+        """Compute means without NaN; as ``numpy.nanmean``. Arguments as for ``mean``."""
         require_inexact(self._operand(a), dtype)
         return self._reduced(
             np.mean, a, out, axis=axis, dtype=dtype, keepdims=keepdims, where=_not_nan(a)
@@ -360,10 +360,10 @@ class Reductions(ArrayPart[D]):
         ddof: float = 0,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Variances of what is not NaN; as ``numpy.nanvar``, and as ``var``.
+        """Compute variances without NaN; as ``numpy.nanvar``. Arguments as for ``var``.
 
-        Where no more than ``ddof`` elements are not NaN they are infinite, or NaN if all are equal,
-        as those of ``var``; NumPy's are NaN.
+        If at most ``ddof`` elements of a row count, its variance is infinite, or NaN if all are
+        equal, as for ``var``; NumPy's is NaN.
         """
         require_inexact(self._operand(a), dtype)
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
@@ -379,7 +379,7 @@ class Reductions(ArrayPart[D]):
         ddof: float = 0,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Standard deviations of what is not NaN; as ``numpy.nanstd``, and as ``nanvar``."""
+        """Compute standard deviations without NaN; as ``numpy.nanstd``, and as ``nanvar``."""
         require_inexact(self._operand(a), dtype)
         options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
         return self._reduced(np.std, a, out, axis=axis, **options)
@@ -393,10 +393,10 @@ class Reductions(ArrayPart[D]):
         *,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Where the largest is that is not NaN; as ``numpy.nanargmax``.
+        """Find the index of the largest element except NaN; as ``numpy.nanargmax``.
 
-        Rows of nothing else, which are an error in NumPy, give the first element's index.
-        Arguments are those of ``argmax``.
+        A row of NaN alone, which is an error in NumPy, gives the first element's index. Arguments
+        are those of ``argmax``.
         """
         x = _instead_of_nan(a, -math.inf)
         return self._reduced(np.argmax, x, out, axis=axis, keepdims=keepdims)
@@ -410,7 +410,7 @@ class Reductions(ArrayPart[D]):
         *,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Where the smallest is that is not NaN; as ``numpy.nanargmin``, and as ``nanargmax``."""
+        """Find the index of the smallest element except NaN; as ``numpy.nanargmin``."""
         x = _instead_of_nan(a, math.inf)
         return self._reduced(np.argmin, x, out, axis=axis, keepdims=keepdims)
 

@@ -1,4 +1,4 @@
-"""``device.array``'s functions that give elements more places than they had, or others."""
+"""``device.array``'s functions that repeat or move elements."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Repeating(ArrayPart[D]):
         repeats: SupportsIndex | Sequence[int] | Operand,
         axis: int | None = None,
     ) -> Request[GpuRef]:
-        """Each element several times; as ``numpy.repeat``.
+        """Repeat each element; as ``numpy.repeat``.
 
         Args:
             a: an array.
-            repeats: how often: one number, or one for each element of the axis; on the device,
-                too.
-            axis: along which; None flattens it first.
+            repeats: the number of repetitions: one number, or one for each element of the axis; on
+                the device, too.
+            axis: the axis; None flattens it first.
 
         Raises:
             ValueError: a negative number, or others than there are elements.
@@ -89,7 +89,7 @@ class Repeating(ArrayPart[D]):
         *,
         flat: bool,
     ) -> Request[GpuRef]:
-        """Each element as often as its own number says."""
+        """Repeat each element by its own number."""
         if counts.dtype.kind not in "biu":
             raise TypeError(
                 f"Cannot cast array data from {counts.dtype!r} to dtype('int64') according to the "
@@ -133,7 +133,7 @@ class Repeating(ArrayPart[D]):
         A: GpuRef,  # noqa: N803 - NumPy's name
         reps: SupportsIndex | Sequence[SupportsIndex],
     ) -> Request[GpuRef]:
-        """The array several times along its axes; as ``numpy.tile``.
+        """Repeat the array along its axes; as ``numpy.tile``.
 
         Args:
             A: an array.
@@ -170,12 +170,12 @@ class Repeating(ArrayPart[D]):
         shift: SupportsIndex | tuple[SupportsIndex, ...],
         axis: int | tuple[int, ...] | None = None,
     ) -> Request[GpuRef]:
-        """Elements moved along axes, from the end to the beginning; as ``numpy.roll``.
+        """Move elements along axes, from the end to the beginning; as ``numpy.roll``.
 
         Args:
             a: an array.
             shift: by how many places, one number for each axis.
-            axis: along which; None flattens it meanwhile.
+            axis: the axis; None flattens it meanwhile.
 
         Raises:
             ValueError: other numbers of shifts and axes.
@@ -217,19 +217,19 @@ class Repeating(ArrayPart[D]):
         *,
         constant_values: Number = 0,
     ) -> Request[GpuRef]:
-        """With further elements around it; as ``numpy.pad``.
+        """Add elements around an array; as ``numpy.pad``.
 
         Args:
             array: an array.
-            pad_width: how many, before and behind each axis; one number, one pair, or a pair
-                for each axis.
-            mode: what they are: ``"constant"``, ``"edge"``, ``"reflect"``, ``"symmetric"`` or
-                ``"wrap"``.
-            constant_values: what they are with ``"constant"``.
+            pad_width: the numbers of elements before and after each axis; one number, one pair, or
+                a pair for each axis.
+            mode: the content of the new elements: ``"constant"``, ``"edge"``, ``"reflect"``,
+                ``"symmetric"`` or ``"wrap"``.
+            constant_values: the new elements with ``"constant"``.
 
         Raises:
-            ValueError: negative widths, or an axis without elements that has none to repeat.
-            TypeError: widths that are no whole numbers.
+            ValueError: a negative width, or an empty axis, which has no element to repeat.
+            TypeError: widths that are not whole numbers.
         """
         ref = self._ref(array, "array")
         if mode not in _PAD_MODES:
@@ -260,7 +260,7 @@ class Repeating(ArrayPart[D]):
                 return made
             steps.assign((source, made[inside]))
             for axis, (before, behind) in enumerate(widths):
-                # Axes before this one are whole already; those behind it come later.
+                # Axes before this one are whole already; those after it follow.
                 key = (*[slice(None)] * axis, slice(None), *inside[axis + 1 :])
                 whole = made[key]
                 n = ref.shape[axis]
@@ -322,7 +322,7 @@ def _around(made: GpuRef, inside: tuple[slice, ...]) -> Iterator[GpuRef]:
 
 
 def _widths(given: Any, ndim: int) -> list[tuple[int, int]]:
-    """How many elements come before and behind each axis."""
+    """Return the numbers of elements before and after each axis."""
     array = np.asarray(given)
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError("`pad_width` must be of integral type.")
@@ -339,11 +339,11 @@ def _widths(given: Any, ndim: int) -> list[tuple[int, int]]:
 
 
 def _runs(n: int, before: int, behind: int, mode: PadMode) -> Iterator[tuple[int, int, int, int]]:
-    """What the elements around an axis are copies of.
+    """Yield the runs of elements around an axis, with the elements that they copy.
 
     Yields:
-        Where a run of them begins, where that begins which it is a copy of, how long it is, and
-        the step there: 1, -1, or 0 for one element that repeats.
+        The start of a run, the start of its source, its length, and the step in the source: 1, -1,
+        or 0 for one element that repeats.
     """
     for start, end in ((-before, 0), (n, n + behind)):
         at = start

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .wire._program import KernelForm
 
 _numbers: Final = itertools.count(1)
-"""Of kernels, in all hosts: one may have some from when it was a standby."""
+"""Numbers of kernels in all hosts; a host may have kernels of its time as a standby."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class _Copy:
 
     Attributes:
         kept: has it released in the end; building it writes that, and launches read it.
-        built: whether it is there for sure.
+        built: whether it is certain to be built.
         asked_by: the batches and recordings that have it built themselves.
     """
 
@@ -40,14 +40,14 @@ class _Copy:
 
 @final
 class BuiltKernel:
-    """A kernel as the program knows it: built when it is needed, in each generation.
+    """A kernel in the program, which is built when it is needed, in each generation.
 
     Args:
-        form: what it computes.
+        form: the computation of the kernel.
 
     Attributes:
-        number: the hosts' number of it.
-        form: as given.
+        number: its number in the hosts.
+        form: the argument of that name.
     """
 
     __slots__ = ("_copies", "form", "number")
@@ -58,7 +58,7 @@ class BuiltKernel:
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
 
     def copy(self, driver: Driver, builds: LaneSpec) -> _Copy:
-        """That of where the driver's ops are executed."""
+        """Return the copy in the place where the driver's ops are executed."""
         keeper = driver.keeper
         copy = self._copies.get(keeper)
         if copy is None or copy.kept.epoch is not driver.memory.epoch:
@@ -68,14 +68,14 @@ class BuiltKernel:
 
 
 def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> list[Block]:
-    """What stands for kernels where the driver's ops are executed.
+    """Return the blocks that stand for kernels in the place where the driver's ops are executed.
 
-    Those that are missing are built first, all by one request.
+    Missing kernels are built first, all by one request.
 
     Args:
-        kernels: what is to be launched.
-        driver: that of the launch.
-        builds: the lane that builds them, and lets go of them.
+        kernels: the kernels to launch.
+        driver: the launch's driver.
+        builds: the lane that builds and frees them.
     """
     together = tuple(kernels)
     return [driver.obtain(partial(_obtain, each, together, builds)) for each in together]
@@ -84,7 +84,7 @@ def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> l
 def _obtain(
     kernel: BuiltKernel, together: tuple[BuiltKernel, ...], builds: LaneSpec, driver: Driver
 ) -> Block:
-    """What stands for one of them; the first that is missing has all built that are."""
+    """Return the block of one kernel; the first missing one has all missing kernels built."""
     own = kernel.copy(driver, builds)
     if own.built:
         return own.kept

@@ -44,9 +44,9 @@ SortKind = Literal["quicksort", "mergesort", "heapsort", "stable"]
 class Sorting(ArrayPart[D]):
     """Sorting, searching and counting, of long rows by CUB.
 
-    NaN are behind all others, as in NumPy. Complex numbers have an order in one row. Rows of up to
-    2048 elements are sorted by a kernel of this package's. Of longer ones an array with several
-    has them sorted as segments, which recordings cannot have.
+    NaN are after all others, as in NumPy. Complex numbers have an order in one row. Rows of up to
+    2048 elements are sorted by this package's own kernel. If an array has several longer rows, they
+    are sorted as segments, which recordings cannot have.
     """
 
     @op
@@ -59,19 +59,19 @@ class Sorting(ArrayPart[D]):
         descending: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Sorted along an axis; as ``numpy.sort``.
+        """Sort elements along an axis; as ``numpy.sort``.
 
         Args:
-            a: a ref or an expression, of real numbers; complex ones in one row.
-            axis: along which; None flattens it first.
-            kind: as in NumPy; every one is stable here.
-            descending: whether the largest comes first, NaN before it.
-            out: where the result goes.
+            a: a ref or an expression, of real numbers; complex numbers only in one row.
+            axis: the axis to sort; None flattens ``a`` first.
+            kind: as in NumPy; all kinds are stable here.
+            descending: whether the order is descending; NaN then come first.
+            out: the buffer for the result.
 
         Raises:
             TypeError: a dtype without an order.
-            Unsupported: several rows of more than 2048 elements in a recording; CUB is not
-                installed, for rows of so many.
+            Unsupported: several rows of more than 2048 elements in a recording; or, for rows of
+                more than 2048 elements, CUB is not installed.
         """
         _require_kind(kind)
         return self._sorted("sort", a, axis, descending, out, order=False)
@@ -86,14 +86,14 @@ class Sorting(ArrayPart[D]):
         descending: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The indices that sort along an axis, int64; as ``numpy.argsort``, and stable.
+        """Return the indices that sort along an axis, int64; as ``numpy.argsort``, and stable.
 
         Args:
             a: as for ``sort``.
             axis: as for ``sort``.
             kind: as for ``sort``.
             descending: as for ``sort``.
-            out: where the result goes.
+            out: the buffer for the result.
 
         Raises:
             TypeError, Unsupported: as ``sort``.
@@ -105,15 +105,15 @@ class Sorting(ArrayPart[D]):
     def partition(
         self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
     ) -> Request[GpuRef]:
-        """With the ``kth`` smallest in its place; as ``numpy.partition``, but all are sorted.
+        """Put the ``kth`` smallest element at its sorted position; as ``numpy.partition``.
 
         Args:
-            a: as for ``sort``.
-            kth: which; one or several.
+            a: as for ``sort``. All elements are sorted.
+            kth: one or several positions.
             axis: as for ``sort``.
 
         Raises:
-            ValueError: out of bounds.
+            ValueError: ``kth`` is out of bounds.
             TypeError, Unsupported: as ``sort``.
         """
         _require_kth(self._operand(a, "a"), kth, axis)
@@ -123,7 +123,7 @@ class Sorting(ArrayPart[D]):
     def argpartition(
         self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
     ) -> Request[GpuRef]:
-        """The indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
+        """Return the indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
         given = self._operand(a, "a")
         _require_kth(given, kth, _flattening(axis, given.shape))
         return self._sorted("argpartition", a, axis, False, None, order=True)
@@ -132,23 +132,23 @@ class Sorting(ArrayPart[D]):
     def topk(
         self, x: Operand, k: SupportsIndex, axis: int = -1, *, largest: bool = True
     ) -> Request[tuple[GpuRef, GpuRef]]:
-        """The largest elements along an axis, in descending order, and where they are.
+        """Find the largest elements along an axis, in descending order, and their indices.
 
-        Of equal ones the first come first. NaN count as larger than all others. Up to 2048 of each
-        row are found without sorting it.
+        Among equal elements the first ones come first. NaN count as larger than all others. Up to
+        2048 of each row are found without sorting it.
 
         Args:
             x: as for ``sort``.
-            k: how many.
-            axis: along which.
-            largest: whether the largest; otherwise the smallest, in ascending order.
+            k: the number of elements.
+            axis: the axis to search.
+            largest: whether to find the largest; otherwise the smallest, in ascending order.
 
         Returns:
-            Values, and indices, int64.
+            The values, and their indices, int64.
 
         Raises:
-            ValueError: more than there are.
-            TypeError, Unsupported: as ``sort``, where there are more than 2048.
+            ValueError: ``k`` is negative, or larger than the axis.
+            TypeError, Unsupported: as ``sort``, if ``k`` is larger than 2048.
         """
         given, count = self._operand(x), operator.index(k)
         at = normalize_axis_index(axis, len(given.shape))
@@ -237,7 +237,7 @@ class Sorting(ArrayPart[D]):
     ) -> tuple[GpuRef, GpuRef | None]:
         """Rows along an axis, sorted; and the order, if it is asked for. The axis is last.
 
-        With ``order`` the values are there as well. They go to ``out``, if that can be.
+        With ``order`` the values are made as well. They go to ``out`` if possible.
         """
         if ranks(given, axis, given.shape[axis]):
             n = given.shape[axis]
@@ -292,12 +292,12 @@ class Sorting(ArrayPart[D]):
         side: Literal["left", "right"] = "left",
         sorter: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Where elements belong in what is sorted, int64; as ``numpy.searchsorted``.
+        """Find positions of elements in sorted data, int64; as ``numpy.searchsorted``.
 
         Args:
             a: one dimension, sorted.
-            v: what is looked for.
-            side: before or behind equal ones.
+            v: the elements to look for.
+            side: before or after equal elements.
             sorter: indices that sort ``a``.
 
         Raises:
@@ -311,11 +311,11 @@ class Sorting(ArrayPart[D]):
 
     @op
     def digitize(self, x: Operand, bins: GpuRef, right: bool = False) -> Request[GpuRef]:
-        """In which of some intervals elements are, int64; as ``numpy.digitize``.
+        """Return the interval of each element, int64; as ``numpy.digitize``.
 
         Args:
             x: numbers.
-            bins: where intervals end, increasing.
+            bins: the edges of intervals, in increasing order.
             right: whether they include their ends.
 
         Raises:
@@ -335,16 +335,16 @@ class Sorting(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Sums of all elements up to each; as ``numpy.cumsum``.
+        """Add up all elements up to each; as ``numpy.cumsum``.
 
-        Those of floats of 16 bits and less are made in float32. Sums of floats are not made in
-        the order of the elements.
+        Sums of floats of 16 bits or less are made in float32. Sums of floats are not made in the
+        order of the elements.
 
         Args:
             a: a ref or an expression.
-            axis: along which; None flattens it first.
-            dtype: what it is computed in, and of the result.
-            out: where the result goes.
+            axis: the axis to scan; None flattens ``a`` first.
+            dtype: the dtype of the computation and of the result.
+            out: the buffer for the result.
 
         Raises:
             Unsupported: a row of more than 2**22 elements, and CUB is not installed.
@@ -413,22 +413,22 @@ class Sorting(ArrayPart[D]):
         *,
         equal_nan: bool = True,
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
-        """The different elements, sorted; as ``numpy.unique`` without an axis.
+        """Find the different elements, sorted; as ``numpy.unique`` without an axis.
 
         Args:
             ar: a ref or an expression.
-            return_index: whether to tell where each is first.
-            return_inverse: whether to tell which one each element is.
-            return_counts: whether to tell how often each is there.
+            return_index: whether to return the first position of each.
+            return_inverse: whether to return, for each element, its index in the result.
+            return_counts: whether to return how often each occurs.
             equal_nan: whether NaN are equal.
 
         Returns:
-            The elements; with what else is asked for, int64, in a tuple, in that order.
+            The elements. Further results, int64, follow in a tuple in the order of the arguments.
 
         Raises:
             TypeError: a dtype without an order.
-            Unsupported: in a batch or a recording, as only the device knows how many there are;
-                CUB is not installed.
+            Unsupported: in a batch or a recording, because only the device knows the number of
+                results; or CUB is not installed.
         """
         given = self._operand(ar, "ar")
         flags = return_index, return_inverse, return_counts
@@ -440,7 +440,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_values(self, x: Operand) -> Request[GpuRef]:
-        """The different elements, NaN each for itself; as ``numpy.unique_values``, but sorted.
+        """Find the different elements, with each NaN; as ``numpy.unique_values``, but sorted.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
@@ -450,7 +450,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_counts(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
-        """The different elements, and how often each is there; as ``numpy.unique_counts``.
+        """Find the different elements, and count each; as ``numpy.unique_counts``.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
@@ -459,7 +459,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_inverse(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
-        """The different elements, and which each is; as ``numpy.unique_inverse``.
+        """Find the different elements, and the inverse; as ``numpy.unique_inverse``.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
@@ -468,7 +468,7 @@ class Sorting(ArrayPart[D]):
 
     @op
     def unique_all(self, x: Operand) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
-        """The different elements, their first places, which each is, and how often each is there.
+        """Find the different elements, their first positions, the inverse, and the count of each.
 
         As ``numpy.unique_all``.
 
@@ -490,7 +490,7 @@ class Sorting(ArrayPart[D]):
         *,
         equal_nan: bool,
     ) -> Request[T]:
-        """A question: all there may be has room, and what was not needed is given back."""
+        """Return a question with room for all elements; the unused room is freed."""
         shape, dtype = given.shape, given.dtype
         narrow = NAMES[dtype] in FP8  # which are sorted as another dtype
 
@@ -534,7 +534,7 @@ def _distinct(
     *,
     equal_nan: bool,
 ) -> Submission[Any]:
-    """The question which elements of a sorted row differ, with room for what else is asked for."""
+    """Return the question which elements of a sorted row differ, with room for all results."""
     made = steps.output(values.shape, values.dtype)
     places, inverse, lengths = (
         steps.output(values.shape, INT64) if wanted else None for wanted in flags
@@ -573,7 +573,7 @@ def _require_kind(kind: object) -> None:
 
 
 def _flattening(axis: int | None, shape: tuple[int, ...]) -> int | None:
-    """An axis, or None for that which NumPy sees in a single number: it gives one element."""
+    """Return the axis, or None if ``a`` is a single number, for which NumPy takes axis 0 or -1."""
     return None if not shape and axis in (0, -1) else axis
 
 
@@ -635,7 +635,7 @@ def scanned(
     deterministic: bool,
     out: GpuRef | None = None,
 ) -> GpuRef:
-    """All rows along the last axis, C-contiguous; in ``out``, if that can be."""
+    """Scan all rows along the last axis, C-contiguous; in ``out`` if possible."""
     n = rows.shape[-1] if rows.ndim else 1
     if not rows.size:
         return rows

@@ -39,14 +39,14 @@ _Made = tuple[Request[Any], Submission[Any]]
 
 
 class Joining(NamedTuple):
-    """How steps become one message, which one executor executes.
+    """Rule by which steps become one message, which one executor executes.
 
     Attributes:
-        lane: whose.
-        name: what to call the message.
-        lanes: names of the lanes that each of them would be for by itself.
-        kinds: which messages it may have.
-        message: makes it of theirs.
+        lane: the lane of the message.
+        name: the name of the message.
+        lanes: names of the lanes to which the single steps belong.
+        kinds: the messages that it may hold.
+        message: makes the message from those of the steps.
     """
 
     lane: LaneSpec
@@ -56,7 +56,7 @@ class Joining(NamedTuple):
     message: Callable[[tuple[Any, ...]], Any]
 
     def takes(self, step: _Made) -> bool:
-        """Whether a step may be among them."""
+        """Return whether a step may be part of the message."""
         request, submission = step
         return request.lane.name in self.lanes and type(submission.message) in self.kinds
 
@@ -70,7 +70,7 @@ _WAITED: Final = Joining(
 
 @final
 class Describing:
-    """A device, as it is to facades whose ops give requests."""
+    """A device in the form that facades need whose ops give requests."""
 
     driver: Final = Described
     witness: Final = None  # these requests are parts of calls, not calls
@@ -88,14 +88,14 @@ class Steps:
     Nothing is executed yet. What steps write is scratch memory, or the caller's ``out``.
 
     Args:
-        driver: of the call.
+        driver: the driver of the call.
         cub: algorithms that steps may be.
-        lane: of the call, and so of its last step, or it has one more with nothing to do.
+        lane: the call's lane. Its last step is on it; otherwise an empty step is added.
         joinings: how steps become one message: by the first of these that takes all of them. The
             last one takes whatever another does.
 
     Attributes:
-        driver: of the call.
+        driver: the driver of the call.
         cub: algorithms that steps may be.
     """
 
@@ -115,7 +115,7 @@ class Steps:
         self._done: list[Callable[[], None]] = []
 
     def do(self, request: Request[T]) -> T:
-        """Another step; what it gives, which has its content later."""
+        """Add a step; return its result, which has its content later."""
         submission = request.prepare(self.driver)
         assert submission.finish is None
         self._sent += [] if submission.sent is None else [submission.sent]
@@ -127,7 +127,7 @@ class Steps:
         return result  # type: ignore[no-any-return]
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """An uninitialised buffer."""
+        """Return an uninitialised buffer."""
         return self.driver.output(shape, dtype)
 
     def evaluate(self, expression: Operand, out: GpuRef | None = None) -> GpuRef:
@@ -138,32 +138,32 @@ class Steps:
     def evaluate_all(
         self, expressions: Sequence[Operand], outs: tuple[GpuRef, ...] | None = None
     ) -> tuple[GpuRef, ...]:
-        """Compute several expressions, which may share what they read."""
+        """Compute several expressions, which may share operands."""
         interpreted = self.driver.home.capabilities.python_kernels
         made = self.do(evaluating(interpreted, tuple(expressions), outs))
         return made if len(expressions) > 1 else (made,)
 
     def ref(self, x: Operand, name: str = "x") -> GpuRef:
-        """A buffer of what the caller gave: the same, if it is one."""
+        """Return an argument as a buffer: the same, if it is one."""
         if isinstance(x, Expression):
             return self.evaluate(x)
         require_readable(x, self.driver.memory, name, strided=True)  # type: ignore[arg-type]
         return x  # type: ignore[return-value]
 
     def cast(self, ref: GpuRef, dtype: np.dtype[Any]) -> GpuRef:
-        """The same with another dtype."""
+        """Return the elements in another dtype."""
         return ref if ref.dtype is dtype else self.evaluate(cast(ref, dtype))
 
     def contiguous(self, ref: GpuRef) -> GpuRef:
-        """The same, C-contiguous."""
+        """Return a C-contiguous ref with the same elements."""
         return ref if ref.contiguous else self.do(copying(ref, None))
 
     def flat(self, ref: GpuRef) -> GpuRef:
-        """The same with one axis."""
+        """Return a ref with the same elements and one axis."""
         return self.contiguous(ref).reshape(-1)
 
     def last(self, ref: GpuRef, axis: int) -> GpuRef:
-        """The same with an axis moved to the end, C-contiguous."""
+        """Return a C-contiguous ref with one axis moved to the end."""
         return self.contiguous(ref.moveaxis(axis, -1))
 
     def assign(self, *pairs: tuple[GpuRef, GpuRef]) -> None:
@@ -185,12 +185,12 @@ class Steps:
             self.submit("array.copy", message, reads, writes)
 
     def submit(self, name: str, message: Any, reads: Iterable[Any], writes: Iterable[Any]) -> None:
-        """A step of the array lane."""
+        """Add a step of the array lane."""
         made: Submission[None] = Submission(message, tuple(reads), tuple(writes))
         self._add(Request(LANE, name, lambda _driver: made), made)
 
     def _add(self, request: Request[Any], submission: Submission[Any]) -> None:
-        """What is submitted next."""
+        """Add a submission as the next step."""
         self._steps.append((request, submission))
 
     def upload(self, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> GpuRef:
@@ -211,11 +211,11 @@ class Steps:
         return ref
 
     def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
-        """All of it.
+        """Return the submission of all steps.
 
         Args:
-            result: what the caller gets.
-            last: what comes last, on the lane of the call, if the call is a question.
+            result: the caller's result.
+            last: the last submission, on the lane of the call, if the call is a question.
         """
         steps = _joined(self._steps, self._joinings)
         if last is None:
@@ -233,7 +233,7 @@ class Steps:
 
 
 def _joined(steps: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
-    """The same steps in fewer messages: those of a lane hold what its executor can do."""
+    """Return the same steps in fewer messages, each for one executor."""
     made: list[_Made] = []
     group: list[_Made] = []
     for step in steps:
@@ -251,7 +251,7 @@ def _is_bulky(message: Any) -> bool:
 
 
 def _together(group: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
-    """Some steps in one message, if there are any."""
+    """Join steps into one message, if there are any."""
     if not group:
         return []
     joining = next(each for each in joinings if all(map(each.takes, group)))
@@ -265,7 +265,7 @@ def _together(group: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
 
 
 def _asking(steps: Submission[Any], last: Submission[Any]) -> Submission[Any]:
-    """A question with what comes before it."""
+    """Return a question with the steps before it."""
     message = steps.message
     before = message.steps if isinstance(message, Several) else (message,)
     both = _union(Question(before, last.message), [steps, last])
@@ -273,14 +273,14 @@ def _asking(steps: Submission[Any], last: Submission[Any]) -> Submission[Any]:
 
 
 def _union(message: Any, parts: list[Submission[Any]]) -> Submission[Any]:
-    """What some submissions read and write, for one message."""
+    """Return one submission with the reads and writes of several."""
     writes = dict.fromkeys([block for each in parts for block in each.writes])
     reads = dict.fromkeys([block for each in parts for block in each.reads])
     return Submission(message, tuple([block for block in reads if block not in writes]), (*writes,))
 
 
 def _unprepared(_driver: object) -> Submission[Any]:
-    """Of steps that are prepared already."""
+    """Raise ``AssertionError``: steps that are prepared already cannot be prepared again."""
     raise AssertionError
 
 
@@ -305,14 +305,14 @@ def _evaluating(home: Home, expression: Operand, out: GpuRef | None) -> Request[
 
 
 class ArrayPart(Facade[D]):
-    """What the parts of ``device.array`` have in common."""
+    """Base of the parts of ``device.array``."""
 
     def __init__(self, device: Home, cub: Cub[Any]) -> None:
         self._device = device
         self._cub: Cub[Described] = cub._on(Describing(device))
 
     def _several(self, name: str, build: Callable[[Steps], T], lane: LaneSpec = LANE) -> Request[T]:
-        """A request of several steps."""
+        """Return a request of several steps."""
         cub = self._cub
 
         def prepare(driver: Driver) -> Submission[T]:
@@ -322,24 +322,24 @@ class ArrayPart(Facade[D]):
         return Request(lane, f"array.{name}", prepare)
 
     def _evaluated(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
-        """A request to compute an expression."""
+        """Return a request that computes an expression."""
         return _evaluating(self._device, expression, out)
 
     def _operand(self, x: Operand, name: str = "x") -> Operand:
-        """What may be a ref or an expression is one.
+        """Return an argument, which has to be a ref or an expression.
 
         Raises:
-            TypeError: it is not.
+            TypeError: it is neither.
         """
         if not isinstance(x, Operand):
             raise ref_error(x, self._device.memory, name)
         return x
 
     def _ref(self, x: object, name: str = "x") -> GpuRef:
-        """What must be a buffer is one.
+        """Return an argument, which has to be a buffer.
 
         Raises:
-            TypeError: it is not.
+            TypeError: it is an expression, or anything else.
         """
         if isinstance(x, Expression):
             raise TypeError(
@@ -370,11 +370,11 @@ def target_of(
     *,
     op: str,
 ) -> GpuRef:
-    """Where a result goes.
+    """Return the buffer for a result.
 
     Raises:
-        TypeError: ``out`` is no buffer, or its dtype is not of the same kind.
-        ValueError: it has another shape, or shares memory with what is read.
+        TypeError: ``out`` is not a buffer, or its dtype is not of the same kind.
+        ValueError: it has another shape, or shares memory with an operand.
     """
     if out is None:
         return steps.output(shape, dtype)

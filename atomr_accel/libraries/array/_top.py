@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from ._steps import Steps
 
 FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
-"""What is sorted and counted as float32."""
+"""Dtypes that are sorted and counted as float32."""
 _UINT8: Final = as_dtype(np.uint8)
 
 
 def ranks(given: Operand, axis: int, count: int) -> bool:
-    """Whether so many elements of rows are found by the array lane's own kernels."""
+    """Return whether the array lane's own kernels find ``count`` elements of each row."""
     real = given.dtype.kind != "c"
     return real and 0 < count <= MOST_TOP and given.shape[axis] < 2**31
 
 
 def fits(out: GpuRef, read: GpuRef, shape: tuple[int, ...] | None = None) -> bool:
-    """Whether what is computed of a buffer, of its shape or another one, can go right there."""
+    """Return whether results from a buffer, of its shape or another, can go right to ``out``."""
     alike = out.contiguous and out.dtype is read.dtype and out.shape == (shape or read.shape)
     return alike and not overlap(out, read)
 
@@ -44,16 +44,16 @@ def top(
     order: bool = True,
     out: GpuRef | None = None,
 ) -> tuple[GpuRef, GpuRef | None]:
-    """The first elements of rows along an axis in their order, and their places. The axis is last.
+    """Return the first elements of rows in order, and their indices. The axis becomes the last.
 
     Args:
-        steps: of the call.
+        steps: the steps of the call.
         given: real numbers.
-        axis: along which.
-        count: how many, one at least.
+        axis: the axis.
+        count: the number of elements, at least one.
         descending: whether the largest come first.
         order: whether their places are asked for.
-        out: where values go, if that can be.
+        out: the buffer for the values, used if possible.
     """
     ref = steps.ref(given, "a")
     ref = steps.last(steps.cast(ref, FLOAT32) if NAMES[ref.dtype] in FP8 else ref, axis)

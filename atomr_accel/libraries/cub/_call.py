@@ -1,4 +1,4 @@
-"""How calls become requests: check buffers, have the kernels built, run them."""
+"""Requests of CUB calls: check buffers, have the kernels built, run them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _EXECUTORS: Final = {
 }
 LANE: Final = LaneSpec("cub", _EXECUTORS, max_streams=4)
 BUILDER: Final = LaneSpec("cub-builds", _EXECUTORS, hangs=False, blocks=True)
-"""Builds, which takes seconds, while the others run what is there."""
+"""Lane that builds kernels, which takes seconds, while the others run kernels that exist."""
 WAITING: Final = LaneSpec("cub-waits", _EXECUTORS, blocks=True)
 """Runs what waits for the device in the middle of it, or reads from it."""
 
 _SMALL: Final = 4 << 20
-"""Bytes of scratch memory up to which calls run side by side, each with some of its own."""
+"""Bytes of scratch memory up to which calls run side by side, each with its own."""
 
 _MOST: Final = 4096
 _KEPT_BITS: Final = 4
-"""Of sizes, as far as it matters how much scratch memory a call needs."""
+"""Leading bits of sizes that matter for the amount of scratch memory."""
 
 INT64: Final = DTYPES["int64"]
 _UINT8: Final = DTYPES["uint8"]
@@ -53,11 +53,11 @@ class CubStatistics:
     """The builds of a device.
 
     Attributes:
-        builds: what had to be built, by NVRTC.
-        loaded: what was found on disk.
-        hits: calls that found what they need known already.
+        builds: builds that NVRTC had to make.
+        loaded: builds that were found on disk.
+        hits: calls whose build was known already.
         misses: calls that had to ask the host first.
-        seconds: that the host has spent building and loading.
+        seconds: time that the host has spent building and loading.
         workspace: bytes of the scratch memory that calls share.
     """
 
@@ -70,10 +70,10 @@ class CubStatistics:
 
 
 class Output(NamedTuple):
-    """What a call writes.
+    """Output of a call.
 
     Attributes:
-        name: of the argument that brings it.
+        name: the name of its argument.
         shape: its shape.
         dtype: its dtype.
         given: the caller's own buffer, if any.
@@ -87,7 +87,7 @@ class Output(NamedTuple):
 
 @final
 class Builds:
-    """What the program knows of builds; batches and recordings share it.
+    """Builds that the program knows of; batches and recordings share them.
 
     Attributes:
         workspaces: the scratch memory that calls share.
@@ -102,18 +102,18 @@ class Builds:
         self._seconds = 0.0
 
     def find(self, driver: Driver, spec: bytes, sizes: tuple[int, ...]) -> tuple[int, Block | None]:
-        """How much scratch memory a call brings; the host builds first what is new to it.
+        """Return the bytes of scratch memory of a call; the host first makes a missing build.
 
-        Batches and recordings get no answers before they end. They have a build made once, and
-        what needs it comes after it; the lane then has scratch memory of its own.
+        Batches and recordings get no answers before they end. In these, a build is made once, and
+        the calls that need it run after it; the lane then uses scratch memory of its own.
 
         Args:
-            driver: of the call.
-            spec: what it runs.
-            sizes: how much there is to do.
+            driver: the call's driver.
+            spec: the algorithm to run, encoded.
+            sizes: the number of elements and other counts.
 
         Returns:
-            The bytes, and what the call has to name as read, if anything.
+            The bytes, and the block that the call has to name as read, or None.
         """
         key = spec, tuple(map(_rounded, sizes))
         epoch = driver.memory.epoch
@@ -146,7 +146,7 @@ class Builds:
         return found
 
     def statistics(self) -> CubStatistics:
-        """A snapshot."""
+        """Return a snapshot of the numbers."""
         return CubStatistics(
             builds=self._built,
             loaded=self._loaded,
@@ -164,27 +164,27 @@ def _building(key: _Key, writes: tuple[Block, ...]) -> Request[tuple[int, str, f
 
 
 def _nothing() -> None:
-    """What is called as a call is sent that cannot be traced: it needs what one batch has made."""
+    """Do nothing. It marks calls that cannot be traced, because they need a build of one batch."""
 
 
 def _rounded(size: int) -> int:
-    """A size that is a little larger, so that few of them are asked for."""
+    """Round a size up to a few leading bits, so that few different sizes are asked for."""
     spare = max(0, size.bit_length() - _KEPT_BITS)
     return -(-size >> spare) << spare
 
 
 class CubPart(Facade[D]):
-    """What the parts of ``device.cub`` have in common."""
+    """Base of the parts of ``device.cub``."""
 
     def __init__(self, device: Home) -> None:
         self._device = device
         self._builds = Builds(device)
 
     def _require(self, **refs: object) -> None:
-        """Those are buffers, whatever else they may be.
+        """Check that all of these are buffers, of any kind.
 
         Raises:
-            TypeError: one of them is none.
+            TypeError: one of them is not a buffer.
         """
         for name, ref in refs.items():
             if not isinstance(ref, GpuRef):
@@ -203,19 +203,18 @@ class CubPart(Facade[D]):
         lane: LaneSpec = LANE,
         result: Callable[[list[GpuRef]], Any] | None = None,
     ) -> Request[Any]:
-        """A request to run an algorithm.
+        """Return a request that runs an algorithm.
 
         Args:
-            name: what to call the op.
-            spec: what is run.
-            reads: names and buffers of what is read, in the algorithm's order.
-            outputs: what is written, in its order, behind what is read; None for what is
-                not there.
-            sizes: how much there is to do.
+            name: the op's name.
+            spec: the algorithm to run.
+            reads: names and buffers of the inputs, in the algorithm's order.
+            outputs: the outputs in its order, which follow the inputs; None for a missing one.
+            sizes: the number of elements and other counts.
             values: numbers that it takes.
-            in_place: names of what is written that may be what is read.
-            lane: where it is run.
-            result: what the caller gets, of the outputs; by default the only one.
+            in_place: pairs of names of an output and an input that may be the same memory.
+            lane: the lane that runs it.
+            result: makes the caller's result from the outputs; by default it is the only output.
         """
 
         def prepare(driver: Driver) -> Submission[Any]:
@@ -265,7 +264,7 @@ class CubPart(Facade[D]):
 
 
 def _checked(driver: Driver, name: str, output: Output, out: GpuRef) -> GpuRef:
-    """A buffer of the caller's for what a call writes."""
+    """Return the caller's buffer for an output, after checks."""
     require_writable(out, driver.memory, output.name)
     if out.shape != output.shape or out.dtype is not output.dtype:
         raise (ValueError if out.shape != output.shape else TypeError)(
@@ -276,10 +275,10 @@ def _checked(driver: Driver, name: str, output: Output, out: GpuRef) -> GpuRef:
 
 
 def element(ref: GpuRef, name: str, *, complex_too: bool = False) -> str:
-    """The dtype of what an algorithm takes, by name.
+    """Return the dtype of an algorithm's input, by name.
 
     Raises:
-        TypeError: one that CUB has no algorithms for.
+        TypeError: CUB has no algorithms for the dtype.
     """
     dtype = NAMES[ref.dtype]
     if dtype in C_TYPES or (complex_too and ref.dtype.kind == "c"):
@@ -292,10 +291,10 @@ def element(ref: GpuRef, name: str, *, complex_too: bool = False) -> str:
 
 
 def number(value: Any, dtype: np.dtype[Any], name: str) -> bytes:
-    """A number from the program, in a dtype.
+    """Return the bytes of a number from the program, in a dtype.
 
     Raises:
-        TypeError: it is no number, or of a kind that the dtype does not have.
+        TypeError: it is not a number, or of a kind that the dtype does not have.
         OverflowError: the dtype does not hold it.
     """
     if isinstance(value, GpuRef):
@@ -318,5 +317,5 @@ def number(value: Any, dtype: np.dtype[Any], name: str) -> bytes:
 
 
 def opaque(dtype: np.dtype[Any]) -> str:
-    """What elements are moved as that nothing is computed of."""
+    """Return the dtype as which elements are moved if nothing is computed from them."""
     return "complex128" if dtype.itemsize == 16 else f"uint{8 * dtype.itemsize}"

@@ -39,11 +39,11 @@ class Elements(CubPart[D]):
 
         Args:
             x: any shape.
-            op: ``"identity"``, ``"negate"``, ``"bit_not"``, ``"logical_not"``; what
-                ``operator`` made; or a Python function of the small subset.
-            dtype: of the result, which is cast to it as C++ does; by default that of x, or
+            op: ``"identity"``, ``"negate"``, ``"bit_not"``, ``"logical_not"``; what ``operator``
+                made; or a Python function of the small subset.
+            dtype: the dtype of the result, which is cast to it as in C++; by default that of x, or
                 bool for ``"logical_not"``.
-            out: where the result goes; may be x, if that has its dtype.
+            out: the buffer for the result; may be x, if that has its dtype.
 
         Returns:
             An array of x's shape.
@@ -70,14 +70,13 @@ class Elements(CubPart[D]):
 
         Args:
             a: any shape.
-            b: of the shape and dtype of a.
-            op: ``"plus"``, ``"minus"``, ``"multiplies"``, ``"divides"`` (of floats),
-                ``"minimum"``, ``"maximum"``, ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``,
-                ``"logical_and"``, ``"logical_or"``, ``"equal_to"``, ``"not_equal_to"``,
-                ``"less"``, ``"less_equal"``, ``"greater"``, ``"greater_equal"``; or as for
-                ``unary_transform``.
+            b: an array of the shape and dtype of a.
+            op: ``"plus"``, ``"minus"``, ``"multiplies"``, ``"divides"`` (of floats), ``"minimum"``,
+                ``"maximum"``, ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``, ``"logical_and"``,
+                ``"logical_or"``, ``"equal_to"``, ``"not_equal_to"``, ``"less"``, ``"less_equal"``,
+                ``"greater"``, ``"greater_equal"``; or as for ``unary_transform``.
             dtype: as for ``unary_transform``; by default bool for comparisons.
-            out: where the result goes; may be a or b, if they have its dtype.
+            out: the buffer for the result; may be a or b, if they have its dtype.
 
         Returns:
             An array of the shape of a.
@@ -135,11 +134,11 @@ class Elements(CubPart[D]):
 
         Args:
             x: any shape, taken as one row; real, but not bfloat16, of which CUB miscounts.
-            bins: how many.
-            lower: where the first begins; a whole number for integers.
-            upper: where the last ends.
-            dtype: of the counts: int32, uint32, int64 or uint64.
-            out: where the counts go.
+            bins: the number of bins.
+            lower: the lowest edge; a whole number for integers.
+            upper: the highest edge.
+            dtype: the dtype of the counts: int32, uint32, int64 or uint64.
+            out: the buffer for the counts.
 
         Returns:
             An array of ``bins`` counts.

@@ -18,14 +18,14 @@ from ._sorting import Sorts
 class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
     """CUB's algorithms for whole devices, on CUDA; NumPy on the CPU.
 
-    They take arrays of any shape as one row. Their kernels are built for the dtypes and
-    operators of a call when it first comes, by NVRTC, on a lane of its own. That takes some
-    seconds, once: builds are kept on disk, in ``$ATOMR_CACHE_DIR``.
+    They take arrays of any shape as one row. NVRTC builds their kernels at the first call with its
+    dtypes and operators, on a separate lane. That takes some seconds, once: builds are kept on
+    disk, in ``$ATOMR_CACHE_DIR``.
 
-    Where they take an operator it is a name, such as ``"plus"``; a function in CUDA C++ that
-    ``operator`` makes known; or a Python function of a small subset: one expression of its
-    arguments and numbers, with ``+ - * /``, comparisons, ``and or not``, ``min``, ``max``,
-    ``abs`` and ``x if condition else y``. It is computed in the dtype of its arguments.
+    An operator is a name, such as ``"plus"``; a function in CUDA C++ that ``operator`` makes known;
+    or a Python function of a small subset. The subset is one expression of its arguments and
+    numbers, with ``+ - * /``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and ``x if
+    condition else y``. It is computed in the dtype of its arguments.
     """
 
     traced = True
@@ -33,14 +33,14 @@ class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
     def operator(
         self, source: str, name: str, cpu: Callable[..., object] | None = None
     ) -> Operator:
-        """An operator in CUDA C++.
+        """Make an operator from CUDA C++.
 
         Args:
-            source: declares a ``__device__`` function of one or two elements. What the headers
-                of CUDA and of ``cuda/std`` have can be included.
+            source: declares a ``__device__`` function of one or two elements. What the headers of
+                CUDA and of ``cuda/std`` have can be included.
             name: the function's name.
-            cpu: what computes it on the CPU backend: a NumPy ufunc, or a Python function of
-                NumPy scalars, picklable by cloudpickle.
+            cpu: the function for the CPU backend: a NumPy ufunc, or a Python function of NumPy
+                scalars, picklable by cloudpickle.
 
         Returns:
             What algorithms take as an operator. It is compiled when one is built with it.
@@ -52,5 +52,5 @@ class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
         return Operator(source, name, cpu)
 
     def statistics(self) -> CubStatistics:
-        """A snapshot of what is known of builds."""
+        """Return a snapshot of the numbers of builds, and of the workspace."""
         return self._builds.statistics()

@@ -68,17 +68,17 @@ AnyOperator = str | Operator | Callable[..., Any]
 def coded(
     device: Home, operator: AnyOperator, arguments: tuple[str, ...], result: str, what: str
 ) -> Coded:
-    """An operator for some dtypes.
+    """Return an operator for some dtypes.
 
     Args:
-        device: where it is used.
-        operator: as the caller gave it.
+        device: the device that uses it.
+        operator: the caller's argument.
         arguments: dtypes of its arguments.
-        result: the dtype that is made of what it gives.
-        what: what to call it in errors.
+        result: the dtype to which its result is converted.
+        what: the operator's name in errors.
 
     Raises:
-        TypeError: it is none, or not for these dtypes.
+        TypeError: it is not an operator, or not for these dtypes.
         Unsupported: it has no function for the CPU backend.
         ValueError: no operator has that name.
     """
@@ -112,15 +112,15 @@ def coded(
 
 
 def _in_python(device: Home) -> bool:
-    """Whether operators are run as Python functions."""
+    """Return whether operators run as Python functions."""
     return device.capabilities.python_kernels
 
 
 def named(name: str, count: int, what: str) -> str:
-    """An operator's name, as CUB has it.
+    """Return an operator's name in CUB.
 
     Raises:
-        ValueError: there is none of that name with so many arguments.
+        ValueError: no operator of that name takes ``count`` arguments.
     """
     known: Mapping[str, Rule] = UNARY if count == 1 else BINARY
     found = ALIASES.get(name, name) if count == 2 else name
@@ -137,7 +137,7 @@ def _require_kind(kind: str, arguments: tuple[str, ...], what: str) -> None:
 
 
 def identity_of(kind: str, dtype: str) -> bytes | None:
-    """What changes nothing for an operator with a name; None where there is no such number."""
+    """Return the identity of a named operator as bytes; None if it has none."""
     rule = BINARY.get(kind)
     if rule is None or rule.identity is None:
         return None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 NAME: Final = "atomr_function"
-"""What a translated function is called."""
+"""Name of a translated function."""
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "+",
@@ -50,16 +50,16 @@ template <class T> __device__ T atomr_abs(T a) { return a < T(0) || a == T(0) ? 
 
 @lru_cache(256)
 def translate(function: Callable[..., Any], count: int, dtype: str, types: str) -> str:
-    """CUDA C++ that declares what a Python function computes.
+    """Return CUDA C++ that declares the same function as a Python function.
 
     Args:
         function: a ``lambda``, or a ``def`` of one ``return``.
-        count: how many arguments it has to take.
+        count: the number of arguments that it has to take.
         dtype: the dtype of these.
-        types: what that is called in C++.
+        types: the name of that dtype in C++.
 
     Raises:
-        TypeError: it is no such function; the message says where.
+        TypeError: the function is outside the subset; the message says where.
     """
     what, arguments, body = _parsed(function, count)
     closure = inspect.getclosurevars(function)
@@ -78,7 +78,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def _parsed(function: Callable[..., Any], count: int) -> tuple[str, tuple[str, ...], ast.expr]:
-    """What to call it in errors, the names of its arguments, and what it returns."""
+    """Return a function's name in errors, the names of its arguments, and its expression."""
     if not isinstance(function, FunctionType):
         raise TypeError(
             f"an operator is a name, what device.cub.operator makes, a lambda or a def, not "
@@ -135,7 +135,7 @@ def _functions(source: str, code: CodeType) -> list[ast.Lambda | ast.FunctionDef
 
 
 def _within(code: CodeType, node: ast.Lambda) -> bool:
-    """Whether all that code computes stands in a lambda's body."""
+    """Return whether all code of ``code`` comes from a lambda's body."""
     body = node.body
     start = body.lineno, body.col_offset
     end = body.end_lineno or 0, body.end_col_offset or 0
@@ -153,7 +153,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 class _Translator:
-    """Turns expressions into code, and tells whether that is a truth."""
+    """Turns expressions into code, and reports whether they are boolean."""
 
     def __init__(
         self, what: str, arguments: Sequence[str], known: dict[str, Any], dtype: str

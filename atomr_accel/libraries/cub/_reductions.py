@@ -30,7 +30,7 @@ _ASSOCIATIVE: Final = tuple(
     if name in ("plus", "multiplies", "minimum", "maximum") or name[:4] in ("bit_", "logi")
 )
 _LOOSE: Final = ("int32", "uint32", "uint64", "float32", "float64")
-"""What there are atomic additions of."""
+"""Dtypes that have atomic additions."""
 
 
 class Reductions(CubPart[D]):
@@ -51,25 +51,26 @@ class Reductions(CubPart[D]):
 
         Args:
             x: any shape, taken as one row.
-            op: what is done with two: ``"plus"``, ``"multiplies"``, ``"minimum"``,
-                ``"maximum"`` (NaN wins, as in NumPy), ``"bit_and"``, ``"bit_or"``,
-                ``"bit_xor"``, ``"logical_and"``, ``"logical_or"``; what ``operator`` made; or a
-                Python function of the small subset. It must be associative.
-            init: what to begin with; by default what changes nothing.
-            dtype: of the result, and what is computed in; by default that of x. Sums and
+            op: the operator: ``"plus"``, ``"multiplies"``, ``"minimum"``, ``"maximum"`` (NaN wins,
+                as in NumPy), ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``, ``"logical_and"``,
+                ``"logical_or"``; an object that ``operator`` made; or a Python function of the
+                small subset. It must be associative.
+            init: the value to begin with; by default the operator's identity.
+            dtype: the dtype of the result and of the computation; by default that of x. Sums and
                 products of half precision are computed in float32. ``"logical_and"`` and
                 ``"logical_or"`` are computed in bool, which is their default, too.
             determinism: ``"run_to_run"``, or ``"not_guaranteed"``, which may be faster: sums of
                 floats then differ in their last bits from call to call.
-            out: where the result goes, of shape ().
+            out: the buffer for the result, of shape ().
 
         Returns:
             A scalar on the device.
 
         Raises:
-            TypeError: dtypes that do not fit.
-            ValueError: an operator that is none; nothing to reduce and nothing to begin with;
-                or ``"not_guaranteed"`` on a device that was opened with ``deterministic=True``.
+            TypeError: the dtypes do not fit.
+            ValueError: the operator is unknown or not associative; x is empty and there is nothing
+                to begin with; or the device is deterministic and ``"not_guaranteed"`` was asked
+                for.
             Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         self._require(x=x)
@@ -96,13 +97,13 @@ class Reductions(CubPart[D]):
 
     @op
     def argmin(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """The position of the smallest element (``cub::DeviceReduce::ArgMin``).
+        """Find the position of the smallest element (``cub::DeviceReduce::ArgMin``).
 
         Of equal ones it is the first; NaN is smaller than all others, as in NumPy.
 
         Args:
             x: any shape, taken as one row; not empty.
-            out: where the position goes, an int64 of shape ().
+            out: the buffer for the position, an int64 of shape ().
 
         Returns:
             An int64 scalar on the device.
@@ -115,13 +116,13 @@ class Reductions(CubPart[D]):
 
     @op
     def argmax(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """The position of the largest element (``cub::DeviceReduce::ArgMax``).
+        """Find the position of the largest element (``cub::DeviceReduce::ArgMax``).
 
         Of equal ones it is the first; NaN is larger than all others, as in NumPy.
 
         Args:
             x: any shape, taken as one row; not empty.
-            out: where the position goes, an int64 of shape ().
+            out: the buffer for the position, an int64 of shape ().
 
         Returns:
             An int64 scalar on the device.
@@ -157,23 +158,23 @@ class Reductions(CubPart[D]):
         dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """What comes of each element and all before it (``cub::DeviceScan::InclusiveScan``).
+        """Combine each element with all before it (``cub::DeviceScan::InclusiveScan``).
 
         Args:
             x: any shape, taken as one row.
             op: as for ``reduce``.
-            init: what comes before the first element.
+            init: a value before the first element.
             dtype: as for ``reduce``.
-            out: where the result goes; may be x, if that has its dtype.
+            out: the buffer for the result; may be x, if that has its dtype.
 
         Returns:
             An array of x's shape.
 
         Raises:
             TypeError, ValueError: as ``reduce``.
-            Unsupported: as ``reduce``; or a sum, product or operator of the program's on floats,
-                on a device that was opened with ``deterministic=True``: the order in which
-                CUB adds up parts depends on time.
+            Unsupported: as ``reduce``. Also a sum, a product or a custom operator on floats, on a
+                device that was opened with ``deterministic=True``: the order in which CUB adds up
+                parts depends on time.
         """
         return self._scan("inclusive_scan", x, op, init, dtype, out)
 
@@ -187,21 +188,21 @@ class Reductions(CubPart[D]):
         dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """What comes of all that is before each element (``cub::DeviceScan::ExclusiveScan``).
+        """Combine all elements before each one (``cub::DeviceScan::ExclusiveScan``).
 
         Args:
             x: any shape, taken as one row.
             op: as for ``reduce``.
-            init: what the first element of the result is; by default what changes nothing.
+            init: the first element of the result; by default the operator's identity.
             dtype: as for ``reduce``.
-            out: where the result goes; may be x, if that has its dtype.
+            out: the buffer for the result; may be x, if that has its dtype.
 
         Returns:
             An array of x's shape.
 
         Raises:
             TypeError, Unsupported: as ``inclusive_scan``.
-            ValueError: as ``reduce``; or there is nothing to begin with.
+            ValueError: as ``reduce``; or neither ``init`` nor the operator's identity exists.
         """
         return self._scan("exclusive_scan", x, op, init, dtype, out)
 
@@ -255,15 +256,16 @@ class Reductions(CubPart[D]):
 
         Args:
             x: any shape, taken as one row.
-            begins: where segments begin, int32 or int64. Offsets of neighbours in one
+            begins: the first position of each segment, int32 or int64. Offsets of neighbours in one
                 buffer are ``offsets[:-1]`` and ``offsets[1:]``.
-            ends: behind their last elements; a segment that ends where it begins, or
-                before, is empty. On CUDA nobody checks that they are inside of x.
+            ends: the positions after their last elements; a segment that ends where it begins, or
+                before, is empty. On CUDA it is not checked that they are inside x.
             op: as for ``reduce``.
-            init: what each segment begins with; by default what changes nothing, which for
-                ``"minimum"`` and ``"maximum"`` is the largest and the smallest number there is.
+            init: the value with which each segment begins; by default the operator's identity,
+                which for ``"minimum"`` and ``"maximum"`` is the largest and the smallest value of
+                the dtype.
             dtype: as for ``reduce``.
-            out: where the results go.
+            out: the buffer for the results.
 
         Returns:
             An array with one element for each segment.
@@ -336,9 +338,9 @@ def _folding(
     init: Any,
     what: str,
 ) -> tuple[Operator, tuple[str, str, str], bytes | None]:
-    """What folds elements: the operator, dtypes of x, of what is computed and of the result.
+    """Return the operator, the dtypes of x, of the computation and of the result, and the init.
 
-    And what it begins with, if there is anything.
+    The init is the first value as bytes, or None.
     """
     given = element(x, "x", complex_too=True)
     kind = named(op, 2, what) if isinstance(op, str) else ""

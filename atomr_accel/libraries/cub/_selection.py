@@ -1,4 +1,4 @@
-"""What keeps some elements: how many, only the device knows."""
+"""Selections and partitions: only the device knows the numbers of elements that they keep."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class Selections(CubPart[D]):
     """``device.cub``'s selections and partitions.
 
-    How many elements they keep is known on the device only, so what they give has room for
-    all, and a number, an int64 on the device. ``trim`` waits for the number and gives the part
-    that was written; the rest has undefined content.
+    The number of kept elements is known on the device only. So a result has room for all elements,
+    and comes with a number, an int64 on the device. ``trim`` waits for the number and returns the
+    part that was written; the rest has undefined content.
     """
 
     @op
@@ -41,8 +41,8 @@ class Selections(CubPart[D]):
 
         Args:
             x: any shape, taken as one row.
-            predicate: what ``operator`` made, of one argument, or a Python function of the
-                small subset: ``lambda a: a > 0``.
+            predicate: an operator of one argument that ``operator`` made, or a Python function of
+                the small subset: ``lambda a: a > 0``.
 
         Returns:
             The kept elements, in their order, and their number.
@@ -59,7 +59,7 @@ class Selections(CubPart[D]):
 
         Args:
             x: any shape, taken as one row; of any dtype.
-            flags: as many; bool, int8 or uint8. Anything but zero is set.
+            flags: one for each element; bool, int8 or uint8. Values other than zero are set.
 
         Returns:
             The kept elements, in their order, and their number.
@@ -89,8 +89,8 @@ class Selections(CubPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """Divide elements by whether a predicate holds (``cub::DevicePartition::If``).
 
-        CUB itself writes both parts into one array, the second from its end; here they are
-        apart, and both in their order.
+        CUB itself writes both parts into one array, the second from its end; here they are separate
+        arrays, both in their order.
 
         Args:
             x: any shape, taken as one row.
@@ -113,11 +113,11 @@ class Selections(CubPart[D]):
         Args:
             x: any shape, taken as one row.
             first: as the predicate for ``select``.
-            second: likewise; asked for those for which the first one does not hold.
+            second: the same; called for the elements for which the first one does not hold.
 
         Returns:
-            The elements for which the first holds, those for which the second does, the
-            others, and the numbers of the first two, of shape (2,).
+            The elements for which the first holds, those for which the second does, the others, and
+            the numbers of the first two, of shape (2,).
 
         Raises:
             TypeError, Unsupported: as ``select``.
@@ -153,11 +153,12 @@ class Selections(CubPart[D]):
     def unique(self, x: GpuRef, op: AnyOperator = "equal_to") -> Request[tuple[GpuRef, GpuRef]]:
         """Keep the first of equal neighbours (``cub::DeviceSelect::Unique``).
 
-        Of what is sorted these are its different elements. NaN equals nothing, so each is kept.
+        For sorted elements, these are the different values. NaN equals nothing, so each NaN is
+        kept.
 
         Args:
             x: any shape, taken as one row.
-            op: whether two are equal.
+            op: returns whether two elements are equal.
 
         Returns:
             The kept elements, in their order, and their number.
@@ -185,7 +186,7 @@ class Selections(CubPart[D]):
 
         Args:
             keys: any shape, taken as one row.
-            values: as many, of any dtype.
+            values: one for each key, of any dtype.
             op: whether two keys are equal.
 
         Returns:
@@ -220,19 +221,19 @@ class Selections(CubPart[D]):
 
     @op
     def trim(self, count: GpuRef, x: GpuRef) -> Request[GpuRef]:
-        """Wait for a number of elements; the part of a buffer that holds so many.
+        """Wait for a number of elements; return the part of a buffer that holds them.
 
         Args:
-            count: an int64 on the device, as ``select`` and the others give it.
+            count: an int64 on the device, as ``select`` and the others return it.
             x: the buffer that goes with it.
 
         Returns:
             A view of the first ``count`` elements.
 
         Raises:
-            TypeError: ``count`` is no int64.
+            TypeError: ``count`` is not an int64.
             ValueError: ``count`` has more than one element, or ``x`` other than one dimension.
-            Unsupported: in a batch or a recording, where there is no answer to wait for.
+            Unsupported: in a batch or a recording, which cannot wait for an answer.
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:

@@ -1,4 +1,4 @@
-"""Sorts, and searches in what is sorted."""
+"""Sorts, and searches in sorted elements."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Sorts(CubPart[D]):
     ) -> Request[GpuRef]:
         """Sort (``cub::DeviceRadixSort::SortKeys``, ``cub::DeviceMergeSort::SortKeys``).
 
-        A radix sort has keys in the order of their bits: NaN without a sign is behind all
-        others, as in NumPy, and NaN with a sign before them. Both zeros are equal.
+        A radix sort orders keys by their bits: NaN without a sign is after all others, as in NumPy,
+        and NaN with a sign before them. Both zeros are equal.
 
         Args:
             keys: any shape, taken as one row; real.
-            op: whether one key comes before another; then it is a merge sort. ``"less"``,
-                ``"greater"``, or a function as for ``reduce``.
+            op: returns whether one key comes before another; this makes it a merge sort.
+                ``"less"``, ``"greater"``, or a function as for ``reduce``.
             descending: whether the largest comes first.
-            out: where the result goes; not keys itself.
+            out: the buffer for the result; not keys itself.
 
         Returns:
             An array of the shape of keys. Equal keys stay in their order.
@@ -84,17 +84,17 @@ class Sorts(CubPart[D]):
 
         Args:
             keys: as for ``sort``.
-            values: as many, of any dtype.
+            values: one for each key, of any dtype.
             op: as for ``sort``.
             descending: as for ``sort``.
-            out: where keys and values go.
+            out: the buffers for keys and values.
 
         Returns:
             The keys and the values. Values of equal keys stay in their order.
 
         Raises:
             TypeError, Unsupported: as ``sort``.
-            ValueError: as ``sort``; or there are not as many values as keys.
+            ValueError: as ``sort``; or the numbers of values and keys differ.
         """
         self._require(keys=keys, values=values)
         _require_as_many(keys, values)
@@ -116,12 +116,12 @@ class Sorts(CubPart[D]):
     def argsort(
         self, keys: GpuRef, *, descending: bool = False, out: GpuRef | None = None
     ) -> Request[GpuRef]:
-        """The order in which ``sort`` has keys, which is stable.
+        """Return the order in which ``sort`` has keys, which is stable.
 
         Args:
             keys: as for ``sort``.
             descending: as for ``sort``.
-            out: where the result goes.
+            out: the buffer for the result.
 
         Returns:
             Positions in keys, int64, in the shape of keys.
@@ -170,21 +170,21 @@ class Sorts(CubPart[D]):
     ) -> Request[GpuRef]:
         """Sort each of many segments (``cub::DeviceSegmentedSort::StableSortKeys``).
 
-        It waits for the device in the middle of it, so it runs on a lane of its own, and a
-        recording cannot have it.
+        It waits for the device while it runs, so it runs on a lane of its own, and cannot be
+        recorded.
 
         Args:
             keys: as for ``sort``.
             begins: as for ``segmented_reduce``.
-            ends: likewise; segments must not overlap.
+            ends: as for ``segmented_reduce``; segments must not overlap.
             descending: whether the largest comes first.
-            out: where the result goes. What is in no segment is not written.
+            out: the buffer for the result. Elements outside all segments are not written.
 
         Returns:
             An array of the shape of keys.
 
         Raises:
-            TypeError: a dtype without an order, or offsets that are no int32 or int64.
+            TypeError: a dtype without an order, or offsets that are neither int32 nor int64.
             ValueError: ``begins`` and ``ends`` are not of one length.
             Unsupported: in a recording.
         """
@@ -214,11 +214,11 @@ class Sorts(CubPart[D]):
 
         Args:
             keys: as for ``sort``.
-            values: as many, of any dtype.
+            values: one for each key, of any dtype.
             begins: as for ``segmented_sort``.
-            ends: likewise.
+            ends: as for ``segmented_sort``.
             descending: whether the largest comes first.
-            out: where keys and values go. What is in no segment is not written.
+            out: the buffers for keys and values. Elements outside all segments are not written.
 
         Returns:
             The keys and the values.
@@ -252,15 +252,16 @@ class Sorts(CubPart[D]):
         op: AnyOperator | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Where values belong in what is sorted, before equal ones (``cub::LowerBound``).
+        """Find the positions of values in sorted data, before equal elements (``cub::LowerBound``).
 
-        As ``numpy.searchsorted`` with ``side="left"``.
+        This is ``numpy.searchsorted`` with ``side="left"``.
 
         Args:
-            data: any shape, taken as one row; sorted, with NaN behind all others.
-            values: what is looked for, of the dtype of data.
-            op: whether one comes before another, as data is sorted; by default ``<``.
-            out: where the result goes.
+            data: any shape, taken as one row; sorted, with NaN after all others.
+            values: the values to look for, of the dtype of data.
+            op: returns whether one element comes before another, in the order of data; by default
+                ``<``.
+            out: the buffer for the result.
 
         Returns:
             Positions in data, int64, in the shape of values.
@@ -280,15 +281,15 @@ class Sorts(CubPart[D]):
         op: AnyOperator | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Where values belong in what is sorted, behind equal ones (``cub::UpperBound``).
+        """Find the positions of values in sorted data, after equal elements (``cub::UpperBound``).
 
-        As ``numpy.searchsorted`` with ``side="right"``.
+        This is ``numpy.searchsorted`` with ``side="right"``.
 
         Args:
             data: as for ``lower_bound``.
             values: as for ``lower_bound``.
             op: as for ``lower_bound``.
-            out: where the result goes.
+            out: the buffer for the result.
 
         Returns:
             Positions in data, int64, in the shape of values.
@@ -341,7 +342,7 @@ def _require_as_many(keys: GpuRef, values: GpuRef) -> None:
 
 
 def _two(out: Any) -> tuple[GpuRef | None, GpuRef | None]:
-    """Two buffers, or none."""
+    """Return two buffers, or two times None."""
     if out is None:
         return None, None
     if not isinstance(out, tuple | list) or len(out) != 2:

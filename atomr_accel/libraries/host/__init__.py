@@ -1,1 +1,1 @@
-"""What executors share: bindings, kernels of our own, caches on disk."""
+"""Modules that executors share: bindings, kernels of our own, caches on disk."""

@@ -25,11 +25,13 @@ _PLAIN_SHARED: Final = 48 << 10
 """Bytes of shared memory that a block may have without being asked for."""
 
 _WAVES: Final = 4
-"""Blocks beyond what is resident at once even out how fast processors are. They are whole
-waves, because a last one that is half empty takes as long as the others."""
+"""Number of waves of blocks. More blocks than the device runs at once even out differences in speed
+between processors. The number is whole, because a last wave that is half empty takes as long as the
+others.
+"""
 
 _compiled = cache(find_cubin)
-"""By source, name and capability: streams, and devices of one kind, share what was compiled."""
+"""Compiled code by source, name and capability, which streams and devices of one kind share."""
 
 
 def preload_compiler() -> None:
@@ -72,13 +74,13 @@ class Arguments:
 
 @final
 class ArgumentBlocks:
-    """One block for all arguments of a size: the driver has copied them when a launch returns."""
+    """Blocks of arguments, one per size: the driver has copied them when a launch returns."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Arguments] = {}
 
     def having(self, data: bytes) -> Arguments:
-        """That of this size, with these arguments until the next ones."""
+        """Return the block of this size, with these arguments until the next call."""
         block = self._blocks.get(len(data))
         if block is None:
             block = self._blocks[len(data)] = Arguments(data)
@@ -150,9 +152,9 @@ class Kernels:
         self.prepare(function, items, arguments)()
 
     def prepare(self, function: _Function, items: int, arguments: Arguments) -> Callable[[], None]:
-        """What makes a launch, with the arguments as they are then.
+        """Return a function that makes a launch, with the arguments of the time of the launch.
 
-        The driver has copied them when that returns, into a graph that is captured, too.
+        The driver has copied the arguments when the launch returns, also into a captured graph.
         """
         blocks = min(-(-items // _THREADS), function.most_blocks)
         return self.prepare_blocks(function, blocks, _THREADS, 0, arguments)
@@ -160,9 +162,9 @@ class Kernels:
     def prepare_blocks(
         self, function: _Function, blocks: int, threads: int, shared: int, arguments: Arguments
     ) -> Callable[[], None]:
-        """What makes a launch of so many blocks of so many threads, with bytes of shared memory.
+        """Return a function that launches blocks of threads with ``shared`` bytes of shared memory.
 
-        It keeps the arguments, which have nothing else but their address there.
+        The function keeps the arguments alive, because the launch only has their address.
         """
         handle, stream = function.handle, self._stream.handle
 

@@ -1,8 +1,8 @@
-"""CUDA C++ of this package: files beside the executors that launch it.
+"""CUDA C++ of this package: files next to the executors that launch it.
 
-The files of an executor are in a folder ``kernels`` beside it, and what several of them begin
-with is in the one beside this module. They need no header of the vendor's, because NVRTC's
-wheel brings none.
+The files of an executor are in a folder ``kernels`` next to it. Code that several of them share is
+in the folder next to this module. They need no header of the vendor, because NVRTC's wheel has
+none.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 @final
 class CudaSource:
-    """A file with what it includes and the constants that it shares with Python.
+    """A file with its includes and the constants that it shares with Python.
 
-    An ``#include "name"`` is looked for beside the file, then among the shared ones, and put
-    in place here, once. So the compiler gets one text that says all, and a kernel kept on disk
-    is used again only while none of its files changes.
+    An ``#include "name"`` is looked for next to the file, then among the shared ones, and inserted
+    here, once. So the compiler gets one complete text, and a kernel kept on disk is used again only
+    while none of its files changes.
 
     Args:
-        package: the package beside whose modules the folder ``kernels`` is.
+        package: the package that has the folder ``kernels`` next to its modules.
         name: the file in it.
         macros: constants, which become macros in front of the text.
     """
@@ -41,7 +41,7 @@ class CudaSource:
 
     @cached_property
     def text(self) -> str:
-        """What NVRTC compiles."""
+        """Text that NVRTC compiles."""
         return self.preprocess(_NO_HEADERS)
 
     def preprocess(self, headers: Mapping[str, str]) -> str:
@@ -51,7 +51,7 @@ class CudaSource:
         return "\n".join([*head, *lines, ""])
 
     def _lines(self, name: str, headers: Mapping[str, str], seen: set[str]) -> Iterator[str]:
-        """The lines of a file; the compiler is told where they come from."""
+        """Yield the lines of a file, with directives that name their origin to the compiler."""
         text = headers[name] if name in headers else read_kernels(self._package, name)
         yield f'#line 1 "{name}"'
         for number, line in enumerate(text.splitlines(), 1):
@@ -68,7 +68,7 @@ class CudaSource:
 
 @cache
 def read_kernels(package: str, name: str) -> str:
-    """A file as it is: from the folder ``kernels`` beside a package's modules, or a shared one."""
+    """Return an unchanged file: from the folder ``kernels`` of a package, or a shared one."""
     from importlib.resources import files  # a host that compiles nothing does without
 
     file = files(package) / "kernels" / name
@@ -92,4 +92,4 @@ C_TYPES: Final = {
     "float32": "float",
     "float64": "double",
 }
-"""What a dtype is called in CUDA C++."""
+"""Names of dtypes in CUDA C++."""

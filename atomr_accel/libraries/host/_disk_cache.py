@@ -1,9 +1,9 @@
-"""What takes long to make, kept in files: compiled kernels, libraries' plans.
+"""Caches in files for data that takes long to make: compiled kernels, libraries' plans.
 
-A file is written under another name first and renamed, so that readers see all of it or
-none, and it begins with a hash of what it holds and of what it is for. What does not match
-is not used. Whoever can write to the folder can run code on the device, so it is used only
-if it belongs to this user and nobody else may write there.
+A file is written under another name first and then renamed, so that readers see all of it or none.
+It begins with a hash of its data and its key, and a file that does not match is not used. A process
+that can write to the folder can run code on the device. So the folder is used only if it belongs to
+this user and other users cannot write to it.
 
 Without such a folder, or on a full disk, nothing is kept, and nothing fails.
 """
@@ -36,12 +36,12 @@ _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True, slots=True)
 class DiskCacheStatistics:
-    """What a cache was asked for in this process.
+    """Uses of a cache in this process.
 
     Attributes:
-        hits: what was there.
-        misses: what was not.
-        damaged: files that did not hold what they should, which count as misses, too.
+        hits: entries that were found.
+        misses: entries that were not found.
+        damaged: files with wrong content, which count as misses, too.
         written: files written.
     """
 
@@ -53,7 +53,7 @@ class DiskCacheStatistics:
 
 @final
 class DiskCache:
-    """One kind of things, by keys of any bytes.
+    """Cache of one kind of data, by keys of any bytes.
 
     Args:
         kind: names the folder's part that these are in.
@@ -66,7 +66,7 @@ class DiskCache:
         self._hits = self._misses = self._damaged = self._written = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """What was put under a key, if that is there and whole."""
+        """Return the data of a key, if its file exists and is whole."""
         data = self._read(key)
         if data is None:
             self._misses += 1
@@ -113,10 +113,10 @@ class DiskCache:
         return data
 
     def _make_room(self, folder: Path) -> None:
-        """Remove what was not used for longest, until three quarters of the limit are taken."""
+        """Remove the least recently used files, until three quarters of the limit are taken."""
         files = []
         for entry in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # somebody else makes room, too
+            with contextlib.suppress(FileNotFoundError):  # another process makes room, too
                 about = entry.stat()
                 files.append((about.st_mtime_ns, about.st_size, entry))
         excess = sum(size for _, size, _ in files) - self._limit
@@ -143,7 +143,7 @@ class DiskCache:
 
 
 def base_folder(environ: Mapping[str, str]) -> Path | None:
-    """Where caches of all kinds are, each in a folder of its name; None if nothing is kept."""
+    """Return the folder that has one folder for each cache; None if nothing is kept."""
     chosen = environ.get(FOLDER_VARIABLE)
     if chosen == "":
         return None
@@ -151,17 +151,17 @@ def base_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def is_safe(folder: Path) -> bool:
-    """Whether a folder is this user's, and nobody else may write there.
+    """Return whether a folder belongs to this user, and other users cannot write to it.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: its status cannot be read.
     """
     about = folder.stat()
     return about.st_uid == os.geteuid() and not about.st_mode & _OTHERS_MAY_WRITE
 
 
 def read(path: Path) -> bytes | None:
-    """What a file of a cache holds; None if it is not what was written there.
+    """Return the data of a file of a cache; None if it differs from the data that was written.
 
     Raises:
         OSError: it cannot be read.
@@ -175,7 +175,7 @@ def read(path: Path) -> bytes | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of a cache holds what was written there; in pieces, of whatever size it is.
+    """Return whether a file of a cache has the data that was written; reads it in pieces.
 
     Raises:
         OSError: it cannot be read.
@@ -189,14 +189,14 @@ def is_whole(path: Path) -> bool:
 
 
 def _default_folder() -> Path | None:
-    """Where the platform keeps a user's caches; None where there is no home."""
+    """Return the platform's folder for a user's caches; None if the user has no home folder."""
     from platformdirs import user_cache_path  # by those who keep something: hosts start fast
 
     try:
         folder = user_cache_path("atomr-accel", appauthor=False)
     except RuntimeError:
         return None
-    return folder if folder.is_absolute() else None  # older releases leave "~" as it is
+    return folder if folder.is_absolute() else None  # older releases keep "~"
 
 
 def _name(key: bytes) -> str:
@@ -204,7 +204,7 @@ def _name(key: bytes) -> str:
 
 
 def _told_hash(file: BinaryIO) -> bytes | None:
-    """The hash that a file begins with; None if it is no file of a cache."""
+    """Return the hash at the start of a file; None if the file belongs to no cache."""
     return file.read(_HASH_BYTES) if file.read(len(_MAGIC)) == _MAGIC else None
 
 

@@ -1,4 +1,4 @@
-"""Indices and lengths in a buffer, which only who executes an op can look at."""
+"""Checks of indices and lengths in a buffer, which only an executor can read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def require_within(values: np.ndarray[Any, Any], least: int, most: int, name: str) -> None:
-    """Each of the integers is in a range, so that it can be counted with, or point to memory.
+    """Check that all integers are in a range, so that they can be counted with, or point to memory.
 
     Raises:
         ValueError: one is not.

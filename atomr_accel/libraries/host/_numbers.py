@@ -57,7 +57,7 @@ class Scalars:
         self._pointers: Recent[_Key, Any] = Recent(_MOST_SCALARS)
 
     def pointer(self, dtype: str, value: float | tuple[float, float]) -> Any:
-        """A pointer to a number of that dtype; a complex one comes as its two parts."""
+        """A pointer to a number of that dtype; a complex one has two parts."""
         # 0.0 and -0.0 are equal, but not the same number.
         key = (dtype, value if value and not isinstance(value, tuple) else repr(value))
         pointer = self._pointers.get(key)

@@ -1,4 +1,4 @@
-"""Events that tell times, for those who choose the fastest of several ways."""
+"""Events that measure times, to choose the fastest of several functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def timing_events(count: int = 2) -> Iterator[list[Any]]:
     """Events with times for the length of a block (``cuEventCreate``), whatever fails in it.
 
     Args:
-        count: how many.
+        count: the number of events.
     """
     events: list[Any] = []
     try:

@@ -1,8 +1,8 @@
 """Vendor libraries by ctypes: a table of prototypes becomes bound, checked functions.
 
-A library folder writes its functions as one table. Tests hold every row against the
-vendor's header and resolve every symbol, so a wrong row fails without a GPU. A number that an
-argument's type cannot hold is refused, whoever calls.
+A library folder writes its functions as one table. Tests hold every row against the vendor's header
+and resolve every symbol, so a wrong row fails without a GPU. A number that an argument's type
+cannot hold is refused for all callers.
 """
 
 from __future__ import annotations
@@ -72,19 +72,19 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "size": (0, 2**64 - 1),
     "float": (-_LARGEST_FLOAT, _LARGEST_FLOAT),
 }
-"""Least and largest of each; ctypes would cut off what is beyond without a word."""
+"""Smallest and largest value of each; ctypes would silently cut off others."""
 
 _NO_MEMORY: Final = (
     *("ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY"),
     "cudaErrorMemoryAllocation",
 )
-"""How statuses end that say that there is no memory, on the device or the host."""
+"""Endings of statuses that mean that the device or the host is out of memory."""
 
 _NOT_STARTED: Final = ("NOT_INITIALIZED", "INITIALIZATION_FAILED")
 _MAKES: Final = ("Create", "create", "Init")
 
 _EXTRAS: Final = frozenset(("cudss", "cusparselt", "cutensor"))
-"""The libraries that extras of their own bring."""
+"""Libraries that have their own extras."""
 
 Prototypes = dict[str, str]
 """Function name to its parameter types, as words of ``TYPES``. All return a status."""
@@ -95,10 +95,10 @@ class VendorLibrary:
     """A loaded library whose failing calls raise.
 
     Args:
-        name: as cuda-pathfinder knows it, such as ``"cublas"``.
+        name: the name in cuda-pathfinder, such as ``"cublas"``.
         prototypes: its functions.
-        status_name: a function of the library that names a status code, or a table of
-            names where the library has no such function.
+        status_name: a function of the library that names a status code, or a table of names where
+            the library has no such function.
     """
 
     def __init__(
@@ -123,21 +123,21 @@ class VendorLibrary:
             raise self.error(function, status)
 
     def prepare(self, function: str, *args: Any) -> Callable[[], int]:
-        """A call whose arguments are converted once, which takes longer than most calls.
+        """Return a call with converted arguments; the conversion takes longer than most calls.
 
         Args:
-            function: which one.
-            *args: all of them. A ``ctypes`` object is taken as it is, so its value may be
-                set between calls.
+            function: the function's name.
+            *args: all its arguments. A ``ctypes`` object is passed without conversion, so its value
+                may be set between calls.
 
         Returns:
-            What makes the call and returns its status.
+            A function that makes the call and returns its status.
         """
         words = self.functions.words(function)
         self.functions[function]  # is there, or this raises
         for at, (word, arg) in enumerate(zip(words, args, strict=True)):
             _refuse_beyond(function, at, word, arg)
-        # What a type makes of an argument passes faster than an instance of it would.
+        # The result of ``from_param`` passes faster than an instance of the type.
         converted = [
             TYPES[word].from_param(arg) if isinstance(arg, (Real, NoneType, bytes)) else arg
             for word, arg in zip(words, args, strict=True)
@@ -161,10 +161,10 @@ class VendorLibrary:
 
 
 def lacks_memory(function: str, status_name: str) -> bool:
-    """Whether a status says that a call found no memory.
+    """Return whether a status says that a call found no memory.
 
-    Libraries start with what they make first, such as a handle. Where they find no memory for
-    that, several only say that they are not initialized.
+    Libraries start with their first object, such as a handle. If memory runs out for that, several
+    only report that they are not initialized.
     """
     if status_name.endswith(_NO_MEMORY):
         return True
@@ -231,15 +231,15 @@ def array(word: str, values: Sequence[float]) -> Any:
 
 @contextmanager
 def undone_on_error() -> Iterator[ExitStack]:
-    """A stack for how to undo what a block makes, undone if the block fails.
+    """Yield a stack of undo functions, which run if the block fails.
 
-    If it does not, whoever keeps the stack can undo it later.
+    If it does not fail, the holder of the stack can run them later.
     """
     stack = ExitStack()
     try:
         yield stack
     except BaseException:
-        with suppress(Exception):  # the block's own error tells more
+        with suppress(Exception):  # the block's own error says more
             stack.close()
         raise
 

@@ -8,15 +8,15 @@ from .._library import LaneSpec
 
 _HOST: Final = "atomr_accel.libraries.nccl.host"
 
-# Collectives wait for other devices, which is no fault of this one: the world has a deadline of
-# its own. So they have a thread, and a stream, which keep nothing else waiting.
+# Collectives wait for other devices, so their time does not count as a hang of this one: the
+# world has its own deadline. Their own thread and stream keep nothing else waiting.
 COLLECTIVES: Final = LaneSpec(
     "nccl",
     {"cpu": f"{_HOST}._cpu:CpuCollectives", "cuda": f"{_HOST}._cuda:CudaCollectives"},
     hangs=False,
     blocks=True,
 )
-"""Where ranks join communicators and take part in collectives."""
+"""Lane on which ranks join communicators and take part in collectives."""
 
 ABORTS: Final = LaneSpec(
     "nccl-aborts",
@@ -24,4 +24,4 @@ ABORTS: Final = LaneSpec(
     hangs=False,
     blocks=True,
 )
-"""Answers at once, also while the other waits for a rank that is gone."""
+"""Lane that answers at once, also while the other waits for a rank that is gone."""

@@ -1,1 +1,1 @@
-"""What both sides of the wall share, whatever the library."""
+"""Modules that both sides of the wall share, for all libraries."""

@@ -12,11 +12,11 @@ class Batch(NamedTuple):
     """A batch of products, in as few dimensions as possible.
 
     Attributes:
-        shape: what the leading dimensions broadcast to.
+        shape: the shape to which the leading dimensions broadcast.
         sizes: the same, with dimensions merged where one stride leads through both.
-        strides_a: elements from one matrix of a to the next, along each of ``sizes``; 0
-            repeats the matrix.
-        strides_b: those of b.
+        strides_a: elements from one matrix of a to the next, along each of ``sizes``; 0 repeats the
+            matrix.
+        strides_b: the strides of b.
     """
 
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
     @property
     def products(self) -> int:
-        """How many products."""
+        """Number of products."""
         return math.prod(self.sizes)
 
 

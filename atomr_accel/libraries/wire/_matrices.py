@@ -1,4 +1,4 @@
-"""Matrices that lie apart: what leading dimensions and transposes say of strides."""
+"""Matrices with gaps: the strides that follow from leading dimensions and transposes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 
 class Laid(NamedTuple):
-    """How matrices lie.
+    """Layout of matrices.
 
     Attributes:
-        op: how to take them as they are stored: 0, 1 (transposed) or 2 (conjugate transposed).
+        op: the form in which stored matrices are used: 0, 1 (transposed) or 2 (conjugate
+            transposed).
         row: elements from one stored row to the next.
         steps: elements from one matrix to the next along each leading dimension.
     """
@@ -22,13 +23,13 @@ class Laid(NamedTuple):
 def lay(
     shape: tuple[int, ...], strides: tuple[int, ...], op: int, *, conjugates: bool
 ) -> Laid | None:
-    """How the matrices of an array lie; None where rows nor columns are without gaps.
+    """Return the layout of an array's matrices; None if both rows and columns have gaps.
 
     Args:
         shape: the last two axes are the matrices.
         strides: in elements.
-        op: how to take them.
-        conjugates: whether ``op`` 2 is more than 1, because numbers are complex.
+        op: the form in which to use them.
+        conjugates: whether ``op`` 2 differs from 1, because numbers are complex.
     """
     *steps, down, across = strides
     rows, columns = shape[-2:]

@@ -1,7 +1,7 @@
 """Options of functions, checked in the caller: flags, whole numbers, real numbers.
 
-A string is no number and ``"no"`` is no flag, though Python would take either for true. What
-is wrong in kind is a TypeError, what is out of range a ValueError.
+A string is not a number and ``"no"`` is not a flag, though Python would take either for true. A
+value of the wrong kind raises TypeError, a value out of range raises ValueError.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def flag(value: Any, name: str) -> bool:
 
 
 def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
-    """A whole number in a range; True and False are none.
+    """Return a whole number in a range; True and False are refused.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
         ValueError: it is out of range.
     """
     try:
@@ -62,18 +62,18 @@ def real(
     below: float | None = None,
     finite: bool = True,
 ) -> float:
-    """A real number in a range; True and False are none.
+    """Return a real number in a range; True and False are refused.
 
     Args:
-        value: what the caller gave.
-        name: of the argument.
-        least: the smallest that it may be.
-        most: the largest.
-        below: what it has to be less than.
-        finite: whether infinities and NaN are none.
+        value: the caller's argument.
+        name: the argument's name.
+        least: the smallest allowed value.
+        most: the largest allowed value.
+        below: the value that it has to be less than.
+        finite: whether infinities and NaN are refused.
 
     Raises:
-        TypeError: it is no real number.
+        TypeError: it is not a real number.
         ValueError: it is out of range.
     """
     number = value if type(value) is float else _converted(value, name)

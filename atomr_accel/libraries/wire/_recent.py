@@ -1,4 +1,4 @@
-"""What is kept of what was made before, such as plans, as long as it is in use."""
+"""Tables of recently used objects, such as plans."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _V = TypeVar("_V")
 
 @final
 class Recent(Generic[_K, _V]):
-    """A table of so many entries: a new one takes the place of what was not used for longest.
+    """A table with a limit: a new entry replaces the least recently used one.
 
-    Keys must be of one type each: 1, 1.0 and True are the same key, so normalise what callers
-    give before looking.
+    Keys must be of one type each: 1, 1.0 and True are the same key, so normalise what callers give
+    before looking.
 
     Args:
-        limit: how many entries there may be.
-        drop: called with what goes.
+        limit: the largest number of entries.
+        drop: called with each removed value.
     """
 
     def __init__(self, limit: int, drop: Callable[[_V], object] | None = None) -> None:
@@ -31,7 +31,7 @@ class Recent(Generic[_K, _V]):
 
     @property
     def limit(self) -> int:
-        """How many entries there may be; with fewer, what is too many goes."""
+        """Largest number of entries; a smaller limit removes entries."""
         return self._limit
 
     @limit.setter
@@ -40,14 +40,14 @@ class Recent(Generic[_K, _V]):
         self._shrink(limit)
 
     def get(self, key: _K) -> _V | None:
-        """What is kept for a key, which is in use."""
+        """Return the value of a key, and count that as a use."""
         value = self._kept.get(key)
         if value is not None:
             self._kept.move_to_end(key)
         return value
 
     def keep(self, key: _K, value: _V) -> _V:
-        """Keep a value for a key, in the place of what was kept for it."""
+        """Keep a value for a key, and drop the key's former value."""
         former = self._kept.pop(key, None)
         if former is not None and self._drop is not None:
             self._drop(former)
@@ -66,7 +66,7 @@ class Recent(Generic[_K, _V]):
                 self._drop(oldest)
 
     def values(self) -> ValuesView[_V]:
-        """All that is kept."""
+        """Return all kept values."""
         return self._kept.values()
 
     def __len__(self) -> int:

@@ -3,9 +3,9 @@
 A kernel gets one struct of words: pointers, then sizes and strides, then the numbers of the
 expression. So its source depends on its form alone.
 
-A kernel that reduces goes over each row as often as reductions depend on others, and once more for
-results of one element each. What a row has in memory is kept in registers meanwhile where it fits,
-and so is what takes long to compute; all else is computed again.
+A kernel that reduces runs over each row as often as reductions depend on others, and once more for
+results of one element each. Elements of a row stay in registers meanwhile if they fit, and so do
+values that take long to compute; all others are computed again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIXED: Final = 3
 
 
 def source_of(form: KernelForm) -> str:
-    """The source of a kernel; its name is ``NAME``.
+    """Return the source of a kernel; its name is ``NAME``.
 
     Raises:
         Unsupported: a function that is not computed for such a dtype.
@@ -45,7 +45,7 @@ def source_of(form: KernelForm) -> str:
 
 
 def body_of(form: KernelForm) -> str:
-    """The source without what all have in common."""
+    """The source without the part that all kernels share."""
     return _Writer(form).text()
 
 
@@ -115,7 +115,7 @@ class _Writer:
         return f"(I)a.words[{self._first_number + at}]"
 
     def _extent(self, axis: int) -> str:
-        """Of a kept axis, or of a reduced one behind them."""
+        """Return the extent of a kept axis, or of a reduced one after them."""
         return self._number(FIXED + axis)
 
     def _stride(self, access: int, axis: int) -> str:
@@ -166,7 +166,7 @@ class _Writer:
         return f"v{at}[{lane if self._width > 1 else 0}]"
 
     def _computed(self, at: int, lane: str) -> str:
-        """What a value is made of."""
+        """Return the code that computes a value."""
         node = self._form.nodes[at]
         nodes = self._form.nodes
         args = [self._ref(arg, lane) for arg in node.args]
@@ -190,7 +190,7 @@ class _Writer:
         return self._rounded(node.dtype, text)
 
     def _is_over(self, at: int) -> bool:
-        """Whether it is a quotient of an element and what all of a row have in common."""
+        """Return whether it is a quotient of an element and a value of its whole row."""
         node = self._form.nodes[at]
         if node.name != "divide" or node.dtype not in OVER or at in self._kept:
             return False
@@ -323,7 +323,7 @@ class _Writer:
     # --- kernels --------------------------------------------------------------------------
 
     def text(self) -> str:
-        """The kernel."""
+        """Return the source of the kernel."""
         form = self._form
         index, unsigned = ("i64", "u64") if form.wide else ("int", "unsigned")
         self._add(
@@ -486,7 +486,7 @@ class _Writer:
                 self._add(f"const I t{output} = {self._offset(at, kept)};")
 
     def _rows_loaded(self) -> None:
-        """Read what is the same for all of a row, and in registers the elements that fit."""
+        """Read the values that all of a row share, and the elements that fit into registers."""
         form = self._form
         kept = [*range(form.kept)]
         for at, node in enumerate(form.nodes):
@@ -509,7 +509,7 @@ class _Writer:
             self._items(loads, ())
 
     def _steps(self) -> tuple[list[str], list[str]]:
-        """The lines around what is done for each piece of a row."""
+        """Return the lines around the code for each piece of a row."""
         form = self._form
         axes = [*range(form.kept, form.kept + form.reduced)]
         vector = form.vector if form.layout == "rows" else 1
@@ -529,7 +529,7 @@ class _Writer:
         return [*head, *decoded], ["}"]
 
     def _items(self, loads: list[int], lines: Iterable[str]) -> None:
-        """A loop over a row that reads, unless that is done, and computes."""
+        """Write a loop over a row that reads, unless that is done, and computes."""
         form = self._form
         axes = [*range(form.kept, form.kept + form.reduced)]
         head, tail = self._steps()
@@ -551,10 +551,10 @@ class _Writer:
             yield f"const I b{operand} = s{operand} + {self._offset(operand, axes)};"
 
     def _kept_after(self, wanted: list[list[int]]) -> list[int]:
-        """What a pass computes that later ones need, and that is not computed again.
+        """Return the values of a pass that later passes need, and that are worth keeping.
 
         Args:
-            wanted: of this pass and those to come.
+            wanted: the values that this pass and the later ones want.
         """
         form = self._form
         if not form.items:
@@ -577,7 +577,7 @@ class _Writer:
         return kept if size <= 4 * most else []
 
     def _cost(self, at: int) -> int:
-        """How long a value of an element takes, made of what is in registers."""
+        """Return the cost of a value of an element, computed from values in registers."""
         nodes = self._form.nodes
         return sum(
             1 if nodes[each].kind != "ufunc" or nodes[each].name in CHEAP else LONG
@@ -586,11 +586,11 @@ class _Writer:
         )
 
     def _accumulate(self, reductions: list[int], kept: list[int]) -> None:
-        """One pass over the row, and what its threads have found together.
+        """Write one pass over the row, and combine the results of its threads.
 
         Args:
-            reductions: what it finds.
-            kept: what of each element is kept for later passes.
+            reductions: the reductions that it computes.
+            kept: the values of each element that are kept for later passes.
         """
         form = self._form
         nodes = form.nodes
@@ -657,7 +657,7 @@ class _Writer:
         return register(node.dtype)
 
     def _row_values(self, stage: int) -> None:
-        """What is made of a row's reductions up to a stage."""
+        """Compute the values that depend on a row's reductions up to a stage."""
         for at, node in enumerate(self._form.nodes):
             made = node.kind in ("ufunc", "cast", "where") and not self._varies[at]
             if made and self._stage[at] == stage:
@@ -702,7 +702,7 @@ class _Writer:
         self._add("}")
 
     def _parts(self) -> None:
-        """Write what was found in a part of each row; of places the number, too."""
+        """Write the results of a part of each row, with the index for positions."""
         form = self._form
         self._add("if (valid && lane == 0) {")
         seen: set[int] = set()

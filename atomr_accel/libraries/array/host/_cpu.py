@@ -19,7 +19,7 @@ _OF_SIZE: Final = {
     DTYPES[name].itemsize: DTYPES[name]
     for name in ("uint8", "uint16", "uint32", "uint64", "complex128")
 }
-"""What is as large as an element that is only moved."""
+"""Dtypes for elements that are only moved, by size."""
 
 
 @final
@@ -28,7 +28,7 @@ class CpuArray:
 
     Attributes:
         handlers: by message.
-        of_steps: likewise of steps, which may be CUB's.
+        of_steps: the same of steps, which may be CUB's.
     """
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
@@ -46,11 +46,11 @@ class CpuArray:
         }
 
     def on(self, stream: CpuStream) -> CpuArray:
-        """The same on another stream."""
+        """Return the same executor on another stream."""
         return CpuArray(self._context, stream)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
     def _several(self, message: Several) -> None:
         self._context.check()

@@ -60,7 +60,7 @@ def strided(context: CpuContext, array: StridedArray) -> _Array:
 def interpret(
     steps: tuple[Step, ...], operands: list[_Array], constants: tuple[tuple[int, ...], ...]
 ) -> list[Any]:
-    """The values of all steps.
+    """Compute the values of all steps.
 
     Raises:
         ValueError: a step that no program sends.

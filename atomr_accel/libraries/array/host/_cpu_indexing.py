@@ -40,7 +40,7 @@ class CpuIndexing:
     """Executes some of the array lane's messages; its handlers are some of the lane's.
 
     Args:
-        context: where buffers are.
+        context: the context of the buffers.
         copy: executes a copy.
     """
 
@@ -91,11 +91,11 @@ class CpuIndexing:
             chosen[places] = values
         else:
             with np.errstate(all="ignore"):
-                # A copy, because NumPy has read behind values that broadcast.
+                # A copy, because NumPy has read beyond the end of values that broadcast.
                 np.add.at(chosen, places, np.array(values))
 
     def _places(self, message: Choose, shape: tuple[int, ...]) -> tuple[_Array, _Array | None]:
-        """Where elements are that are chosen, counted in elements; and which of them count."""
+        """Return the positions of chosen elements, and which of them count."""
         size = DTYPES[message.dtype].itemsize
         places = np.full(shape, -message.low, np.int64)
         ndim = len(shape)
@@ -167,7 +167,7 @@ class CpuIndexing:
             wide = wide[(wide >= low) & (wide <= high)]
             number = ((wide - low) * (size / (high - low))).astype(np.int64)
         number[number == size] = size - 1
-        # Edges decide: what is narrow and on one is compared with narrow ones.
+        # Edges decide: narrow elements are compared with narrow edges.
         more = (wide >= edges[number + 1]) & (number != size - 1)
         number = number - (wide < edges[number]) + more
         counts = array(message.counts, (size,), _INT64)
@@ -221,7 +221,7 @@ class CpuIndexing:
         dtype, shape = DTYPES[message.dtype], (message.rows, message.count)
         source = self._context.array(message.source, (message.rows, message.length), dtype)
         if not message.places and not _has_negative_zero(source) and not is_added(dtype):
-            ordered = np.sort(source, axis=1)  # whose order nobody asks for
+            ordered = np.sort(source, axis=1)  # the positions are not needed
             values = self._context.array(message.values, shape, dtype)
             values[...] = (ordered[:, ::-1] if message.descending else ordered)[:, : message.count]
             return
@@ -246,7 +246,7 @@ class CpuIndexing:
 
 
 def _has_negative_zero(given: _Array) -> bool:
-    """Whether equal elements may differ: then the first of them comes first."""
+    """Return whether equal elements may differ: then the first of them comes first."""
     return is_inexact(given.dtype) and bool((np.signbit(given) & (given == 0)).any())
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @lru_cache(1024)
 def _launch(*layout: Any) -> Launch:
-    """The kernel for copies that are alike but for where they are."""
+    """Return the kernel for copies that differ only in addresses."""
     return launch(CopyStrided(*layout))
 
 
@@ -33,7 +33,7 @@ class CudaArray:
 
     Attributes:
         handlers: by message.
-        of_steps: likewise of steps, which may be CUB's.
+        of_steps: the same of steps, which may be CUB's.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
@@ -59,7 +59,7 @@ class CudaArray:
         preload_compiler()
 
     def on(self, stream: CudaStream) -> CudaArray:
-        """The same on another stream."""
+        """Return the same executor on another stream."""
         return CudaArray(self._context, stream)
 
     def close(self) -> None:

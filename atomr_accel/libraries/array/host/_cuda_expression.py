@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ..wire._program import KernelForm, Launch
 
 OPTIONS: Final = ("--fmad=false", "--diag-suppress=177,186")
-"""Each function rounds its result, as NumPy's do. That something is not used, or that unsigned
-numbers are never negative, is no warning."""
+"""Options for code whose functions each round their result, as NumPy's do. Warnings about unused
+values, and about unsigned numbers that are never negative, are off.
+"""
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
@@ -36,7 +37,7 @@ class _Loaded:
 
     Attributes:
         module, function: the driver's.
-        threads: of a block.
+        threads: threads of one block.
         users: the builders that have built it, and which kernels with it.
     """
 
@@ -68,7 +69,7 @@ class _Arguments:
         self.address: Final = ctypes.addressof(self._extra)
 
     def put(self, pointers: list[int], launch: Launch) -> None:
-        """Write those of a launch."""
+        """Write the arguments of a launch."""
         self._put(self._data, 0, *pointers, *launch.numbers, *launch.scalars)
 
 
@@ -105,7 +106,7 @@ class CudaBuilder:
         preload_compiler()
 
     def close(self) -> None:
-        """Let go of all it has built."""
+        """Forget all that it has built."""
         for number in [*self._store]:
             self._forget(number)
 
@@ -149,7 +150,7 @@ class CudaBuilder:
 
 @final
 class CudaExpressions:
-    """Launches what was built; its handlers are some of the lane's."""
+    """Launches built kernels; its handlers are some of the lane's."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._pointers: Final = context.pointers

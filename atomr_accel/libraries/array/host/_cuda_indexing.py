@@ -66,8 +66,8 @@ class CudaIndexing:
     """Executes some of the array lane's messages; its handlers are some of the lane's.
 
     Args:
-        context: where buffers are.
-        stream: what is launched on.
+        context: the context of the buffers.
+        stream: the stream of the launches.
         copy: executes a copy.
     """
 
@@ -119,7 +119,7 @@ class CudaIndexing:
         kernels.launch(kernels.function(name), items, self._arguments.having(packed))
 
     def _prepared(self, source: CudaSource, launches: Sequence[Placed]) -> _Prepared | None:
-        """What launches kernels on buffers that differ in addresses; None if one is no place."""
+        """Return a launch on buffers that differ in addresses; None if an address is fixed."""
         if any(0 < at < PLACE for each in launches for at in each.addresses):
             return None
         kernels, all_pointers = self._of(source), self._context.pointers
@@ -219,7 +219,7 @@ class CudaIndexing:
         self._launch(NUMBERS, *binning(message).packed(pointer))
 
     def _prepare_histogram(self, template: Template) -> _Prepared | None:
-        """What makes histograms on buffers that differ in addresses."""
+        """Return a function that makes histograms on buffers that differ in addresses."""
         message: Any = template.message
         if message.ends:
             return None
@@ -268,7 +268,7 @@ class CudaIndexing:
             self._launch(SCANS, *each.packed(self._context.pointer))
 
     def _prepare_scan(self, template: Template) -> _Prepared | None:
-        """What scans buffers that differ in addresses."""
+        """Return a function that scans buffers that differ in addresses."""
         message: Any = template.message
         return self._prepared(SCANS, scanning(message))
 
@@ -278,7 +278,7 @@ class _Cells:
     """Page-locked memory for numbers that answers are made of; each question has some of it.
 
     Args:
-        stream: what numbers are copied on.
+        stream: the stream on which numbers are copied.
     """
 
     def __init__(self, stream: CudaStream) -> None:
@@ -287,7 +287,7 @@ class _Cells:
         self._all: list[int] = []
 
     def fetch(self, pointers: Sequence[int], answer: Callable[[list[int]], Any]) -> Later:
-        """Have numbers, int64, copied behind all that is queued, to be read when that is done."""
+        """Queue a copy of numbers, int64, after all queued work, to be read when that is done."""
         cell = next((each for each in self._free if each[1] >= len(pointers)), None)
         if cell is None:
             room = max(8, len(pointers))

@@ -1,4 +1,4 @@
-"""What elements are in kernels of expressions, and what is known of functions of them."""
+"""Types of elements in kernels of expressions, and properties of functions of elements."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STORED: Final = {
     "complex64": "c64",
     "complex128": "c128",
 }
-"""What an element of a dtype is in memory."""
+"""Types of elements in memory, by dtype."""
 
 SMALL: Final = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"})
-"""What is a float in registers, and is rounded after each function."""
+"""Dtypes that are floats in registers, and rounded after each function."""
 
 EXACT: Final = frozenset(
     {
@@ -64,11 +64,11 @@ LONG: Final = 8
 """Cheap functions that take as long as another one, from where on results are kept."""
 
 OVER: Final = frozenset({"float16", "bfloat16", "float32"})
-"""Dtypes of quotients that may be had from the reciprocal of a common divisor."""
+"""Dtypes of quotients for which the reciprocal of a common divisor may be used."""
 
 
 def register(dtype: str) -> str:
-    """What an element of a dtype is in registers."""
+    """Return the type of elements of a dtype in registers."""
     if dtype in SMALL:
         return "float"
     return "bool" if dtype == "bool" else STORED[dtype]

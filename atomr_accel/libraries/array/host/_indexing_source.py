@@ -1,4 +1,4 @@
-"""The array lane's kernels for indices and scans: which one, how it is called, its arguments."""
+"""The array lane's kernels for indices and scans: names and arguments."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NUMBERS: Final = CudaSource(
 )
 
 COUNTS: Final = (1, 2, 4, 8)
-"""For how many arrays of indices kernels are compiled."""
+"""Numbers of arrays of indices for which kernels are compiled."""
 RANKS: Final = (2, 4, 8, 32)
-"""For how many axes."""
+"""Numbers of axes for which kernels are compiled."""
 
 ELEMENTS: Final = {
     "bool": "flag",
@@ -55,18 +55,18 @@ ELEMENTS: Final = {
     "complex64": "c64",
     "complex128": "c128",
 }
-"""What elements are called that are added up."""
+"""Names of elements that are added up."""
 _MOVED: Final = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Wide"}
 _OUTSIDE: Final = {"wrap": 0, "clip": 1, "drop": 2}
 
 
 class Launch(NamedTuple):
-    """How a message is launched.
+    """Launch of a message.
 
     Attributes:
         name: the kernel's name expression.
-        items: threads that it has work for.
-        arguments: packed; what is written and what is read come first.
+        items: the number of threads that have work.
+        arguments: packed arguments; pointers to outputs and inputs come first.
     """
 
     name: str
@@ -97,7 +97,7 @@ def choosing(message: Choose, pointer: Callable[[int], int]) -> Launch:
     places = (message.chosen, message.plain)
     target, source = places[::-1] if message.kind == "gather" else places
     data = struct.pack("<3Q", pointer(target), pointer(source), count) + more
-    # There are some more indices than are given: the first one again, which changes nothing.
+    # The kernel may take more indices than are given: the first one again changes nothing.
     for number in range(indices):
         index = message.indices[number if number < given else 0]
         stride = index.stride if number < given else 0
@@ -116,7 +116,7 @@ def _axis(axis: Element, indices: int) -> bytes:
 
 
 def parts_of(count: int) -> tuple[int, int]:
-    """In how many parts flags are compacted, and how many are in each."""
+    """Return the number of parts in which flags are compacted, and the flags in each."""
     unit = THREADS * COMPACT_ITEMS
     each = -(-count // (PARTS - 1))
     each = -(-each // unit) * unit
@@ -124,18 +124,18 @@ def parts_of(count: int) -> tuple[int, int]:
 
 
 class Placed(NamedTuple):
-    """A launch, and what its pointers point to.
+    """A launch, and the addresses to which its pointers point.
 
     Attributes:
         launch: without its pointers.
-        addresses: of what the first arguments point to; 0 for nothing.
+        addresses: the addresses for the first arguments; 0 for nothing.
     """
 
     launch: Launch
     addresses: tuple[int, ...]
 
     def packed(self, pointer: Callable[[int], int]) -> Launch:
-        """The same with its pointers."""
+        """Return the launch with its pointers."""
         name, items, arguments = self.launch
         pointers = [pointer(at) if at else 0 for at in self.addresses]
         return Launch(name, items, struct.pack(f"<{len(pointers)}Q", *pointers) + arguments)

@@ -1,4 +1,4 @@
-"""The array lane's kernels for copies: which one, how it is called, and its arguments."""
+"""The array lane's kernels for copies: names and arguments."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ITEMS: Final = 4
 SOURCE: Final = CudaSource(__package__, "copies.cu", THREADS=THREADS, ITEMS=ITEMS)
 
 RANKS: Final = (2, 4, 64)
-"""For how many axes kernels are compiled; NumPy has no more than the last."""
+"""Numbers of axes for which kernels are compiled; the last one is NumPy's limit."""
 
 _WORD: Final = 4
 _WORDS: Final = 32
 """Bytes of a word, and words along a side of a square of small elements."""
 
 ALIGNED: Final = 16
-"""Bytes: how many multiples of them addresses are does not matter to which kernel copies."""
+"""Alignment in bytes beyond which the choice of the kernel stays the same."""
 
 _VECTOR: Final = ALIGNED
 _LINE: Final = 128
@@ -38,12 +38,12 @@ _Axis = tuple[int, int, int]  # target, source, extent
 
 
 class Launch(NamedTuple):
-    """How a copy is launched.
+    """Launch of a copy.
 
     Attributes:
         name: the kernel's name expression.
-        items: threads that it has work for.
-        arguments: packed, without the two pointers that are first.
+        items: the number of threads that have work.
+        arguments: packed arguments, without the two pointers that come first.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Launch(NamedTuple):
 
 
 def side(itemsize: int) -> int:
-    """Elements along a side of a square: as many as are some sectors of memory."""
+    """Return the elements along a side of a square, as many as some sectors of memory have."""
     return 64 if itemsize <= 4 else 32
 
 
 def _packs(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis) -> bool:
-    """Whether elements are small, and those that follow each other are whole words everywhere."""
+    """Return whether elements are small, and neighbours form whole words everywhere."""
     itemsize = message.itemsize
     if itemsize >= _WORD or rows[1] != itemsize or columns[0] != itemsize:
         return False
@@ -69,7 +69,7 @@ def _packs(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis)
 
 
 def _times(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis) -> int:
-    """How many times 32 words of lines are in a tile, where all lies in 16 bytes each; else 0."""
+    """Return the multiple of 32 words in lines of a tile, if all is 16-byte aligned; else 0."""
     itemsize = message.itemsize
     if itemsize > _WORD or rows[1] != itemsize or columns[0] != itemsize:
         return 0
@@ -85,7 +85,7 @@ def _times(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis)
 
 
 def _elements(times: int, itemsize: int) -> int:
-    """How many elements so many times 32 words have."""
+    """Return the number of elements in ``times`` times 32 words."""
     return times * _WORDS * _WORD // itemsize
 
 

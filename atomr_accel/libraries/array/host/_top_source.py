@@ -1,4 +1,4 @@
-"""The array lane's kernels for the first elements of rows: which ones, and their arguments."""
+"""The array lane's kernels for the first elements of rows: names and arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Round(NamedTuple):
     """Launches for some rows.
 
     Attributes:
-        zeros: how many bytes at the beginning of the scratch memory are zero before them.
+        zeros: number of bytes at the start of the scratch memory that are zero before them.
         launches: in their order.
     """
 
@@ -54,11 +54,11 @@ class Round(NamedTuple):
 
 
 def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
-    """The launches.
+    """Yield the launches.
 
     Args:
-        message: what is asked.
-        pointer: makes pointers of addresses.
+        message: the message.
+        pointer: makes pointers from addresses.
     """
     if not message.rows * message.count:
         return

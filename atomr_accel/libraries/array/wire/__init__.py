@@ -1,1 +1,1 @@
-"""Arrays: what goes over the lane."""
+"""Arrays: messages of their lanes."""

@@ -1,4 +1,4 @@
-"""What the array lane executes beside copies and expressions: gathers, scatters, scans."""
+"""Messages of the array lane other than copies and expressions: gathers, scatters, scans."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ....wire import Message
 from ._messages import CopyStrided
 
 Outside = Literal["wrap", "clip", "drop"]
-"""What an index is that is out of bounds: one that goes round, the nearest, or none."""
+"""Treatment of an index out of bounds: it wraps around, becomes the nearest, or is dropped."""
 
 
 class CopyAll(Message, frozen=True):
     """Copies, one after the other.
 
     Attributes:
-        copies: as they would be alone.
+        copies: the single copies.
     """
 
     copies: tuple[CopyStrided, ...]
@@ -27,8 +27,8 @@ class Upload(Message, frozen=True):
     """Write bytes of the program's.
 
     Attributes:
-        target: where to.
-        data: what.
+        target: address to write.
+        data: the bytes to write.
     """
 
     bulky: ClassVar[bool] = True
@@ -41,8 +41,8 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
     """Indices along one axis of an array.
 
     Attributes:
-        address: of the first one.
-        extent: of the axis.
+        address: address of the first index.
+        extent: extent of the axis.
         stride: bytes from one element of the axis to the next.
     """
 
@@ -52,13 +52,13 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Element(msgspec.Struct, frozen=True, array_like=True):
-    """An axis of what is gathered or scattered.
+    """Axis of the elements that are gathered or scattered.
 
     Attributes:
-        extent: how many elements.
-        plain: bytes from one to the next where all are moved.
-        chosen: likewise where some are chosen.
-        indices: likewise in each of the arrays of indices.
+        extent: the number of elements.
+        plain: bytes from one element to the next in the array that is moved as a whole.
+        chosen: the same in the array of which some elements are chosen.
+        indices: the same in each of the arrays of indices.
     """
 
     extent: int
@@ -68,20 +68,21 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Choose(Message, frozen=True):
-    """Move elements from or to where indices say.
+    """Move elements from or to the positions that indices give.
 
     Attributes:
-        kind: ``"gather"`` reads what is chosen; ``"set"`` writes it, and ``"add"`` adds to it.
-        plain: address of the first element where all are moved.
-        chosen: address of the array of which some are chosen, at index 0 of all.
-        low, nbytes: where that array's memory begins behind ``chosen``, and how long it is.
-        dtype: of an element; of one that is only moved it says how large that is.
+        kind: ``"gather"`` reads the chosen elements; ``"set"`` writes them, and ``"add"`` adds to
+            them.
+        plain: address of the first element of the array that is moved as a whole.
+        chosen: address of the array of which some are chosen, at index 0 of all axes.
+        low, nbytes: the start of that array's memory relative to ``chosen``, and its length.
+        dtype: dtype of an element; for an element that is only moved, a dtype of its size.
         index: the dtype of indices, by name.
-        outside: what indices out of bounds mean; those of ``"wrap"`` may be negative.
-        indices: one for each axis that has some.
-        axes: of all elements that are moved: those of the indices, then the others.
-        inner: how many elements the others have, where those for one place are to come one
-            after the other, in the order of the indices; 0 where they need not.
+        outside: the meaning of indices out of bounds; those of ``"wrap"`` may be negative.
+        indices: one for each axis that has indices.
+        axes: the axes of all elements that are moved: those of the indices, then the others.
+        inner: number of elements along the other axes, if several elements for one place have to be
+            written in the order of the indices; otherwise 0.
     """
 
     kind: Literal["gather", "set", "add"]
@@ -98,12 +99,12 @@ class Choose(Message, frozen=True):
 
 
 class Compact(Message, frozen=True):
-    """Write where flags are set, in their order; answered by how many are.
+    """Write the positions of set flags, in their order; answered by their number.
 
     Attributes:
-        flags: address of bytes.
-        count: how many.
-        positions: address of as many int64, of which the first are written.
+        flags: address of the flags, of one byte each.
+        count: the number of flags.
+        positions: address of ``count`` int64, of which the first are written.
         scratch: address of ``PARTS`` int64.
     """
 
@@ -116,15 +117,15 @@ class Compact(Message, frozen=True):
 
 
 class CountNumbers(Message, frozen=True):
-    """Count how often each number is there: ``counts[number] += 1``.
+    """Count how often each number occurs: ``counts[number] += 1``.
 
     Attributes:
-        given: address of whole numbers, without gaps; negative ones and those from ``size`` on
-            are left out.
-        count: how many there are.
-        dtype: theirs.
+        given: address of whole numbers, without gaps; negative ones and those from ``size`` on are
+            left out.
+        count: the number of numbers.
+        dtype: their dtype, by name.
         counts: address of int64.
-        size: how many of these.
+        size: the number of counts.
     """
 
     given: int
@@ -139,14 +140,14 @@ class Histogram(Message, frozen=True):
 
     Attributes:
         given: address of real numbers, without gaps; those outside and NaN are left out.
-        count: how many there are.
-        dtype: theirs.
-        ends: address of two float64, from where to where; 0 if the program knows.
-        low, high: from where to where, if it does.
+        count: the number of elements.
+        dtype: their dtype, by name.
+        ends: address of two float64, the lowest and the highest edge; 0 if the program knows them.
+        low, high: the lowest and the highest edge, if the program knows them.
         counts: address of int64, one for each interval; written.
         edges: address of where intervals begin and end, one more; written.
         edge: the dtype of edges: float32 or float64.
-        size: how many intervals.
+        size: the number of intervals.
     """
 
     given: int
@@ -162,10 +163,10 @@ class Histogram(Message, frozen=True):
 
 
 class RequireIntervals(Message, frozen=True):
-    """Raise where there are no such intervals; for a histogram that is made in another way.
+    """Raise if such intervals are impossible, for a histogram that is made by other ops.
 
     Attributes:
-        ends, edge, size: as of ``Histogram``, which asks the same.
+        ends, edge, size: as of ``Histogram``, which makes the same check.
     """
 
     ends: int
@@ -174,24 +175,24 @@ class RequireIntervals(Message, frozen=True):
 
 
 MOST_TOP: Final = 2048
-"""How many elements of each row ``Top`` gives at most."""
+"""Largest number of elements of each row that ``Top`` returns."""
 TOP_ROWS: Final = 512
-"""Of how many long rows at a time."""
+"""Number of long rows at a time."""
 
 
 class Top(Message, frozen=True):
-    """The first elements of each row in their order; of equal ones those that come first.
+    """Find the first elements of each row in their order; of equal ones the first ones.
 
     NaN are larger than all others, and both zeros are equal.
 
     Attributes:
         source: address of rows without gaps, of real numbers.
-        dtype: of an element, by name.
-        rows, length: how many rows of how many elements, fewer than 2^31.
-        count: how many of each, at most ``MOST_TOP``.
-        descending: whether the largest come first.
-        values: address of where they go, not in the source; 0 if nobody wants them.
-        places: address of where their numbers in the row go, int64; 0 likewise.
+        dtype: dtype of an element, by name.
+        rows, length: number of rows, and of elements in each; both less than 2^31.
+        count: number of elements of each row, at most ``MOST_TOP``.
+        descending: whether the largest comes first.
+        values: address for the elements, outside the source; 0 to omit them.
+        places: address for their indices in the row, int64; 0 to omit them.
         scratch: address of ``top_scratch`` bytes.
     """
 
@@ -217,21 +218,23 @@ def top_scratch(rows: int, length: int, count: int) -> int:
 
 
 class Distinct(Message, frozen=True):
-    """The different elements of a sorted row, in their order; answered by how many there are.
+    """Find the different elements of a sorted row, in order; answered by their number.
 
     Both zeros are equal.
 
     Attributes:
-        values: address of numbers.
-        count: how many.
-        dtype: theirs, by name.
+        values: address of the row.
+        count: number of elements.
+        dtype: their dtype, by name.
         equal_nan: whether NaN are equal.
-        order: address of where each was before the row was sorted, int64; 0 if nobody asks.
-        made: address of as many elements, of which the first are written.
-        places: address of as many int64: where each was that is written; 0 likewise.
-        inverse: address of as many int64: which of those each element is, by ``order``; 0 likewise.
-        begins, lengths: addresses of as many int64: where each begins in the row, and how often it
-            is there; both 0 likewise.
+        order: address of the index of each element before the row was sorted, int64; 0 if it is not
+            needed.
+        made: address of ``count`` elements, of which the first are written.
+        places: address of ``count`` int64: the first index of each different element; 0 likewise.
+        inverse: address of ``count`` int64: the number of the different element of each, by
+            ``order``; 0 likewise.
+        begins, lengths: addresses of ``count`` int64: the start of each different element in the
+            row, and how often it occurs; both 0 likewise.
         scratch: address of ``PARTS`` int64.
     """
 
@@ -254,10 +257,10 @@ class FindOutside(Message, frozen=True):
     """Look for an index that is out of bounds; answered by whether one is, and the first.
 
     Attributes:
-        address: of the indices.
-        count: how many.
+        address: address of the indices.
+        count: the number of indices.
         dtype: their dtype, by name.
-        extent: of their axis; from minus that on they are good.
+        extent: extent of their axis; indices from ``-extent`` to ``extent - 1`` are valid.
         scratch: address of an int64.
     """
 
@@ -274,7 +277,7 @@ class ReadNumbers(Message, frozen=True):
     """Answered by numbers.
 
     Attributes:
-        addresses: of int64.
+        addresses: addresses of int64 numbers.
     """
 
     returns: ClassVar[Any] = tuple[int, ...]
@@ -286,10 +289,10 @@ class Scan(Message, frozen=True):
     """Sums or products of all elements of a row up to each.
 
     Attributes:
-        kind: which.
+        kind: sums or products.
         source, target: addresses of rows that follow each other; they may be the same.
-        dtype: of both, by name.
-        rows, length: how many rows of how many elements.
+        dtype: dtype of both, by name.
+        rows, length: number of rows, and of elements in each.
         scratch: address of ``PARTS`` times ``SCAN_PART`` bytes, where a single row is long enough
             for several blocks; 0 otherwise.
     """
@@ -304,6 +307,6 @@ class Scan(Message, frozen=True):
 
 
 PARTS: Final = 1024
-"""In how many parts a long row is, at most."""
+"""Largest number of parts of a long row."""
 SCAN_PART: Final = 16
-"""Bytes of what is known of a part of a row that is scanned, at most."""
+"""Largest number of bytes of the state of a part of a scanned row."""

@@ -1,4 +1,4 @@
-"""What a histogram of intervals of one size asks of where it begins and ends."""
+"""Checks of the ends of a histogram whose intervals have one size."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ...._dtypes import DTYPES
 
 
 def require_intervals(low: float, high: float, count: int, edge: str) -> None:
-    """Intervals can be told apart.
+    """Check that intervals have different edges.
 
     Args:
-        low: where the first begins.
-        high: where the last ends.
-        count: how many there are.
-        edge: the dtype of where they begin and end.
+        low: the first edge.
+        high: the last edge.
+        count: the number of intervals.
+        edge: the dtype of the edges.
 
     Raises:
-        ValueError: there is no such range, or numbers are too coarse for so many intervals.
+        ValueError: the range is not finite, or the dtype is too coarse for ``count`` intervals.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"autodetected range of [{low}, {high}] is not finite")

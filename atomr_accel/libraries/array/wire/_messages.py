@@ -1,4 +1,4 @@
-"""What the array lane executes."""
+"""Messages of the array lane."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class CopyStrided(Message, frozen=True):
 
     Attributes:
         source: address of the first element.
-        target: likewise; no memory in common with the source.
+        target: the same of the target, which shares no memory with the source.
         itemsize: bytes of an element: 1, 2, 4, 8 or 16.
         shape: no extent is 1; none for one element.
         source_strides: bytes from one element to the next along each axis; of any sign, or 0.
-        target_strides: likewise.
+        target_strides: the same of the target.
     """
 
     source: int

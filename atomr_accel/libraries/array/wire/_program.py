@@ -13,7 +13,7 @@ class StridedArray(msgspec.Struct, frozen=True, array_like=True):
     """A buffer, or a view of one.
 
     Attributes:
-        address: of the first element.
+        address: address of the first element.
         shape: its shape.
         strides: bytes from one element to the next along each axis.
         dtype: its dtype's name.
@@ -29,14 +29,14 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     """A value of an expression, made of earlier ones.
 
     Attributes:
-        kind: what makes it.
+        kind: the kind of step.
         name: the function, if it is one.
         args: the numbers of the values that it is made of; of an operand or a constant its own.
         shape: its shape.
         dtype: its dtype's name.
-        axes: of a reduction the axes that go; of a view the axis that each one is, -1 for one
-            that repeats; of an index its axis.
-        keepdims: of a reduction whether these stay, with one element.
+        axes: of a reduction the axes that it removes; of a view its axes in the argument, -1 for
+            one that repeats; of an index its axis.
+        keepdims: of a reduction, whether these axes stay, with one element.
     """
 
     kind: Literal["operand", "constant", "ufunc", "cast", "where", "reduce", "arg", "view", "index"]
@@ -56,7 +56,7 @@ class Interpret(Message, frozen=True):
         operands: the buffers that they read.
         constants: the numbers in them, each as words of four bytes.
         results: the numbers of the values that are wanted.
-        outputs: where they go.
+        outputs: the buffers of the results.
     """
 
     steps: tuple[Step, ...]
@@ -73,10 +73,11 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     """A value in a kernel, of one element.
 
     Attributes:
-        kind: what makes it: ``"load"`` and ``"index"`` have the number of an operand as their
-            argument, ``"scalar"`` that of a number; the others those of earlier nodes.
-        name: the function, if it is one.
-        args: what it is made of.
+        kind: the kind of the node. The argument of ``"load"`` and ``"index"`` is the number of an
+            operand, that of ``"scalar"`` the number of a constant; arguments of others are earlier
+            nodes.
+        name: the name of the function, if it is one.
+        args: the arguments of the node.
         dtype: its dtype's name.
     """
 
@@ -87,13 +88,13 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):
-    """How a kernel gets at an operand, or at an output.
+    """Access of a kernel to an operand or an output.
 
     Attributes:
         dtype: its dtype's name.
-        vector: whether it lies one after the other along the innermost axis, to be read and
-            written several at a time.
-        fixed: whether it is the same all along the innermost axis.
+        vector: whether its elements are contiguous along the innermost axis, to be read and written
+            several at a time.
+        fixed: whether it has one value along the innermost axis.
         varies: whether it depends on the axes that are reduced.
     """
 
@@ -104,23 +105,22 @@ class Access(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KernelForm(msgspec.Struct, frozen=True, array_like=True):
-    """A kernel, but for sizes, strides and numbers.
+    """A kernel without its sizes, strides and numbers.
 
     Attributes:
-        nodes: its values, each after those that it is made of.
-        operands: what it reads.
-        outputs: what it writes.
-        results: the node that each output is.
-        kept: how many axes its results have.
-        reduced: how many axes are reduced.
-        layout: ``"each"``: a thread for some elements; ``"rows"``: threads together for each
-            row; ``"columns"``: threads side by side for columns.
+        nodes: its values, each after those that it uses.
+        operands: its inputs.
+        outputs: its outputs.
+        results: the node of each output.
+        kept: number of axes of its results.
+        reduced: number of axes that are reduced.
+        layout: ``"each"``: a thread for some elements; ``"rows"``: threads together for each row;
+            ``"columns"``: threads side by side for columns.
         vector: elements that a thread takes at once.
-        items: of rows, how many times that a thread keeps in registers; 0 for a loop.
+        items: number of steps of a row that a thread keeps in registers; 0 for a loop.
         group: threads that reduce together.
         threads: threads of a block.
-        split: whether each row is cut into parts, of which the reductions are written as they
-            are.
+        split: whether each row is cut into parts, whose reductions are written without a last step.
         wide: whether indices take 64 bits.
     """
 
@@ -144,7 +144,7 @@ class BuildKernels(Message, frozen=True):
 
     Attributes:
         kernels: the numbers.
-        forms: what they compute.
+        forms: the forms of the kernels.
     """
 
     prepares: ClassVar[bool] = True
@@ -154,18 +154,18 @@ class BuildKernels(Message, frozen=True):
     forms: tuple[KernelForm, ...]
 
     def undo(self) -> ForgetKernels:
-        """What releases them."""
+        """Return the message that releases them."""
         return ForgetKernels(self.kernels)
 
 
 class ForgetKernel(Message, frozen=True):
-    """Let go of a kernel, whatever it was built with, if it is there."""
+    """Free a kernel, if it exists, whichever others it was built with."""
 
     kernel: int
 
 
 class ForgetKernels(Message, frozen=True):
-    """Let go of kernels that were built together; each may have been built with others, too."""
+    """Free kernels that were built together; each may have been built with others, too."""
 
     kernels: tuple[int, ...]
 
@@ -175,8 +175,8 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kernel: its number.
-        blocks: how many, in x and y.
-        addresses: of operands, then of outputs.
+        blocks: the number of blocks, in x and y.
+        addresses: the addresses of operands, then of outputs.
         numbers: sizes of kept axes, of reduced ones, the length of a part; strides in elements.
         scalars: the numbers of the expression, in words of four bytes, an even count for each.
     """

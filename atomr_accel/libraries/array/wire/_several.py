@@ -31,16 +31,16 @@ Step: TypeAlias = Moves | Computes
 Asked: TypeAlias = Compact | Distinct | FindOutside | ReadNumbers
 
 STEPS: Final = frozenset(get_args(Step))
-"""What ``Several`` may have."""
+"""Messages that ``Several`` may hold."""
 ASKED: Final = frozenset(get_args(Asked))
-"""What ``Question`` may end with."""
+"""Messages with which ``Question`` may end."""
 
 
 class Several(Message, frozen=True):
     """Steps, one after the other on one stream.
 
     Attributes:
-        steps: as they would be alone; those of CUB's lane, too.
+        steps: the messages of the steps; those of CUB's lane, too.
     """
 
     steps: tuple[Step, ...]
@@ -51,7 +51,7 @@ class Question(Message, frozen=True):
 
     Attributes:
         steps: as of ``Several``.
-        last: whose answer it is.
+        last: the message that is answered.
     """
 
     steps: tuple[Step, ...]
@@ -59,5 +59,5 @@ class Question(Message, frozen=True):
 
     @property
     def returns(self) -> Any:
-        """What its last one returns."""
+        """Type of the answer of its last message."""
         return self.last.returns

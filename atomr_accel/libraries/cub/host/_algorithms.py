@@ -1,8 +1,8 @@
 """CUB's algorithms: how each is built, and called.
 
-One class for each kind. It has the iterators and operators that the bindings want, which say of
-what types buffers are when something is built, and where they are when it is run. They belong to
-one executor, because a run sets them. What was built is shared.
+Each kind has one class. It holds the iterators and operators for the bindings. At a build these
+give the types of buffers, and at a run their addresses. They belong to one executor, because a run
+sets them. Builds are shared.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _CPP: Final = {
     "float16": "h16",
     "bfloat16": "b16",
 }
-"""What dtypes are called in kernels."""
+"""Names of dtypes in kernels."""
 
 
 class Folding(Call):
-    """What folds elements. Its last buffer is for results.
+    """Call that folds elements. Its last buffer is for results.
 
-    CUB writes these in the dtype that it computes in, whatever they are said to be. So those of
-    another one are cast afterwards.
+    CUB writes results in the dtype of the computation, even if their iterator has another one. So
+    results of another dtype are cast afterwards.
     """
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
@@ -49,17 +49,17 @@ class Folding(Call):
         self._out = kit.pointer(accumulator)
 
     def results(self, count: int) -> int:
-        """How many there are."""
+        """Return the number of results."""
         raise NotImplementedError
 
     def beside(self, count: int) -> int:
-        """The results as they are computed."""
+        """Return the bytes of the results before the cast."""
         return DTYPES[self.number].itemsize * self.results(count) if self._casts else 0
 
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """They go elsewhere first."""
+        """Return buffers in which scratch memory takes the results if they need a cast."""
         del launch, count
         return (*pointers[:-1], beside) if self._casts else pointers
 
@@ -70,7 +70,7 @@ class Folding(Call):
 
 
 class Reduce(Folding):
-    """Buffers: what is reduced, and its result."""
+    """Reduction. Buffers: the elements, and their result."""
 
     result = "DeviceReduceBuildResult"
 
@@ -83,7 +83,7 @@ class Reduce(Folding):
         self._init = kit.value(accumulator) if spec.init else None
 
     def results(self, count: int) -> int:
-        """One of all."""
+        """Return 1: all elements have one result."""
         del count
         return 1
 
@@ -115,7 +115,7 @@ class Reduce(Folding):
 
 
 class ArgReduce(Call):
-    """Buffers: what is reduced, and the position."""
+    """Reduction to a position. Buffers: the elements, and the position."""
 
     result = "DeviceReduceBuildResult"
 
@@ -154,7 +154,7 @@ class ArgReduce(Call):
 
 
 class Scan(Call):
-    """Buffers: what is scanned, and its result."""
+    """Scan. Buffers: the elements, and the result."""
 
     result = "DeviceScanBuildResult"
 
@@ -196,7 +196,7 @@ class Scan(Call):
 
 
 class SegmentedReduce(Folding):
-    """Buffers: what is reduced, where segments begin and end, and the results."""
+    """Reduction of segments. Buffers: the elements, segments' starts and ends, the results."""
 
     buffers = 4
     result = "DeviceSegmentedReduceBuildResult"
@@ -210,7 +210,7 @@ class SegmentedReduce(Folding):
         self._init = kit.value(accumulator)
 
     def results(self, count: int) -> int:
-        """One of each segment."""
+        """Return the number of segments, which have one result each."""
         return count
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
@@ -235,7 +235,7 @@ class SegmentedReduce(Folding):
 
 
 class Partition(Call):
-    """Buffers: what is divided, its flags, where the parts go, and two numbers of them."""
+    """Partition. Buffers: the elements, their flags, up to three parts, and two counts."""
 
     buffers = 6
     result = "DeviceThreeWayPartitionBuildResult"
@@ -300,8 +300,9 @@ class Partition(Call):
 class UniqueByKey(Call):
     """Buffers: keys and values, where those go that are kept, and their number.
 
-    The bindings tune for values that are no number of C++'s as if they were as large as a key.
-    So positions are kept in the place of wide values, and what writes one gets the value there.
+    The bindings tune for large values, other than C++'s numbers, as if they had the size of a key.
+    So positions are kept instead of wide values, and the iterator that writes a position writes the
+    value at it.
     """
 
     buffers = 5
@@ -367,7 +368,7 @@ class Histogram(Call):
         super().__init__(spec, kit)
         samples, counts, level = spec.dtypes
         self.number = level
-        # There is no atomic addition of signed numbers of 64 bits, and none is negative.
+        # Signed numbers of 64 bits have no atomic addition, and counts are never negative.
         counts = {"int64": "uint64"}.get(counts, counts)
         self._samples, self._counts = kit.pointer(samples), kit.pointer(counts)
         self._levels = kit.value("int32")
@@ -376,7 +377,7 @@ class Histogram(Call):
         self._itemsize = DTYPES[samples].itemsize
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        # How many there are decides how wide offsets are; wide ones serve all.
+        # The number of samples decides the width of offsets; wide ones serve all.
         del sizes
         samples = math.ceil(_LARGEST_INT / self._itemsize)
         levels = self.spec.levels
@@ -392,7 +393,7 @@ class Histogram(Call):
         scratch: tuple[int, int],
         stream: int,
     ) -> int:
-        count = min(sizes[0], _LARGEST_INT)  # who asks how much memory it takes may round up
+        count = min(sizes[0], _LARGEST_INT)  # a question for scratch memory may round up
         place((self._samples, self._counts), pointers)
         self._low.state, self._high.state = bytearray(values[0]), bytearray(values[1])
         edges = self._levels, self._low, self._high
@@ -402,7 +403,7 @@ class Histogram(Call):
 
 
 class Transform(Call):
-    """Buffers: one or two that are read, and one that is written."""
+    """Transform. Buffers: one or two inputs, and one output."""
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
@@ -431,20 +432,20 @@ class Transform(Call):
 
 
 class UnaryTransform(Transform):
-    """Of one buffer."""
+    """Transform of one buffer."""
 
     result = "DeviceUnaryTransform"
 
 
 class BinaryTransform(Transform):
-    """Of two."""
+    """Transform of two buffers."""
 
     buffers = 3
     result = "DeviceBinaryTransform"
 
 
 class BinarySearch(Call):
-    """Buffers: what is sorted, what is looked for, and where that would be."""
+    """Search. Buffers: sorted data, values to look for, and their positions."""
 
     buffers = 3
     result = "DeviceBinarySearchBuildResult"
@@ -501,4 +502,4 @@ ALGORITHMS: Final[dict[str, type[Call]]] = {
     "lower_bound": BinarySearch,
     "upper_bound": BinarySearch,
 }
-"""By the name that a spec has."""
+"""Algorithms by the name in a spec."""

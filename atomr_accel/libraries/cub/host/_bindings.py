@@ -1,7 +1,7 @@
 """CUB by the bindings of package cuda-cccl, which compile its kernels with NVRTC.
 
-Only the extension module itself is loaded. The package around it wants arrays of other
-packages, and to import it takes longer than most of what is done here.
+Only the extension module itself is loaded. The package around it needs arrays of other packages,
+and its import takes longer than most calls here.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _STATUS: Final = re.compile(r"(\d+)")
 
 
 class Cub(NamedTuple):
-    """What is installed.
+    """Installed version of CUB.
 
     Attributes:
         bindings: the extension module.
-        headers: where CUB's headers are.
-        version: of package cuda-cccl, and of the toolkit that it is used with.
+        headers: the folder of CUB's headers.
+        version: the versions of package cuda-cccl, and of the toolkit that it is used with.
     """
 
     bindings: Any
@@ -37,7 +37,7 @@ class Cub(NamedTuple):
     version: tuple[str, str]
 
     def common(self, capability: tuple[int, int]) -> Any:
-        """What every build gets told: for which devices, and where headers are."""
+        """Return the arguments of all builds: compute capability, and folders of headers."""
         headers = f"-I{self.headers}"
         toolkit = "".join(f"-I{path}" for path in toolkit_headers()[:1])
         return self.bindings.CommonData(*capability, headers, headers, headers, toolkit)
@@ -45,7 +45,7 @@ class Cub(NamedTuple):
 
 @cache
 def load_cub() -> Cub:
-    """The bindings, with the libraries behind them loaded.
+    """Load the bindings, with the libraries that they need.
 
     Raises:
         LibraryMissing: the package, or a library that it needs, is not installed.
@@ -75,7 +75,7 @@ def load_cub() -> Cub:
 
 
 def _folder(package: str) -> Path:
-    """Where a package is, without importing it."""
+    """Return the folder of a package, without importing it."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"no package named {package}")
@@ -83,7 +83,7 @@ def _folder(package: str) -> Path:
 
 
 def refusal(call: str, error: RuntimeError) -> Exception:
-    """The exception for what the bindings raise: their message ends with the driver's status."""
+    """Return the exception for an error of the bindings, whose message ends with a status."""
     found = _STATUS.findall(str(error))
     if found and int(found[-1]) > 1:
         made = failure(call, _Status(int(found[-1])))
@@ -103,7 +103,7 @@ class _Status(int):
 
     @property
     def name(self) -> str:
-        """What the driver calls it."""
+        """Name of the status in the driver."""
         from ....backends.cuda.host._driver import driver
 
         try:

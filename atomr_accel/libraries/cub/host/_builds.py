@@ -1,7 +1,7 @@
 """Builds: CUB's kernels for some types and operators; kept in memory and on disk.
 
-Making one takes seconds, and no device. On disk it is found by what it is for, the device's
-compute capability and the versions of CUB and of the compiler.
+Making one takes seconds, and no device. Its key on disk is its spec, the device's compute
+capability and the versions of CUB and of the compiler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ._calls import Call
 
 _MOST: Final = 4096
-"""How many are kept in memory; each has some hundred kilobytes of code on the device."""
+"""Number of builds kept in memory; each has some hundred kilobytes of code on the device."""
 
 FILES: Final = DiskCache("cub")
 
@@ -35,13 +35,13 @@ _FORM: Final = 4
 
 @final
 class BuildStore:
-    """The builds of one context. Lanes share them: calls only read what was built.
+    """Builds of one context. Lanes share them: calls only read them.
 
     Args:
         capability: the device's compute capability.
         files: builds on disk.
-        load: whether they are for the device of this process; without one they can be made,
-            and kept on disk.
+        load: whether to load builds on the device of this process; without a device they can still
+            be made, and kept on disk.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class BuildStore:
         return built, origin, time.perf_counter() - start
 
     def call(self, spec: Spec) -> Call:
-        """What runs a build, for one executor."""
+        """Return the object that runs a build, for one executor."""
         return ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, None))
 
     def _key(self, encoded: bytes) -> bytes:
-        """What a build on disk is the answer to."""
+        """Return the key of a build on disk."""
         nvrtc = load_nvrtc()
         versions = (*self._cub.version, *nvrtc.nvrtcVersion()[1:])
         return msgspec.msgpack.encode((_FORM, encoded, self._capability, versions))

@@ -1,4 +1,4 @@
-"""What CUB's algorithms have in common: types, iterators and operators for the bindings."""
+"""Base of CUB's algorithms: types, iterators and operators for the bindings."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _WELL_KNOWN: Final = {
 
 _ENUMS: Final = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "bool": "BOOLEAN"}
 WIDE: Final = "complex128"
-"""What values of 16 bytes are moved as: the only ones that CUB has no number for."""
+"""Dtype as which values of 16 bytes are moved; CUB has no number of that size."""
 
 SOMEWHERE: Final = 1 << 12
-"""A pointer where there is none yet: what is null is taken for a buffer that is not there."""
+"""Stand-in for a pointer that is unknown yet, because CUB takes null for a missing buffer."""
 
 _ALIGNED: Final = 256
 """Bytes, as memory is."""
 
 QUERY: Final = (0, 0)
-"""In place of scratch memory: nothing is to be run, only to be told how much it takes."""
+"""Scratch memory of a call that only asks for the size of it, and runs nothing."""
 
 
 class Launcher(Protocol):
@@ -50,7 +50,7 @@ class Launcher(Protocol):
 
 
 class State(ctypes.Structure):
-    """Of iterators that are no pointers; as in ``_source``."""
+    """State of iterators other than pointers; as in ``_source``."""
 
     _fields_: ClassVar[Any] = [
         ("values", ctypes.c_uint64),
@@ -60,11 +60,11 @@ class State(ctypes.Structure):
 
 
 class Kit:
-    """Makes what the bindings want.
+    """Maker of the objects that the bindings take.
 
     Args:
         bindings: the module.
-        link: compiles the source of a function; None where nothing is built, only run.
+        link: compiles the source of a function; None in an executor, which only runs builds.
     """
 
     def __init__(self, bindings: Any, link: Callable[[str, str], bytes] | None) -> None:
@@ -73,7 +73,7 @@ class Kit:
         self._functions = 0
 
     def type(self, dtype: str) -> Any:
-        """What tells a type."""
+        """Return the description of a type."""
         b = self.bindings
         known = DTYPES[dtype]
         if known.kind == "c":
@@ -82,7 +82,7 @@ class Kit:
         return b.TypeInfo(known.itemsize, known.itemsize, enum)
 
     def pointer(self, dtype: str) -> Any:
-        """A buffer; of bytes where there is none."""
+        """Return the iterator of a buffer; without ``dtype``, of a missing buffer of bytes."""
         b = self.bindings
         nothing = b.Op(), b.Op()
         where = SOMEWHERE if dtype else None
@@ -90,7 +90,7 @@ class Kit:
         return b.Iterator(8, b.IteratorKind.POINTER, *nothing, kind, state=where)
 
     def iterator(self, value: Any, read: Callable[[str], str], *, moves: bool = True) -> Any:
-        """Something else than a pointer, and its state.
+        """Return an iterator other than a pointer, and its state.
 
         Args:
             value: the type of its values.
@@ -106,11 +106,11 @@ class Kit:
         return b.Iterator(8, kind, advance, access, value, state=made), state
 
     def pair(self) -> Any:
-        """The type of an element with its position or its flag."""
+        """Return the type of an element with its position or its flag."""
         return self.bindings.TypeInfo(16, 8, self.bindings.TypeEnum.STORAGE)
 
     def function(self, make: Callable[[str], str]) -> Any:
-        """Something that is linked, by what makes its source for a name."""
+        """Return a linked function, from the source that ``code`` makes for a name."""
         self._functions += 1
         name = f"atomr_{self._functions}"
         code = b"" if self._link is None else self._link(make(name), name)
@@ -118,7 +118,7 @@ class Kit:
         return b.Op(operator_type=b.OpKind.STATELESS, name=name, ltoir=code)
 
     def operator(self, operator: Operator) -> Any:
-        """An operator, as CUB knows it if it does."""
+        """Return an operator: CUB's own, if it gives the same results."""
         b = self.bindings
         known = _WELL_KNOWN.get(operator.kind)
         if known is not None and _means_the_same(operator):
@@ -126,12 +126,12 @@ class Kit:
         return self.function(lambda name: source.operator_source(operator, name))
 
     def value(self, dtype: str) -> Any:
-        """A number from the program; set before a run."""
+        """Return a number from the program; it is set before a run."""
         return self.bindings.Value(self.type(dtype), bytearray(DTYPES[dtype].itemsize))
 
 
 def _means_the_same(operator: Operator) -> bool:
-    """Whether CUB's operator of that name gives what ours does."""
+    """Return whether CUB's operator of that name gives the same results as ours."""
     given, result = operator.arguments[0], operator.result
     dtype = DTYPES[given]
     if dtype.kind == "c":
@@ -142,11 +142,11 @@ def _means_the_same(operator: Operator) -> bool:
 
 
 class Call:
-    """An algorithm with what it is given.
+    """An algorithm with its arguments.
 
     Attributes:
-        result: the class of what is built.
-        buffers: how many it gets.
+        result: the class of the build.
+        buffers: the number of its buffers.
         number: the dtype of the numbers that it takes from the program.
     """
 
@@ -160,31 +160,31 @@ class Call:
         self.bindings: Final = kit.bindings
 
     def beside(self, count: int) -> int:
-        """Bytes of scratch memory that are for kernels of ours, which come before and after."""
+        """Return the bytes of scratch memory for our own kernels, which run around CUB's."""
         del count
         return 0
 
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """Launch what comes before; the buffers that CUB gets."""
+        """Launch our kernels that run before CUB's; return the buffers for CUB."""
         del launch, beside, count
         return pointers
 
     def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
-        """Launch what comes after."""
+        """Launch our kernels that run after CUB's."""
 
     @property
     def number_bytes(self) -> int:
-        """How large numbers from the program are."""
+        """Return the size of the numbers from the program, in bytes."""
         return DTYPES[self.number].itemsize
 
     def stand_ins(self) -> list[int]:
-        """Pointers to ask with: null, where there is no buffer."""
+        """Return the pointers with which scratch memory is asked for; null for a missing buffer."""
         return [SOMEWHERE] * self.buffers
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        """What it is built of, all but where headers are."""
+        """Return the arguments of the build, without the folders of headers."""
         raise NotImplementedError
 
     def run(
@@ -204,7 +204,7 @@ class Call:
 
 
 def whole(nbytes: int) -> int:
-    """So many bytes that what is behind them is aligned."""
+    """Round a size up, so that memory after it is aligned."""
     return -(-nbytes // _ALIGNED) * _ALIGNED
 
 

@@ -34,7 +34,7 @@ class CpuCub:
         self.handlers: Final = {Build: self._build, Run: self._run, Count: self._count}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
     def _build(self, message: Build) -> tuple[int, str, float]:
         self._context.check()
@@ -61,11 +61,11 @@ def _decoded(encoded: bytes) -> Spec:
 
 
 class _Job:
-    """One run.
+    """Run of an algorithm.
 
     Attributes:
-        spec: what is run.
-        sizes: as the message has them.
+        spec: the algorithm that runs.
+        sizes: the sizes of the message.
     """
 
     def __init__(self, context: CpuContext, spec: Spec, message: Run) -> None:
@@ -75,18 +75,18 @@ class _Job:
         self.sizes: Final = message.sizes
 
     def array(self, at: int, count: int, dtype: str) -> Array:
-        """A buffer."""
+        """Return a buffer as an array."""
         address, kind = self._message.addresses[at], DTYPES[dtype]
         if not count or not address:
             return np.empty(0, kind)
         return self._context.array(address, (count,), kind)
 
     def value(self, at: int, dtype: str) -> Any:
-        """A number from the program."""
+        """Return a number from the program."""
         return np.frombuffer(self._message.values[at], DTYPES[dtype])[0]
 
     def init(self, dtype: str) -> Any:
-        """What to begin with; None where there is nothing."""
+        """Return the value to begin with, or None without one."""
         return self.value(0, dtype) if self.spec.init else None
 
 
@@ -119,7 +119,7 @@ def _apply(operator: Operator, *arrays: Array) -> Array:
 
 
 def _accumulate(operator: Operator, values: Array) -> Array:
-    """What comes of the first element, the first two, and so on; at least one of them."""
+    """Fold the first element, the first two, and so on; there must be at least one element."""
     dtype = values.dtype
     ufunc: Any = _ufunc(operator)
     if operator.kind and not BINARY[operator.kind].truth:
@@ -132,7 +132,7 @@ def _accumulate(operator: Operator, values: Array) -> Array:
 
 
 def _fold(operator: Operator, values: Array) -> Any:
-    """What comes of all elements; at least one."""
+    """Fold all elements; there must be at least one."""
     ufunc: Any = _ufunc(operator)
     if operator.kind and not BINARY[operator.kind].truth:
         return ufunc.reduce(values, dtype=values.dtype)
@@ -203,8 +203,8 @@ def _segmented_reduce(job: _Job) -> None:
 def ordered_bits(keys: Array) -> Array:
     """Unsigned numbers in the order in which a radix sort has keys.
 
-    That of their bits: NaN whose sign is set before all others, NaN whose sign is not behind
-    them. Both zeros are one.
+    The order is that of their bits: NaN with a sign are before all others, NaN without a sign after
+    them. Both zeros are equal.
     """
     bits: Array = keys.view(np.dtype(f"u{keys.dtype.itemsize}")).copy()
     sign = bits.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
@@ -222,7 +222,7 @@ def _ordered_floats(bits: Array, sign: Any) -> Array:
 
 
 def _sorted(keys: Array, *, descending: bool) -> Array:
-    """The order in which keys are sorted; of equal ones the first comes first."""
+    """Return the order in which keys are sorted; it is stable."""
     bits = ordered_bits(keys)
     return np.argsort(~bits if descending else bits, kind="stable")
 
@@ -267,7 +267,7 @@ def _argsort(job: _Job) -> None:
 
 
 def _merged(keys: Array, less: Operator) -> Array:
-    """The order by what tells whether one comes before another."""
+    """Return the order by a function that says whether one element comes before another."""
     order = np.arange(len(keys))
     width = 1
     while width < len(keys):
@@ -281,7 +281,7 @@ def _merged(keys: Array, less: Operator) -> Array:
 
 
 def _merge(keys: Array, left: Array, right: Array, less: Operator) -> Array:
-    """Two sorted runs as one: behind how many of the other each element goes."""
+    """Merge two sorted runs; both are indices of keys."""
     if not len(right):
         return left
     behind_left = _searched(keys[right], keys[left], less, right=False)
@@ -293,7 +293,7 @@ def _merge(keys: Array, left: Array, right: Array, less: Operator) -> Array:
 
 
 def _searched(data: Array, wanted: Array, less: Operator | None, *, right: bool) -> Array:
-    """Where in sorted data values belong: before those that are equal, or behind them."""
+    """Return the positions of values in sorted data: before equal elements, or after them."""
     low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(data), np.int64)
     while (open_ := low < high).any():
         middle = (low + high) // 2
@@ -411,4 +411,4 @@ ALGORITHMS: Final[dict[str, Callable[[_Job], None]]] = {
     "lower_bound": _search,
     "upper_bound": _search,
 }
-"""By the name that a spec has."""
+"""Algorithms by the name in a spec."""

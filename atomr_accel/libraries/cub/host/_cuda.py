@@ -35,7 +35,7 @@ _STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 SOURCE: Final = CudaSource(__package__, "positions.cu")
 _WAITS: Final = frozenset({"segmented_sort"})
-"""What waits for the device in the middle: it cannot be captured into a graph."""
+"""Algorithms that wait for the device while they run: they cannot be captured into a graph."""
 
 _MOST_SIZES: Final = 1024
 """Calls that an executor knows the scratch memory of without asking."""
@@ -57,7 +57,7 @@ def _store_of(context: CudaContext) -> BuildStore:
 
 
 def _zeros(spec: Spec) -> int:
-    """Bytes of the last buffer that are zeros where there is nothing to do."""
+    """Return the bytes of the last buffer that become zeros if there are no elements."""
     if spec.algorithm == "histogram_even":
         return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
     return _COUNTS.get(spec.algorithm, 0)
@@ -109,7 +109,7 @@ class CudaCub:
         return call
 
     def run(self, message: Run) -> None:
-        """Queue an algorithm; the array lane does so, too, among steps of its own."""
+        """Queue an algorithm; the array lane does so, too, among its own steps."""
         built, _, _ = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
         algorithm = call.spec.algorithm
@@ -145,9 +145,9 @@ class CudaCub:
         call.after(self._launch, pointers, scratch, count)
 
     def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
-        """What an algorithm gives where there are no elements."""
+        """Write the result of an algorithm without elements."""
         if spec.algorithm == "reduce":
-            # CUB would copy what it begins with as it is, and that may be of another dtype.
+            # CUB would copy the init without a cast, and its dtype may differ.
             _, accumulator, out = spec.dtypes
             first = np.frombuffer(values[0], DTYPES[accumulator], 1).astype(DTYPES[out])
             result = first.view(np.uint8).tolist()
@@ -161,12 +161,12 @@ class CudaCub:
             check("cuMemsetD8Async", memset)
 
     def _launch(self, kernel: str, count: int, *pointers: int) -> None:
-        """A kernel of ours, for some elements."""
+        """Launch one of our own kernels, for some elements."""
         arguments = Arguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
         self._kernels.launch(self._kernels.function(kernel), count, arguments)
 
     def _scratch_of(self, nbytes: int) -> int:
-        """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
+        """Return scratch memory for a call that has too little: in a batch, or after a rebuild.
 
         Kept while the executor lives, because a captured graph may have it.
         """

@@ -23,12 +23,12 @@ def _gather(dtype: str) -> str:
 
 
 class PairSort(Call):
-    """Buffers: keys and values, and where these go; 0 for values that are not there.
+    """Sort. Buffers: keys, values, and their results; values may be 0, which means missing.
 
-    Positions are sorted in the place of wide values, which are gathered by them afterwards. For
-    radix sorts the bindings declare what is no number of C++'s as large as a key, and then find
-    that they are tuned for something else. Merge sorts have tiles that do not fit into a block's
-    shared memory; CUB then launches other ones, of which the bindings know nothing.
+    Positions are sorted instead of wide values, which are gathered by them afterwards. In radix
+    sorts the bindings declare such values as large as a key, and then find other tuning parameters.
+    In merge sorts the tiles do not fit into a block's shared memory. CUB then launches other
+    kernels, of which the bindings know nothing.
     """
 
     buffers = 4
@@ -46,13 +46,13 @@ class PairSort(Call):
         return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
 
     def beside(self, count: int) -> int:
-        """The sorted positions."""
+        """Return the bytes of the sorted positions."""
         return 8 * count if self._gathers else 0
 
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """Where values go, there are positions before."""
+        """Write positions in place of wide values; return the buffers for CUB."""
         if not self._gathers:
             return pointers
         keys, _, sorted_keys, sorted_values = pointers
@@ -66,7 +66,7 @@ class PairSort(Call):
 
 
 class RadixSort(PairSort):
-    """By the bits of keys."""
+    """Sort by the bits of keys."""
 
     result = "DeviceRadixSortBuildResult"
 
@@ -79,7 +79,7 @@ class RadixSort(PairSort):
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """An order is the positions, sorted."""
+        """Write the positions, which CUB sorts into the order."""
         if self.spec.algorithm == "argsort":
             launch("positions", count, pointers[1])
         return super().before(launch, pointers, beside, count)
@@ -111,7 +111,7 @@ class RadixSort(PairSort):
 
 
 class MergeSort(PairSort):
-    """By an operator."""
+    """Sort by an operator."""
 
     result = "DeviceMergeSortBuildResult"
 
@@ -139,11 +139,11 @@ class MergeSort(PairSort):
 
 
 class SegmentedSort(Call):
-    """Buffers: keys, values, where segments begin and end, and where keys and values go.
+    """Segmented sort. Buffers: keys, values, starts and ends of segments, and the two results.
 
-    CUB compares floats of short segments, and NaN have no part in that. So floats are sorted as
-    whole numbers of the same order. Positions are sorted in the place of values that come with
-    floats, or are wide: what they say is written afterwards, and what is in no segment stays.
+    CUB compares floats of short segments, and NaN have no order there. So floats are sorted as
+    whole numbers of the same order. Positions are sorted instead of values that come with floats or
+    are wide. The values are written by them afterwards; elements outside all segments stay.
     """
 
     buffers = 6
@@ -164,7 +164,7 @@ class SegmentedSort(Call):
         self._buffers = [kit.pointer(dtype) for dtype in dtypes]
 
     def beside(self, count: int) -> int:
-        """Keys in, keys out, and positions likewise."""
+        """Return the bytes of keys in, of keys out, and of positions in and out."""
         return sum(self._parts(count))
 
     def _parts(self, count: int) -> tuple[int, int, int, int]:
@@ -175,14 +175,14 @@ class SegmentedSort(Call):
     def before(
         self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
-        """Other keys, and positions for values."""
+        """Write ordered keys, and positions for values."""
         keys, values, begins, ends, to, values_to = pointers
         at = [*accumulate(self._parts(count), initial=beside)]
         if self._floats and self._gathers:
             launch(f"ordered<{self._word}>", count, at[0], keys)
             keys, to = at[0], at[1]
         elif self._floats:
-            # Both zeros are one only where it matters what comes with them.
+            # Both zeros become equal only if values or positions are sorted with them.
             launch(f"mapped<{self._word}>", count, at[0], keys)
             launch(f"mapped<{self._word}>", count, to, to)
             keys = at[0]
@@ -193,7 +193,7 @@ class SegmentedSort(Call):
         return keys, values, begins, ends, to, values_to
 
     def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
-        """Keys as they were, and values."""
+        """Restore the keys, and write the values."""
         keys, values, _, _, to, values_to = pointers
         places = beside + sum(self._parts(count)[:3])
         if self._floats and not self._gathers:

@@ -1,6 +1,6 @@
 """CUDA C++ of operators and iterators, which are linked into CUB's kernels.
 
-What is linked has untyped arguments: pointers to what it reads, then to where its result goes.
+A linked function has untyped arguments: pointers to its inputs, then to its result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..wire._spec import Operator
 
 TYPES: Final = {**C_TYPES, "complex64": "Complex<float>", "complex128": "Complex<double>"}
-"""What a dtype is called in CUDA C++."""
+"""Names of dtypes in CUDA C++."""
 
 COMPLEX: Final = """
 template <class T>
@@ -53,7 +53,7 @@ _INCLUDE: Final = re.compile(r"\s*#\s*include\b")
 
 
 def head(dtypes: tuple[str, ...]) -> str:
-    """What code about some dtypes begins with."""
+    """Return the first lines of code for some dtypes."""
     lines = []
     if "float16" in dtypes:
         lines.append("#include <cuda_fp16.h>")
@@ -65,7 +65,7 @@ def head(dtypes: tuple[str, ...]) -> str:
 
 
 def operator_source(operator: Operator, symbol: str) -> str:
-    """An operator as what is linked."""
+    """Return the function that links an operator."""
     names = ARGUMENTS[: len(operator.arguments)]
     code = operator.source
     call = f"{operator.name}({', '.join(names)})"
@@ -88,7 +88,7 @@ extern "C" __device__ void {symbol}({pointers}, void* at_result) {{
 
 
 def _apart(source: str) -> str:
-    """The program's source, whose names mean nothing to what else is linked."""
+    """Return the program's source with its names hidden from other linked code."""
     lines = source.splitlines()
     included = [line for line in lines if _INCLUDE.match(line)]
     rest = ["" if _INCLUDE.match(line) else line for line in lines]
@@ -98,7 +98,7 @@ def _apart(source: str) -> str:
 def _named(code: str, operator: Operator) -> str:
     """The code of a rule, for some dtypes."""
     if operator.result == "bool" and operator.arguments[0] == "bool":
-        # As NumPy's: the sum of truths is their disjunction.
+        # The same as in NumPy: the sum of bools is their disjunction.
         return code.replace("a + b", "a || b").replace("a * b", "a && b")
     return code
 
@@ -113,9 +113,9 @@ def _converted(result: str, operator: Operator, call: str) -> str:
 
 
 def pair_source(dtype: str, symbol: str) -> str:
-    """An iterator over two arrays, of elements and of bytes or positions: what it reads.
+    """Return the read function of an iterator over two arrays: elements, and flags or positions.
 
-    Its state is two pointers, and how far it is; its values are ``Pair``.
+    Its state is two pointers and an index; its values are ``Pair``.
     """
     return f"""{_pair(dtype)}
 extern "C" __device__ void {symbol}(void* state, void* result) {{
@@ -129,7 +129,7 @@ extern "C" __device__ void {symbol}(void* state, void* result) {{
 
 
 def advance_source(symbol: str) -> str:
-    """What moves any iterator here: its state ends with how far it is."""
+    """Return the function that moves any iterator of ours: its state ends with the index."""
     return f"""{_STATE}
 extern "C" __device__ void {symbol}(void* state, void* offset) {{
   static_cast<State*>(state)->index += *static_cast<const long long*>(offset);
@@ -138,7 +138,7 @@ extern "C" __device__ void {symbol}(void* state, void* offset) {{
 
 
 def value_source(dtype: str, symbol: str) -> str:
-    """What writes the value of a pair."""
+    """Return the function that writes the value of a pair."""
     return f"""{_pair(dtype)}
 extern "C" __device__ void {symbol}(void* state, void* given) {{
   const State* at = static_cast<const State*>(state);
@@ -148,7 +148,7 @@ extern "C" __device__ void {symbol}(void* state, void* given) {{
 
 
 def index_source(dtype: str, symbol: str) -> str:
-    """What writes the position of a pair."""
+    """Return the function that writes the position of a pair."""
     return f"""{_pair(dtype)}
 extern "C" __device__ void {symbol}(void* state, void* given) {{
   const State* at = static_cast<const State*>(state);
@@ -158,7 +158,7 @@ extern "C" __device__ void {symbol}(void* state, void* given) {{
 
 
 def place_source(symbol: str) -> str:
-    """An iterator over positions: what it reads."""
+    """Return the read function of an iterator over positions."""
     return f"""{_STATE}
 extern "C" __device__ void {symbol}(void* state, void* result) {{
   *static_cast<unsigned long long*>(result) = static_cast<const State*>(state)->index;
@@ -167,9 +167,9 @@ extern "C" __device__ void {symbol}(void* state, void* result) {{
 
 
 def taken_source(dtype: str, symbol: str) -> str:
-    """What gets a position, and writes the element of another array that is there.
+    """Return the function that takes a position, and writes the element at it of another array.
 
-    Its state has where to write first, then where to read.
+    Its state has the array to write first, then the array to read.
     """
     return f"""{head((dtype,))}
 {_STATE}
@@ -183,12 +183,12 @@ extern "C" __device__ void {symbol}(void* state, void* given) {{
 
 
 def ignored_source(symbol: str) -> str:
-    """What reads and writes nothing."""
+    """Return a function that neither reads nor writes."""
     return f'extern "C" __device__ void {symbol}(void*, void*) {{}}\n'
 
 
 def flagged_source(dtype: str, symbol: str) -> str:
-    """Whether the flag of a pair is set."""
+    """Return the function that tests the flag of a pair."""
     return f"""{_pair(dtype)}
 extern "C" __device__ void {symbol}(void* given, void* result) {{
   *static_cast<bool*>(result) = static_cast<const Pair*>(given)->index != 0;
@@ -220,7 +220,7 @@ extern "C" __device__ void {symbol}(void* one, void* other, void* result) {{
 
 
 def ordered_source(dtype: str, symbol: str, *, descending: bool = False) -> str:
-    """Whether one comes before the other where NaN is the largest of all."""
+    """Return the comparison by which one element comes before another; NaN is the largest."""
     x, y = ("y", "x") if descending else ("x", "y")
     return f"""{head((dtype,))}
 extern "C" __device__ void {symbol}(void* one, void* other, void* result) {{

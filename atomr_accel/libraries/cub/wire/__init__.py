@@ -1,1 +1,1 @@
-"""CUB: what both sides of the wall know."""
+"""CUB: modules that both sides of the wall share."""

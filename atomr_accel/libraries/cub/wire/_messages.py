@@ -1,4 +1,4 @@
-"""What the lanes of CUB execute."""
+"""Messages of the lanes of CUB."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ....wire import Message
 
 
 class Build(Message, frozen=True):
-    """Have a build ready, and tell how much scratch memory a call of a size needs.
+    """Prepare a build, and return the scratch memory that a call of a size needs.
 
-    Answered by bytes of scratch memory, where the build came from (``"memory"``, ``"disk"`` or
-    ``"built"``), and the seconds that took.
+    The answer is the bytes of scratch memory, the origin of the build (``"memory"``, ``"disk"`` or
+    ``"built"``), and the seconds that it took.
 
     Attributes:
-        spec: what is built, encoded.
+        spec: the algorithm to build, encoded.
         sizes: as in ``Run``.
     """
 
@@ -28,12 +28,12 @@ class Build(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """Run an algorithm, building it first if it is not there.
+    """Run an algorithm, after building it if needed.
 
     Attributes:
-        spec: what is run, encoded.
-        addresses: of its buffers, in an order that the algorithm has; 0 for an empty one.
-        sizes: how many elements, and whatever else it counts.
+        spec: the algorithm to run, encoded.
+        addresses: the addresses of its buffers, in the algorithm's order; 0 for an empty one.
+        sizes: the number of elements, and other counts of the algorithm.
         values: numbers that it takes from the program, as bytes.
         workspace, workspace_bytes: scratch memory; a call that needs more has its own.
     """
@@ -47,10 +47,10 @@ class Run(Message, frozen=True):
 
 
 class Count(Message, frozen=True):
-    """Read a number, an int64, once all that writes it is done; answered by it.
+    """Read a number, an int64, after all ops that write it; the answer is the number.
 
     Attributes:
-        address: where it is.
+        address: the number's address.
     """
 
     returns: ClassVar[Any] = int

@@ -1,4 +1,4 @@
-"""What is built: an algorithm for some types and operators, whatever its buffers and sizes."""
+"""Specs of builds: an algorithm for some types and operators, for all buffers and sizes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ....wire import encoder
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True):
-    """What an algorithm does with elements.
+    """Operator that an algorithm applies to elements.
 
     Attributes:
         arguments: dtypes of its arguments, by name.
-        result: the dtype of what it gives.
-        kind: which of ``OPERATORS`` it is; empty if it is one of the program's.
-        source: CUDA C++ that declares the program's.
+        result: the dtype of its result.
+        kind: its name in ``UNARY`` or ``BINARY``; empty for an operator of the program.
+        source: CUDA C++ that declares the program's operator.
         name: the name of the function there.
-        function: what computes it on the CPU, pickled.
+        function: the function for the CPU, pickled.
     """
 
     arguments: tuple[str, ...]
@@ -31,14 +31,14 @@ class Operator(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True):
-    """What one build is for.
+    """Description of one build.
 
     Attributes:
-        algorithm: such as ``"reduce"``; see ``host/_algorithms``.
-        dtypes: of its buffers, by name, in an order that the algorithm has; empty for a
-            buffer that is not there.
-        operators: what it does with elements.
-        descending: whether the largest comes first, where it sorts.
+        algorithm: its name, such as ``"reduce"``; see ``host/_algorithms``.
+        dtypes: the dtypes of its buffers by name, in the algorithm's order; empty for a missing
+            buffer.
+        operators: the operators that it applies to elements.
+        descending: whether the largest comes first, if it sorts.
         init: whether there is a value to begin with.
         determinism: of reductions; empty for the others.
         levels: edges of a histogram's bins.
@@ -71,12 +71,12 @@ class Rule(NamedTuple):
     """An operator that has a name.
 
     Attributes:
-        code: it in C++, of ``a`` and ``b``.
-        ufunc: it in NumPy.
+        code: the operator in C++, of ``a`` and ``b``.
+        ufunc: the operator in NumPy.
         kinds: the kinds of dtypes that it takes, as ``numpy.dtype.kind`` has them; ``V`` for
             bfloat16.
-        truth: whether it gives a bool.
-        identity: what changes nothing, where there is such a number for all dtypes.
+        truth: whether its result is a bool.
+        identity: the value that changes nothing, if all dtypes have the same; -1 for all bits set.
         exact: whether the order in which it is applied makes no difference to floats.
     """
 
@@ -150,4 +150,4 @@ C_TYPES: Final = {
     "float32": "float",
     "float64": "double",
 }
-"""What real dtypes are called in CUDA C++."""
+"""Names of real dtypes in CUDA C++."""

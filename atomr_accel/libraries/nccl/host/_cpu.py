@@ -39,8 +39,8 @@ class _Communicator:
         self.begun = 1  # it joins
 
 
-# All of a context's: one lane is in the midst of a collective while the other aborts it. None is
-# what was aborted before this rank began to join it, which it must not do any more.
+# The communicators of a context: one lane may be inside a collective while the other aborts it.
+# None stands for one that was aborted before this rank began to join it: it must not join.
 _communicators: Final[WeakKeyDictionary[Any, dict[int, _Communicator | None]]] = WeakKeyDictionary()
 
 
@@ -55,7 +55,7 @@ class CpuCollectives:
         self.handlers: Final = {Join: self._join, Collect: self._collect}
 
     def close(self) -> None:
-        """What a communicator has is the program's."""
+        """Do nothing: the memory of communicators belongs to the program."""
 
     def _join(self, message: Join) -> None:
         self._context.check()
@@ -70,7 +70,7 @@ class CpuCollectives:
         self._meet(joined)
 
     def _meet(self, joined: _Communicator) -> None:
-        """Wait for all others: the round that comes before those of collectives."""
+        """Wait for all others, in a round before those of collectives."""
         try:
             joined.area.arrive(joined.rank, 1)
             joined.area.wait(range(joined.size), 1)
@@ -148,7 +148,7 @@ class CpuCollectives:
 
 @final
 class CpuAborts:
-    """Aborts communicators, and tells how far they are."""
+    """Aborts communicators, and reports their progress."""
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
@@ -156,7 +156,7 @@ class CpuAborts:
         self.handlers: Final = {Abort: self._abort, AskBegun: self._ask_begun}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
     def _abort(self, message: Abort) -> None:
         joined = self._joined.setdefault(message.communicator, None)

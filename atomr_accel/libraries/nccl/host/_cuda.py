@@ -1,8 +1,8 @@
 """Collectives on CUDA: one communicator of NCCL for each rank, and calls that never block.
 
-A call of NCCL on such a communicator may come back before it is done, and is then asked about
-until it is. What it waits for may be a rank that is gone, so the other lane can abort the
-communicator meanwhile, and whoever asks finds that out.
+A call of NCCL on such a communicator may return before it is done. Its status is then polled until
+it is. The call may wait for a rank that is gone, so the other lane can abort the communicator
+meanwhile, and the next poll finds that out.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Communicator:
 
     Attributes:
         rank: which rank it is.
-        size: how many there are.
-        begun: how many ops were begun; the first is to join.
+        size: the number of ranks.
+        begun: the number of ops begun; the first one joins.
     """
 
     def __init__(self, library: VendorLibrary, rank: int, size: int) -> None:
@@ -82,7 +82,7 @@ class Communicator:
         self.settle("ncclCommInitRankConfig")
 
     def revoke(self) -> None:
-        """Stop what is under way; the other lane finds out, and shrinks it then."""
+        """Stop the ops under way; the other lane then finds out, and shrinks the communicator."""
         self._call("ncclCommRevoke", self._cell, 0)
 
     def shrink(self, parent: Communicator, excluded: tuple[int, ...]) -> None:
@@ -113,7 +113,7 @@ class Communicator:
         self._call(function, *args)
 
     def settle(self, function: str) -> None:
-        """Wait until the library has done what it was asked for, without its lock."""
+        """Wait until the library has finished the call, without its lock."""
         nap = _NAP_SECONDS
         while (status := self.status()) == IN_PROGRESS:
             time.sleep(nap)
@@ -122,7 +122,7 @@ class Communicator:
             raise self._library.error(function, status)
 
     def status(self) -> int:
-        """What the library says of it (``ncclCommGetAsyncError``)."""
+        """Return the communicator's status (``ncclCommGetAsyncError``)."""
         with self._lock:
             if self._aborted:
                 raise_aborted()
@@ -133,7 +133,7 @@ class Communicator:
             return status.value
 
     def abort(self) -> None:
-        """End it, with what is under way on the device."""
+        """End the communicator, with its ops on the device."""
         with self._lock:
             if not self._aborted:
                 self._aborted = True
@@ -141,10 +141,10 @@ class Communicator:
                     self._library.call("ncclCommAbort", self._cell)
 
     def ask(self) -> int:
-        """How many ops were begun.
+        """Return the number of ops that were begun.
 
         Raises:
-            LibraryError: what went wrong meanwhile.
+            LibraryError: a call or an op has failed meanwhile.
         """
         status = self.status()
         if status not in (0, IN_PROGRESS):
@@ -152,8 +152,8 @@ class Communicator:
         return self.begun
 
 
-# All of a context's. None is what was aborted before this rank began to join it, which it must not
-# do any more: the others are gone, and it would wait for ever.
+# The communicators of a context. None stands for one that was aborted before this rank began to
+# join it. It must not join: the others are gone, and it would wait for ever.
 _communicators: Final[WeakKeyDictionary[Any, dict[int, Communicator | None]]] = WeakKeyDictionary()
 
 
@@ -179,7 +179,7 @@ class CudaCollectives:
         _library()
 
     def close(self) -> None:
-        """Abort what is left."""
+        """Abort the remaining communicators."""
         for communicator in self._joined.values():
             if communicator is not None:
                 communicator.abort()
@@ -288,7 +288,7 @@ class CudaCollectives:
 
 @final
 class CudaAborts:
-    """Aborts and revokes communicators, and tells how far they are, while the other lane waits."""
+    """Aborts and revokes communicators, and reports their progress, while the other lane waits."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream
@@ -300,7 +300,7 @@ class CudaAborts:
         }
 
     def close(self) -> None:
-        """The other lane's executor aborts what is left."""
+        """Do nothing: the other lane's executor aborts the remaining communicators."""
 
     def _abort(self, message: Abort) -> None:
         joined = self._joined.setdefault(message.communicator, None)

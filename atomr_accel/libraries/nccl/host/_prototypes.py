@@ -63,7 +63,7 @@ TYPES: Final = {
 """``ncclDataType_t`` of a dtype that reductions take."""
 
 BYTES: Final = 1
-"""``ncclUint8``: what only travels goes as bytes."""
+"""``ncclUint8``: elements that are only moved travel as bytes."""
 
 REDUCTIONS: Final = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 """``ncclRedOp_t`` of a reduction."""
@@ -81,7 +81,7 @@ IN_PROGRESS: Final = ENUMS["ncclInProgress"]
 HOST_IMMEDIATE: Final = ENUMS["ncclScalarHostImmediate"]
 
 CONFIG_BYTES: Final = 48
-"""``sizeof(ncclConfig_t)`` as it was in 2.18. Later releases take it for what it is."""
+"""``sizeof(ncclConfig_t)`` of release 2.18. Later releases accept this size."""
 CONFIG_BLOCKING_AT: Final = 16
 
 _MAGIC: Final = 0xCAFEBEEF

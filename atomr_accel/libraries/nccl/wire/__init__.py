@@ -1,1 +1,1 @@
-"""NCCL: what both sides of the wall know."""
+"""NCCL: modules that both sides of the wall share."""

@@ -1,12 +1,13 @@
 """Memory in which the ranks of one communicator on this machine meet.
 
 Each rank has a word, which it alone counts up, and a slot, which it alone writes. A round has two
-numbers: a rank's word reaches the first when its slot is filled, and the second when it has read
-what it wants of the slots of others. Who waits for a word sleeps until it changes (``futex``).
+numbers. A rank's word reaches the first when its slot is filled, and the second when it has
+finished reading the slots of others. A rank that waits for a word sleeps until it changes
+(``futex``).
 
-The program numbers the rounds, of all ranks alike, so ranks that take no part in some of them
-need not count along. To abort is to set a word that all look at, and to change all others so that
-whoever sleeps wakes.
+The program numbers the rounds, for all ranks alike, so ranks that take no part in some of them need
+not count them. An abort sets a word that all ranks check, and changes all other words to wake the
+ranks that sleep.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SLOT_BYTES: Final = 1 << 18
-"""What a rank gives in one round."""
+"""Largest number of bytes that a rank gives in one round."""
 
 _PAGE: Final = 4096
 _STRIDE: Final = 8
-"""Words from one rank's to the next, so that each has a cache line of its own."""
+"""Words from one rank's word to the next, so that each has its own cache line."""
 
 _ABORTED: Final = (1 << 64) - 1
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, (1 << 31) - 1
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
 _LOOK_SECONDS: Final = 1
 _NAP_SECONDS: Final = 1e-4
-"""Where nothing wakes who sleeps."""
+"""Time of one sleep on platforms without ``futex``."""
 
 
 class Aborted(Exception):
@@ -67,7 +68,7 @@ class Area:
 
     Args:
         memory: all of it, as bytes.
-        size: how many ranks meet in it.
+        size: the number of ranks that meet in it.
     """
 
     def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> None:
@@ -77,7 +78,7 @@ class Area:
 
     @staticmethod
     def nbytes(size: int) -> int:
-        """How many bytes it takes for so many ranks."""
+        """Return the bytes of memory for ``size`` ranks."""
         return _slots_begin(size) + size * SLOT_BYTES
 
     def slot(self, rank: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -86,12 +87,12 @@ class Area:
         return found
 
     def arrive(self, rank: int, number: int) -> None:
-        """A rank has come to a number."""
+        """Note that a rank has reached a number."""
         self._words[rank + 1] = number
         self._wake(rank + 1)
 
     def wait(self, ranks: Iterable[int], number: int) -> None:
-        """Wait until ranks have come to a number.
+        """Wait until ranks have reached a number.
 
         Raises:
             Aborted: it was aborted meanwhile, or before.
@@ -107,18 +108,18 @@ class Area:
 
     @property
     def aborted(self) -> bool:
-        """Whether it was aborted."""
+        """True if the communicator was aborted."""
         return bool(self._words[0])
 
     def abort(self) -> None:
-        """Let all who wait go, and all who come; any process may, as often as it likes."""
+        """Release all present and future waiters; any process may call it, any number of times."""
         self._words[0] = 1
         for at in range(1, len(self._words)):
             self._words[at] = _ABORTED
             self._wake(at)
 
     def _sleep(self, at: int, seen: int) -> None:
-        """Sleep until a word is no longer what it was seen to be."""
+        """Sleep until a word differs from the value ``seen``."""
         if _CALL is None:
             time.sleep(_NAP_SECONDS)
             return

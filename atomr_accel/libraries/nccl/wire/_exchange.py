@@ -1,7 +1,7 @@
-"""What a rank puts where others see it, and what it takes, for each collective.
+"""Pieces that a rank writes for others and reads from others, for each collective.
 
-Every collective goes in rounds: all that give fill their slots, all that get read them. In some
-a slot has one part, which all read; in others it has a part for each rank.
+Every collective runs in rounds: all givers fill their slots, all takers read them. In some
+collectives a slot has one part, which all read; in others it has a part for each rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REDUCING: Final = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """The collectives that make one element of several."""
 
 _DIVIDED: Final = frozenset({"scatter", "reduce_scatter", "all_to_all", "all_to_all_v"})
-"""Those in which a rank gives something else to each."""
+"""Collectives in which a rank gives different elements to each rank."""
 
 _BY_ROOT: Final = frozenset({"broadcast", "scatter", "send"})
 _TO_ROOT: Final = frozenset({"reduce", "gather"})
@@ -29,9 +29,9 @@ class Piece(NamedTuple):
     """Elements that travel.
 
     Attributes:
-        rank: whose they are, or whom they are for.
-        begin: where they begin in the source, or in the target.
-        length: how many.
+        rank: the rank that they come from or go to.
+        begin: their first position in the source, or in the target.
+        length: the number of elements.
     """
 
     rank: int
@@ -43,9 +43,9 @@ class Exchange(NamedTuple):
     """A rank's part in a collective.
 
     Attributes:
-        parts: how many a slot has.
-        gives: what it puts in each of them; nothing if it gives nothing.
-        takes: what it takes of others' slots.
+        parts: the number of parts of a slot.
+        gives: the pieces that it puts in the parts; empty if it gives nothing.
+        takes: the pieces that it takes from others' slots.
         givers: the ranks that give.
         takers: the ranks that take.
     """
@@ -58,7 +58,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(step: Step, rank: int, size: int) -> Exchange:
-    """What a rank does in a step of a communicator of ``size`` ranks."""
+    """Return a rank's part in a step of a communicator of ``size`` ranks."""
     kind, every = step.kind, range(size)
     givers: Sequence[int] = (step.root,) if kind in _BY_ROOT else every
     takers: Sequence[int] = (step.root,) if kind in _TO_ROOT else every
@@ -88,10 +88,10 @@ def _pieces(counts: Sequence[int], ranks: Sequence[int]) -> list[Piece]:
 
 
 def elements_of_a_round(kind: str, size: int, itemsize: int) -> int:
-    """How many elements of a piece go in one round."""
+    """Return the number of elements of a piece that fit in one round."""
     return SLOT_BYTES // (size if kind in _DIVIDED else 1) // itemsize
 
 
 def numbers_of(kind: str, longest: int, size: int, itemsize: int) -> int:
-    """How many numbers a step takes: two for each of its rounds."""
+    """Return how many numbers a step takes: two for each of its rounds."""
     return 2 * -(-longest // elements_of_a_round(kind, size, itemsize))

@@ -1,7 +1,7 @@
-"""What the lanes of collectives execute.
+"""Messages of the lanes of collectives.
 
-Communicators have numbers, which the program gives and never gives again. Addresses that a rank
-has no use for are 0.
+The program numbers communicators, and never uses a number again. An address that a rank does not
+need is 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal[
     "all_to_all_v",
     "send",
 ]
-"""What is done; ``"send"`` is for two ranks, both ends of it."""
+"""Kind of a step; ``"send"`` is both ends of a transfer between two ranks."""
 
 Reduction = Literal["sum", "prod", "min", "max", "avg"]
 
@@ -42,14 +42,14 @@ class MakeId(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """Be a rank of a communicator; done once all ranks are (``ncclCommInitRankConfig``).
+    """Make a rank join a communicator; done once all ranks have (``ncclCommInitRankConfig``).
 
     Attributes:
         communicator: its number.
         rank: which rank, from 0 on.
-        size: how many there are.
-        meeting: what they meet by: what ``MakeId`` gave.
-        area: where the memory lies that they meet in, on backends that share some.
+        size: the number of ranks.
+        meeting: the id by which they meet, from ``MakeId``.
+        area: the address of the memory in which they meet, on backends that share some.
     """
 
     waits: ClassVar = True
@@ -65,15 +65,15 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     """One rank's part in one collective.
 
     Attributes:
-        kind: which.
-        dtype: of the elements, by name.
-        count: elements of one piece: what a rank gives to all, or to each, or what it gets.
-        source: address of what it gives; 0: nothing.
-        target: address of what it gets; 0: nothing.
-        root: the rank that gives, or gets, where one does.
+        kind: the collective.
+        dtype: the elements' dtype, by name.
+        count: elements of one piece, which a rank gives to all, or to each, or gets.
+        source: address of the elements that it gives; 0: nothing.
+        target: address for the elements that it gets; 0: nothing.
+        root: the rank that gives, or gets, if only one does.
         to: the rank that ``"send"`` goes to.
-        reduction: how elements are made one, where they are.
-        scale: what each rank's elements are multiplied by before (``ncclRedOpCreatePreMulSum``).
+        reduction: the operator that combines elements, if the collective reduces.
+        scale: factor of each rank's elements before the reduction (``ncclRedOpCreatePreMulSum``).
         sends: elements for each rank, one after the other in the source (``"all_to_all_v"``).
         receives: elements from each rank, one after the other in the target.
         longest: elements of the longest piece of any rank.
@@ -113,7 +113,7 @@ class Abort(Message, frozen=True):
 
 
 class Revoke(Message, frozen=True):
-    """Stop what is under way in a communicator, which is to be shrunk (``ncclCommRevoke``)."""
+    """Stop the ops under way in a communicator that will be shrunk (``ncclCommRevoke``)."""
 
     required: ClassVar = True
 
@@ -121,14 +121,14 @@ class Revoke(Message, frozen=True):
 
 
 class Shrink(Message, frozen=True):
-    """Be a rank of what is left of a communicator that was revoked (``ncclCommShrink``).
+    """Make a rank join the remaining ranks of a revoked communicator (``ncclCommShrink``).
 
     Attributes:
         communicator: its number.
-        parent: the number of the one that it is left of, which must be left afterwards.
+        parent: the number of the revoked communicator, which must be left afterwards.
         excluded: the ranks of the parent that are gone.
         rank: which rank of the new one.
-        size: how many there are.
+        size: the number of ranks of the new one.
     """
 
     waits: ClassVar = True
@@ -141,9 +141,9 @@ class Shrink(Message, frozen=True):
 
 
 class AskBegun(Message, frozen=True):
-    """Ask how many ops of a communicator this rank has begun, of which the first is to join it.
+    """Ask how many ops of a communicator this rank has begun; joining it is the first.
 
-    Raises what has gone wrong meanwhile (``ncclCommGetAsyncError``).
+    It raises an error that has happened meanwhile (``ncclCommGetAsyncError``).
     """
 
     returns: ClassVar = Annotated[int, msgspec.Meta(ge=0)]

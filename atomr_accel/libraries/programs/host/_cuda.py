@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """A graph, and what can be launched of it.
+    """A graph in the form in which it is launched.
 
     Attributes:
         fixed: whether its parameters cannot be changed in place.
-        kept: what its launches need beside the buffers of the program.
+        kept: objects that its launches need besides the program's buffers.
     """
 
     graph: Any
@@ -93,7 +93,7 @@ class CudaPrograms:
         executable = None
         if former is not None:
             if not fixed and not former.fixed:
-                # The same nodes on other buffers: change the parameters in place.
+                # If the nodes differ only in buffers, change the parameters in place.
                 status, _ = driver.cuGraphExecUpdate(former.executable, graph)
                 if int(status) == 0:
                     executable = former.executable
@@ -132,7 +132,7 @@ class CudaPrograms:
 
 
 def _give_back(kept: list[Kept]) -> None:
-    """Give back what no launch needs any more."""
+    """Free memory that no launch needs any more."""
     while kept:
         _, give_back = kept.pop()
         give_back()

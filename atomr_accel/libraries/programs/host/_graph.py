@@ -1,8 +1,8 @@
 """CUDA graphs of programs: captured steps, child graphs, conditional nodes.
 
-A driver cannot capture into a graph while it captures another, and every library's handle
-has one stream. So runs of steps are captured one after the other, each into a graph of its
-own, which becomes a child graph of what they are a part of.
+A driver cannot capture into a graph while it captures another, and every library's handle has one
+stream. So runs of steps are captured one after the other, each into its own graph, which becomes a
+child graph of the enclosing graph.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 CONDITIONAL_DRIVER: Final = 12030
-"""The first driver with conditional nodes: that of CUDA 12.3."""
+"""First driver with conditional nodes: the one of CUDA 12.3."""
 
 
 def conditional(nodes: Iterable[Bound]) -> bool:
-    """Whether a flag decides on anything in there."""
+    """Return whether any node, at any depth, depends on a flag."""
     return any(
         isinstance(node, BoundSection) and (node.section.kind != "call" or conditional(node.nodes))
         for node in nodes
@@ -43,7 +43,7 @@ class Graphs:
 
     Args:
         context: the device.
-        stream: what the steps' executors queue their work on.
+        stream: the stream on which the steps' executors queue their work.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
@@ -76,13 +76,13 @@ class Graphs:
         return graph
 
     def _fill(self, graph: Any, root: Any, last: list[Any], nodes: list[Bound]) -> list[Any]:
-        """Put nodes into a graph, after the node ``last``; the last one now, if there is one.
+        """Add nodes to a graph after the node ``last``; return the last node, if there is one.
 
         Args:
-            graph: where to; it may be the body of a conditional node.
-            root: the graph that all is a part of.
-            last: what they come after: a node or nothing.
-            nodes: what to put there.
+            graph: the graph to extend; it may be the body of a conditional node.
+            root: the outermost graph.
+            last: the node before them, as a list; empty for none.
+            nodes: the nodes to add.
         """
         for plain, group in itertools.groupby(nodes, lambda node: isinstance(node, BoundStep)):
             if plain:
@@ -99,7 +99,7 @@ class Graphs:
         return last
 
     def _capture(self, steps: Iterable[Bound]) -> Any:
-        """The graph of what some steps queue."""
+        """Return the graph of the work that some steps queue."""
         stream = self._stream.handle
         # Relaxed, because libraries allocate and load modules when first called, which
         # the stricter modes forbid while any stream of the process captures.
@@ -134,7 +134,7 @@ class Graphs:
     # --- conditional nodes ----------------------------------------------------------------
 
     def _load(self) -> None:
-        """Have the kernel that tells conditional nodes what to do."""
+        """Load the kernel that sets the values of conditional nodes."""
         if self._set_conditional is not None:
             return
         version = self._context.info.driver_version
@@ -177,7 +177,7 @@ class Graphs:
         end = self._fill(body, root, [], node.nodes)
         if section.kind == "loop":
             self._look(body, end, handle, section)
-        elif not end:  # what is in there queues nothing; a body needs a node
+        elif not end:  # its steps queue nothing; a body needs a node
             check("cuGraphAddEmptyNode", driver.cuGraphAddEmptyNode(body, None, 0))
         return [added]
 

@@ -1,4 +1,4 @@
-"""Executing other libraries' messages on one lane, with executors of its own."""
+"""Execution of other libraries' messages on one lane, with its own executors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BoundStep(NamedTuple):
-    """A step with what executes it."""
+    """A step with its executor."""
 
     name: str
     handler: Callable[[Any], Any]
@@ -28,7 +28,7 @@ class BoundStep(NamedTuple):
 
 
 class BoundSection(NamedTuple):
-    """A section with what executes its nodes."""
+    """A section with its nodes and their executors."""
 
     section: Section
     nodes: list[BoundStep | BoundSection]
@@ -48,7 +48,7 @@ class Steps:
         self._users: dict[tuple[str, Message], set[int]] = {}
 
     def prepare(self, steps: Iterable[Step], program: int) -> None:
-        """Execute steps now, those of which a program needs the effect only once."""
+        """Execute now the steps whose effect a program needs only once."""
         for step in steps:
             bound = self._bind_step(step)
             undo = getattr(bound.message, "undo", None)
@@ -57,7 +57,7 @@ class Steps:
             bound.handler(bound.message)
 
     def forget(self, program: int) -> None:
-        """Undo what was prepared for a program and for no other that is left."""
+        """Undo preparations that served this program and no other remaining one."""
         for key, users in list(self._users.items()):
             users.discard(program)
             if not users:
@@ -66,7 +66,7 @@ class Steps:
                 self._executor(executor)[0].handlers[type(message)](message)
 
     def bind(self, nodes: Iterable[Node]) -> list[Bound]:
-        """Each node with what executes it."""
+        """Return the nodes with their executors."""
         return [
             BoundSection(node, self.bind(node.nodes))
             if isinstance(node, Section)

@@ -1,1 +1,1 @@
-"""Recordings: what both sides of the wall know."""
+"""Recordings: modules that both sides of the wall share."""

@@ -1,4 +1,4 @@
-"""What the programs' lane executes."""
+"""Messages of the programs' lane."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Kind = Literal["call", "when", "loop"]
 
 
 class Step(Message, frozen=True):
-    """One op of a program.
+    """Op of a program.
 
     Attributes:
-        executor: ``module:class`` of what executes it.
+        executor: ``module:class`` of its executor.
         name: the op's name, for people.
         message: its message, encoded.
     """
@@ -27,9 +27,9 @@ class Section(Message, frozen=True):
     """A part of a program.
 
     Attributes:
-        kind: ``"call"``: another program; ``"when"``: executed if the flag is set;
-            ``"loop"``: again and again, as long as it is.
-        nodes: what it executes.
+        kind: ``"call"``: another program; ``"when"``: executed if the flag is set; ``"loop"``:
+            repeated while the flag is set.
+        nodes: the steps and sections that it executes.
         flag: the flag's address.
         nbytes: the flag's size; it is set unless all its bytes are zero.
     """
@@ -49,7 +49,7 @@ class Record(Message, frozen=True):
     Attributes:
         program: its number.
         prepare: steps that are executed now, such as loading a kernel.
-        nodes: what every replay executes.
+        nodes: the nodes that every replay executes.
     """
 
     program: int

@@ -26,7 +26,7 @@ class CpuRunner(Runner):
         super().__init__(context)
 
     def array_of(self, buffer: Buffer) -> np.ndarray[Any, Any]:
-        """The buffer's memory; read-only if it is sealed."""
+        """Return the buffer's memory; read-only if it is sealed."""
         array: np.ndarray[Any, Any] = self._context.array(
             buffer.address, buffer.shape, DTYPES[buffer.dtype], buffer.strides
         )
@@ -35,11 +35,11 @@ class CpuRunner(Runner):
         return array
 
     def on_device(self, thing: Any) -> bool:
-        """Arrays of other libraries; NumPy's stay NumPy's."""
+        """Return whether ``thing`` is an array of another library; NumPy's stay NumPy's."""
         return device_type(thing) in ON_HOST
 
     def hold(self, thing: Any) -> np.ndarray[Any, Any]:
-        """A copy: it may be a view of a buffer that others write."""
+        """Return a copy: the array may be a view of a buffer that others write."""
         return np.array(borrow(thing).as_numpy(), order="C")
 
     def keep(self, held: np.ndarray[Any, Any], address: int) -> None:
@@ -47,7 +47,7 @@ class CpuRunner(Runner):
         self._context.array(address, held.shape, held.dtype)[...] = held
 
     def begin(self) -> None:
-        """Nothing is ever in flight."""
+        """Check the context; no work is ever in flight."""
         self._context.check()
 
     def _run(self, message: Initialize | Call, parts: list[Bytes], first: tuple[Any, ...]) -> Any:

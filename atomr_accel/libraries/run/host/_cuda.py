@@ -23,7 +23,7 @@ class CudaRunner(Runner):
         self._stream = stream
 
     def array_of(self, buffer: Buffer) -> DeviceArray:
-        """The buffer's memory."""
+        """Return the buffer's memory."""
         return DeviceArray(
             self._context.pointer(buffer.address),
             buffer.shape,
@@ -38,7 +38,7 @@ class CudaRunner(Runner):
         return device_type(thing) in ON_GPU
 
     def hold(self, thing: Any) -> Borrowed:
-        """The array as it is where it is contiguous, or a copy that is."""
+        """Return the array itself if it is contiguous, or a contiguous copy."""
         return contiguous(thing)
 
     def keep(self, held: Borrowed, address: int) -> None:
@@ -54,12 +54,12 @@ class CudaRunner(Runner):
             self._stream.synchronize()
 
     def begin(self) -> None:
-        """Wait for the buffers: the function's streams know nothing of the lane's."""
+        """Wait for the buffers: the function's streams do not wait for the lane's."""
         self._context.make_current()
         self._stream.synchronize()
 
     def end(self) -> None:
         """Wait for all of the device's streams, since the function may have used any."""
-        # It may also have changed to another device.
+        # The function may also have changed to another device.
         self._context.make_current()
         check("cuCtxSynchronize", driver.cuCtxSynchronize())

@@ -46,22 +46,22 @@ class Runner:
         }
 
     def close(self) -> None:
-        """Let go of the state."""
+        """Free the state."""
         self._state = (0, None, None)
         self._supplied.clear()
 
     # --- what backends say ------------------------------------------------------------------
 
     def array_of(self, buffer: Buffer) -> Any:
-        """A buffer as functions see it."""
+        """Return a buffer in the form that functions get."""
         raise NotImplementedError
 
     def on_device(self, thing: Any) -> bool:
-        """Whether ``thing`` is an array that is to become a buffer."""
+        """Return whether ``thing`` is an array that becomes a buffer."""
         raise NotImplementedError
 
     def hold(self, thing: Any) -> Any:
-        """Such an array, contiguous and with its dtype and shape, for ``keep``."""
+        """Return such an array, contiguous and with its dtype and shape, for ``keep``."""
         raise NotImplementedError
 
     def keep(self, held: Any, address: int) -> None:
@@ -69,13 +69,13 @@ class Runner:
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Before a function: wait for what it depends on."""
+        """Wait, before a function, for the work that it depends on."""
 
     def end(self) -> None:
-        """After it: wait for what it has queued, on whatever stream.
+        """Wait, after a function, for the work that it has queued on any stream.
 
         Raises:
-            StickyFault: that has failed.
+            StickyFault: that work has failed.
         """
 
     # --- calls ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Runner:
         arrays: list[Any] = []
 
         def take(thing: Any) -> int | None:
-            # NumPy's arrays are pickled: they stay what they are.
+            # NumPy's arrays are pickled, and arrive as NumPy's arrays.
             if isinstance(thing, np.ndarray) or not self.on_device(thing):
                 return None
             array = self.hold(thing)
@@ -144,7 +144,7 @@ class Runner:
         finally:
             if arrays:
                 self.end()
-        # They may be views of a buffer that others write, or of what the function keeps.
+        # Parts may be views of a buffer that others write, or of memory that the function keeps.
         results = [np.array(part) for part in packed.parts]
         if arrays or results:
             self._left[message.ticket] = arrays, results
@@ -162,7 +162,7 @@ class Runner:
                 self.end()
 
     def _apply(self, function: Any, args: tuple[Any, ...]) -> Any:
-        """Call a function; what it has printed is out, and a child of its own ends with it."""
+        """Call a function, and flush its output; a process that it forks ends with the call."""
         code = 0
         try:
             return function(*args)
@@ -175,7 +175,7 @@ class Runner:
                 with contextlib.suppress(Exception):  # the program may have put anything there
                     stream.flush()
             if os.getpid() != self._process:
-                # It has forked, and this is the child: the call is the parent's to answer.
+                # This is a child that the function forked: the parent answers the call.
                 os._exit(code)
 
     # --- results ----------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Runner:
 
 
 def _code_of(error: BaseException) -> int:
-    """The exit code of a child that ends with ``error``, which it tells as Python does."""
+    """Return the exit code of a child that ends with ``error``, and print it as Python does."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     traceback.print_exception(error)

@@ -1,1 +1,1 @@
-"""The program's functions: what both sides of the wall know."""
+"""The program's functions: modules that both sides of the wall share."""

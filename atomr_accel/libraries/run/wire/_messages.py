@@ -1,9 +1,8 @@
-"""What a lane of functions executes.
+"""Messages of a lane of functions.
 
-What is pickled travels in the message if it is small; otherwise it has parts. ``Supply``
-brings those of a call, piece by piece in the lane's order, so they wait in the program while
-the lane is busy. ``Fetch`` gets those of a result, through shared memory and by a lane that
-never is.
+A small pickle travels in the message; a large one has parts. ``Supply`` brings the parts of a call,
+piece by piece in the lane's order, so they wait in the program while the lane is busy. ``Fetch``
+gets the parts of a result, through shared memory and by a lane that is never busy.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class Supply(Message, frozen=True):
 
     Attributes:
         ticket: the call's number.
-        part: which part.
-        total: its bytes.
-        start: where the piece begins in it.
+        part: the index of the part.
+        total: the bytes of the whole part.
+        start: the start of the piece in it.
         piece: the piece.
     """
 
@@ -66,8 +65,8 @@ class Initialize(Message, frozen=True):
 
     Attributes:
         state: its number, under which parts were supplied, too.
-        data: the function and its arguments, pickled; buffers are indices. Empty if this is
-            the first of the parts.
+        data: the function and its arguments, pickled; buffers are indices. Empty if this is the
+            first of the parts.
         buffers: the buffers.
     """
 
@@ -123,6 +122,6 @@ class Fetch(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Let go of what was supplied for a call, and of what it has left."""
+    """Free the parts that were supplied for a call, and the parts of its result."""
 
     ticket: int

@@ -1,8 +1,8 @@
 """Pickling with holes and with parts.
 
-What stays behind is replaced by a number, wherever it is found. Large arrays become parts
-beside the pickle, by the protocol that pickle has for that, so an array is the same on the
-other side whatever its size. What is small is one piece of bytes.
+An object that stays behind is replaced by a number at every place in the pickle. Large arrays
+become parts next to the pickle, by pickle's protocol 5, so an array is the same on the other side
+for all sizes. Small data is one piece of bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 import cloudpickle
 import numpy as np
-import numpy.rec  # recarrays say they are of it; what is not imported is pickled by value
+import numpy.rec  # the module of recarrays; classes of modules not imported are pickled by value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,11 +31,11 @@ _QUICK_BYTES: Final = 1 << 20
 
 
 class Packed(NamedTuple):
-    """Something pickled.
+    """Pickled object.
 
     Attributes:
         data: the pickle; empty if that is the first of the parts.
-        parts: what does not travel in a message. They may be the thing's own memory.
+        parts: bytes outside the message. They may be the object's own memory.
     """
 
     data: bytes
@@ -43,16 +43,16 @@ class Packed(NamedTuple):
 
 
 class TakesLong(Exception):
-    """It is too much to be pickled at once."""
+    """Signals that pickling takes too long to be done at once."""
 
 
 class TooMuch(Exception):
-    """It is more than may travel."""
+    """Signals that the pickle is larger than the limit."""
 
 
 @final
 class _Collector:
-    """The pickler's file: takes what it writes, and the parts beside it."""
+    """The pickler's file: takes the bytes that it writes, and the parts next to them."""
 
     def __init__(self, most: int | None, *, quick: bool) -> None:
         self.most = most
@@ -63,7 +63,7 @@ class _Collector:
         self._nbytes = 0
 
     def write(self, piece: Any) -> int:
-        """Take what was collected, or large bytes as they are."""
+        """Take collected bytes, or a large piece without a copy."""
         view = memoryview(piece)
         self._count(view.nbytes)
         self._written += view.nbytes
@@ -116,7 +116,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._take(thing)
 
     def _look(self, nbytes: int, *, is_part: bool) -> None:
-        """What is copied as a whole is measured before."""
+        """Check the size of an object before it is copied as a whole."""
         if self._most is not None and nbytes > self._most:
             raise TooMuch
         if self._quick and nbytes > _QUICK_BYTES and not is_part:
@@ -124,7 +124,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_a_part(array: np.ndarray[Any, Any]) -> bool:
-    """Whether pickling it copies nothing."""
+    """Return whether pickling it copies nothing."""
     return type(array) is np.ndarray and array.flags.forc and not array.dtype.hasobject
 
 
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
 
 @final
 class _Reader:
-    """A pickle as a file that copies what is large without the GIL."""
+    """A pickle as a file that copies large pieces without the GIL."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
@@ -156,7 +156,7 @@ class _Reader:
         return len(part)
 
     def readline(self) -> bytes:
-        """What old protocols need."""
+        """Read a line, which old protocols need."""
         rest = self._data[self._at :]
         ends = np.flatnonzero(rest == ord("\n"))
         return self.read(int(ends[0]) + 1 if len(ends) else len(rest))
@@ -174,16 +174,16 @@ def dumps(
     most: int | None = None,
     quick: bool = False,
 ) -> Packed:
-    """Pickle ``thing``, by value what the other side cannot import.
+    """Pickle ``thing``; objects that the other side cannot import are pickled by value.
 
     Args:
-        thing: what to pickle.
-        take: called with everything inside; a number stands for what is not to be pickled.
-        most: bytes that all of it may take.
-        quick: give up what takes longer than about a millisecond.
+        thing: the object to pickle.
+        take: called with everything inside; returns a number for an object that is not pickled.
+        most: the limit of all bytes.
+        quick: give up if it takes longer than about a millisecond.
 
     Raises:
-        TakesLong: it does.
+        TakesLong: ``quick`` is set and it takes longer.
         TooMuch: it is more than ``most``; most of it was not copied.
     """
     file = _Collector(most, quick=quick)
@@ -195,9 +195,9 @@ def dumps(
 
 
 def loads(data: bytes, parts: list[Bytes], give: Callable[[int], Any]) -> Any:
-    """Undo ``dumps``; ``give`` tells what a number stands for.
+    """Undo ``dumps``; ``give`` returns the object for a number.
 
-    What is loaded lies in the memory of ``parts``.
+    Loaded arrays use the memory of ``parts``.
     """
     rest = iter(parts)
     file: Any = io.BytesIO(data) if data else _Reader(next(rest))
