@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 UNTIMED: Final = -1
-"""When an op was submitted, if nobody needs to know: it is counted where somebody counts."""
+"""Submission time of an op whose times are not taken. Instruments that count ops count it."""
 
 UNWATCHED: Final = 0
-"""Likewise, if nobody watched then: it is not counted either."""
+"""Submission time of an op that no instrument watched. It is not counted."""
 
 
 @final
@@ -60,18 +60,18 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         message: what the lane executes.
         reads: the blocks it reads, until it is answered.
         writes: the blocks it writes, likewise.
-        payload: the request that names the message, where that is a template.
+        payload: the call that names the template, if ``message`` is a template.
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
         answered: whether it is over, one way or the other.
-        task: what waits for it, if a task does.
-        value: what the lane answered, if that is more than that it is done.
+        task: the task that waits for it, if any.
+        value: the value of the answer, if it has one.
         on_answer: called once it is over.
-        submitted_at: when it was submitted, where somebody wants to know: see ``OpTimes``.
-            Otherwise ``UNTIMED``, or ``UNWATCHED``.
-        sent_at: when it was sent, likewise.
-        answered_at: when it was answered, likewise.
-        measured: what its host tells of it, likewise.
+        submitted_at: when it was submitted, if an instrument wants times (see ``OpTimes``); else
+            ``UNTIMED`` or ``UNWATCHED``.
+        sent_at: when it was sent, if times are taken.
+        answered_at: when it was answered, if times are taken.
+        measured: the host times of the op, if times are taken.
     """
 
     port: Port
@@ -95,10 +95,10 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     _make_error: Callable[[Op], Exception] | None = None
 
     async def wait(self) -> Any:
-        """The op's result; a cancelled caller withdraws it if it is not on its way yet.
+        """Wait for the result. A cancelled caller withdraws the op if it has not been sent.
 
-        Who waits takes the error, and the op keeps one like it: or the two would hold each other,
-        and all that the error's frames refer to, until garbage is collected.
+        The caller gets the error, and the op keeps a copy. Otherwise the op and the error would
+        hold each other, and all frames of the traceback, until the next garbage collection.
         """
         if self.answered:
             await trio.lowlevel.checkpoint()
@@ -116,15 +116,15 @@ class Op(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it is over, without an error."""
+        """True if the op is over without an error."""
         return self.answered and self._error is None and self._make_error is None
 
     @property
     def error(self) -> Exception | None:
-        """What the op failed with, once it is answered.
+        """Error with which the op failed, once it is answered.
 
-        Made when somebody asks for it: a fault that takes thousands of ops down makes their
-        errors as fast as their tasks come to see them.
+        The error is created on first use. A fault that ends thousands of ops thus creates each
+        error only when its task runs.
         """
         if self._make_error is not None:
             self._error, self._make_error = self._make_error(self), None
@@ -151,13 +151,13 @@ class Op(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it copies or fills; 0 of others, and once it is answered."""
+        """Bytes that the op copies or fills; 0 for other ops, and after the answer."""
         nbytes: int = getattr(self.message, "nbytes", 0)
         return nbytes
 
     @property
     def times(self) -> OpTimes | None:
-        """When what happened to it so far; None if nobody took times when it was submitted."""
+        """Times of the op so far; None if no instrument wanted times when it was submitted."""
         if self.submitted_at <= UNWATCHED:
             return None
         row = UNMEASURED if self.measured is None else self.measured.rows[self.seq]
@@ -165,7 +165,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def outcome(self) -> Outcome:
-        """How it ends, right before it is answered."""
+        """Outcome of the op, right before it is answered."""
         if self._make_error is not None:
             return "lost"
         if self._error is not None:

@@ -1,7 +1,7 @@
 """Page-locked memory that the program and the host share, through which arrays travel.
 
-It comes in arenas: files mapped here, and by the host, which page-locks them where there is
-a GPU. They have addresses like slabs, but outlive every host with their content.
+The memory consists of arenas: files that the program and the host both map. With a GPU, the host
+page-locks them. Arenas have addresses like slabs, but they and their content outlive every host.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Arena:
         nbytes: its size.
         fd: its descriptor.
         bytes: its content.
-        base: where it is mapped in this process.
+        base: its address in this process.
         host: the host that has it mapped too.
         pieces: how many pieces of it are in use.
-        left: its pieces that are not, but for arrays that somebody still holds.
+        left: its pieces that were released while arrays of them were still held.
     """
 
     __slots__ = ("_mmap", "base", "bytes", "fd", "host", "id", "left", "nbytes", "pieces")
@@ -90,16 +90,17 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class PinnedStatistics:
-    """A pool of page-locked memory at one moment, in bytes.
+    """State of a pool of page-locked memory at one moment, in bytes.
 
     Attributes:
-        limit: what it may have at most, ``over_limit`` not counted.
-        capacity: what it has.
-        used: what is handed out, or still in use by the device.
-        over_limit: of that, arrays that are larger than the limit and have memory of their own.
+        limit: the most that the pool may hold, without ``over_limit``.
+        capacity: the memory that the pool holds.
+        used: memory that is handed out or still in use by the device.
+        over_limit: the part of ``used`` in arrays larger than the limit, which have memory of their
+            own.
         largest_free: the largest array that needs no waiting and no more memory.
-        arenas: number of shared files, hence of descriptors.
-        waiting: how many wait for memory.
+        arenas: the number of shared files, and so of descriptors.
+        waiting: the number of tasks that wait for memory.
     """
 
     limit: int
@@ -113,22 +114,22 @@ class PinnedStatistics:
 
 @final
 class PinnedPool:
-    """A bounded pool of pieces of arenas. Who finds it used up waits in line.
+    """A bounded pool of pieces of arenas. A task that finds it used up waits in line.
 
-    A piece whose arrays are held when it is released is handed out again once they are gone.
-    Nobody waits for that: where memory is short their arena leaves the pool, and they keep
-    it as ordinary memory.
+    If arrays of a piece are still held when it is released, the piece is handed out again once they
+    are gone. The pool does not wait for that: if memory is short, it gives up their arena, and the
+    arrays keep it as ordinary memory.
 
     Args:
-        limit: bytes it may have.
-        new_id: gives numbers for arenas.
-        gave_up: called when there is more in ``unmapped``.
+        limit: the most bytes that the pool may hold.
+        new_id: returns numbers for arenas.
+        gave_up: called when ``unmapped`` has grown.
 
     Attributes:
-        unmapped: arenas that were given up here but not where they were mapped too: their
-            numbers, and the hosts.
-        returned: numbers of pieces of which the last array is gone, noted by whichever thread
-            dropped it.
+        unmapped: arenas that were given up here while hosts still map them: their numbers, and the
+            hosts.
+        returned: numbers of pieces whose last array is gone, appended by the thread that dropped
+            it.
     """
 
     def __init__(
@@ -152,11 +153,11 @@ class PinnedPool:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is any memory in it."""
+        """True if the pool has any memory."""
         return bool(self._bases)
 
     def has(self, arena: Arena) -> bool:
-        """Whether an arena has not been given up."""
+        """Return True if the pool has not given up this arena."""
         return arena.id in self._arenas
 
     def reserve(self) -> Arena:
@@ -200,7 +201,7 @@ class PinnedPool:
         return arena.id << SLAB_SHIFT | offset if offset < arena.nbytes else None
 
     def trim(self) -> None:
-        """Give up arenas that nobody uses, but for arrays that should be gone."""
+        """Give up arenas without pieces in use, though released arrays may still be held."""
         self._collect()
         for arena in self._arenas.values():
             if not arena.pieces:
@@ -212,7 +213,7 @@ class PinnedPool:
             self._drop_arena(number)
 
     def lend(self, piece: Piece) -> _Lent:
-        """What the array of a piece is to keep alive."""
+        """Return the object that the array of a piece keeps alive."""
         number = next(self._numbers)
         self._lent[number] = piece
         return _Lent(piece, number, self.returned)
@@ -236,7 +237,7 @@ class PinnedPool:
         """Give everything up; arrays that are still held keep their memory mapped.
 
         Args:
-            over: why, for whoever waits, or asks from now on.
+            over: the reason, raised in tasks that wait and in later calls.
         """
         self._over = over
         for number in list(self._arenas):
@@ -319,7 +320,7 @@ class PinnedPool:
 
 @final
 class _Lent:
-    """What the array of a piece and all its views keep alive."""
+    """Owner of the memory of a piece, kept alive by its array and all views."""
 
     __slots__ = ("_mapped", "_number", "_returned")
 
@@ -376,14 +377,14 @@ class Piece:
         return self.arena.bytes[offset : offset + nbytes]
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The piece as an array: it is nobody else's for as long as that or a view is held."""
+        """Return the piece as an array; it is not reused while the array or a view is held."""
         self.lent = True
         pointer = self.arena.base + (self.address & OFFSET_MASK)
         return numpy_at(pointer, shape, dtype, owner=self._pool.lend(self))
 
     @property
     def held(self) -> bool:
-        """Whether an op uses it, or a host that was killed still may."""
+        """True if an op uses the piece, or a host that was killed still may."""
         return self._holds > 0
 
     def hold(self) -> None:

@@ -1,9 +1,9 @@
-"""The program's half of a lane: where ops are submitted, and answered exactly once.
+"""The program's half of a lane: it submits ops and answers each exactly once.
 
-A library actor's mailbox is its port's outbox, and its task is the port's ``run``: a
-message goes from the caller to the socket, and its answer back, without a detour through
-another task, which would cost as much as the kernel it is about. The task sees the lane's
-end, and waits for a socket that is full.
+The outbox of a port is the mailbox of a library's lane, and the port's ``run`` is its task. A
+message goes from the caller straight to the socket, and its answer straight back. A detour through
+another task would cost as much as the kernel. The task notices the end of the lane, and waits when
+the socket is full.
 """
 
 from __future__ import annotations
@@ -52,26 +52,28 @@ if TYPE_CHECKING:
 _RECEIVING: Final = int(socket.MSG_DONTWAIT)
 _SENDING: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_HIGH: Final = 1 << 18
-"""Encode no more than about this many bytes ahead: what is not encoded can be withdrawn."""
+"""Approximate limit of bytes that are encoded ahead. An op that is not encoded can be withdrawn."""
 
 _MOST_IN_FRAME: Final = 64
-"""Ops of a frame: a lane begins when it has all of it."""
+"""Ops of a frame: a lane begins when it has the whole frame."""
 
 _ALL_TIMED: Final = 16
-"""So many ops may be in flight in a lane if the times of all are taken, where some will do."""
+"""Ops in flight above which a lane is busy, and a sampling instrument gets the times of some
+only."""
 
 _HURRIED: Final = 50_000
-"""Nor may it be sent one in fewer nanoseconds than that, as where a device is quicker than us."""
+"""Nanoseconds per op below which a lane is busy too, as with a device that outruns the program."""
 
 _ONE_IN: Final = 17
-"""Otherwise those of what is submitted between every so-manieth and the next sending are. A prime,
-since what programs repeat has round numbers."""
+"""Share of frames in a busy lane after which submitted ops are timed: one in this many. A prime,
+because the period of a repeating program is usually a round number."""
 
 FRAME_SECONDS: Final = 300.0
 """A host that has begun a frame and not sent the rest after this long has broken the protocol."""
 
 _AGAIN_SECONDS: Final = 2.0
-"""If the program was stopped, so was the host: only what is still missing then will not come."""
+"""Second wait for the rest of a frame. If the whole program was stopped, its host was stopped too
+and needs time to send the rest."""
 
 _MOST_FAILED: Final = 256
 """Ops answered at a time when their context has failed, in a fraction of a millisecond."""
@@ -82,17 +84,17 @@ _WINDOW: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class LaneStatistics:
-    """What a lane has done and has to do.
+    """Counters of a lane.
 
     Attributes:
         name: the lane's name.
         submitted: ops ever submitted.
         completed: ops answered with a result.
         failed: ops answered with an error.
-        in_flight: ops not answered yet, queued ones included.
-        queued: those of them not handed to the host yet, for want of a free place in its
-            window or in the socket.
-        frames_sent: frames sent; submitted / frames_sent tells how well ops coalesce.
+        in_flight: ops not answered yet, including queued ones.
+        queued: ops in flight that the host does not have yet, because its window or the socket is
+            full.
+        frames_sent: frames sent; ``submitted / frames_sent`` shows how well ops coalesce.
     """
 
     name: str
@@ -174,7 +176,7 @@ class Port:
         self._decode = msgspec.msgpack.Decoder(Reply).decode
 
     def submit(self, op: Op) -> None:
-        """Queue an op, in program order; never blocks. Once the port was told to end, it fails."""
+        """Queue an op in program order without blocking. After ``end`` the op fails at once."""
         seq = op.seq
         in_flight = self._in_flight
         # Ops that touch the same memory keep their order across lanes: read after write,
@@ -232,12 +234,10 @@ class Port:
             self._send_soon()
 
     def end(self, make_error: Callable[[Op], Exception]) -> None:
-        """From now on nothing is sent, and nothing that comes is an answer.
-
-        ``fail`` answers what is in flight.
+        """Stop sending ops and receiving answers. ``fail`` then answers the ops in flight.
 
         Args:
-            make_error: makes the errors of ops that are submitted nevertheless.
+            make_error: makes the errors of ops that are submitted later.
         """
         self._ended = True
         self._make_error = make_error
@@ -246,7 +246,7 @@ class Port:
         self.tell_done()
 
     def fail(self, op: Op, make_error: Callable[[Op], Exception]) -> None:
-        """Answer an op that is in flight here with an error; the port was told to end."""
+        """Answer an op in flight on this port with an error; call ``end`` first."""
         op._make_error = make_error
         if self._instruments.each_op:
             self._tell_finished(op)
@@ -263,7 +263,7 @@ class Port:
 
     @property
     def load(self) -> int:
-        """How many ops are submitted and not answered."""
+        """Number of ops that are submitted and not answered."""
         return self._count
 
     def overdue(self, now: float, deadline: float) -> Op | None:
@@ -333,11 +333,11 @@ class Port:
         self._handing_over = True
 
     def move_to(self, in_flight: dict[int, Op], device: Told = NOBODY) -> None:
-        """Be a lane of another device, to which its ops in flight go, too.
+        """Become a lane of another device, together with the ops in flight.
 
         Args:
-            in_flight: the ops of that device. What is in flight here is younger.
-            device: it.
+            in_flight: the ops of that device. The ops in flight on this port are younger.
+            device: that device.
         """
         self._handing_over = False
         ours = [op for op in self._in_flight.values() if op.port is self]
@@ -362,7 +362,7 @@ class Port:
             self._tell_sent(sent)
 
     def close(self) -> None:
-        """Nobody runs it any more: end the lane."""
+        """End the lane, after its ``run`` has ended."""
         self._ended = True
         self._over.set()
         if self._sock.fileno() >= 0:
@@ -380,7 +380,7 @@ class Port:
         await self._over.wait()
 
     async def _write(self) -> None:
-        """Send what is left whenever the socket was full."""
+        """Send the remaining bytes whenever the socket was full."""
         self.send()
         while True:
             while self._buffer:
@@ -421,10 +421,10 @@ class Port:
             self._flusher.send_soon(self)
 
     def flush(self) -> bool:
-        """Send what is queued; whether that is done with. Called between turns.
+        """Send queued ops between two turns; return True if all encoded bytes are sent.
 
-        The loop has decided by now how long it sleeps, so no task may be woken here: where
-        answers would make room, they are in the socket, and end that sleep themselves.
+        The loop has already decided how long it sleeps, so this must not wake a task. If answers
+        would make room, they are in the socket, and end that sleep themselves.
         """
         self._sends_soon = False
         self._due = 0
@@ -437,7 +437,7 @@ class Port:
         return not self._buffer
 
     def poll_replies(self) -> None:
-        """Take what has come, which wakes the port's task, too. Called between turns."""
+        """Receive answers between two turns. Answers in the socket also wake the port's task."""
         self._polled = True
         try:
             self._receive()
@@ -445,17 +445,17 @@ class Port:
             self._failure = error
 
     def take_answers(self) -> None:
-        """Take the answers that have come meanwhile, for who needs what they free; never blocks."""
+        """Receive pending answers for a caller that needs the memory they free; never blocks."""
         if self._count:
             self._receive()
 
     def send(self) -> None:
-        """Send what is queued, as far as the socket takes it; never blocks."""
+        """Encode queued ops and send them as far as the socket takes them; never blocks."""
         self.encode()
         self.push()
 
     def encode(self) -> None:
-        """Encode what is queued, as far as the host may have it, for ``push``."""
+        """Encode queued ops for ``push``, as far as the host's window has room."""
         if self._outbox and self._room() <= 0:
             # A batch queues ops without awaiting, so nobody else has taken the answers that
             # have come meanwhile. They make room, or the device would run dry.
@@ -463,7 +463,7 @@ class Port:
         self._encode_what_fits()
 
     def _room(self) -> int:
-        """How many more ops the host may have."""
+        """Number of further ops that the host may have."""
         return _WINDOW - (self._count - len(self._outbox))
 
     def _encode_what_fits(self) -> None:
@@ -473,7 +473,7 @@ class Port:
             room -= self._encode_together(most) or self._encode_one_by_one(most)
 
     def push(self) -> None:
-        """Send what is encoded, as far as the socket takes it."""
+        """Send encoded bytes as far as the socket takes them."""
         buffer = self._buffer
         if not buffer:
             return
@@ -526,7 +526,7 @@ class Port:
         return count
 
     def _encode_one_by_one(self, most: int) -> int:
-        """A frame of ops at the head of the queue; how many. What cannot be sent is withdrawn."""
+        """Encode a frame of the first queued ops; return their number. Withdraw unsendable ops."""
         buffer, outbox = self._buffer, self._outbox
         frame = MultiFrame(buffer)
         while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
@@ -547,7 +547,7 @@ class Port:
         return frame.count
 
     def _request(self, op: Op) -> object:
-        """What is sent for an op; a template goes along where the host does not have it."""
+        """Return the request to send for an op, with its template if the host lacks it."""
         payload, template = op.payload, op.message
         if payload is None or type(template) is not Template:
             return template
@@ -558,7 +558,7 @@ class Port:
         return CallWithTemplate(payload.number, template.encoded, payload.addresses)
 
     def _receive(self) -> None:
-        """Take what has come and hand it out; never blocks."""
+        """Receive pending answers and hand them out; never blocks."""
         if self._ended:
             return
         try:
@@ -596,10 +596,10 @@ class Port:
     def _take(self, data: bytes) -> None:
         """Hand out the answers that ``data`` completes.
 
-        Nothing that a host may send does any more harm than to end its context.
+        Bad data from a host can at worst end its context.
 
         Raises:
-            ProtocolViolation: it is no answer to anything that was asked.
+            ProtocolViolation: the data is not an answer to a request of this port.
         """
         in_flight = self._in_flight
         for frame in self._frames_in.feed(data):
@@ -665,7 +665,7 @@ class Port:
             self._send_soon()
 
     def _note_times(self, reply: Times) -> None:
-        """What the host tells of ops that it is about to answer."""
+        """Keep the times that the host sent for ops that it is about to answer."""
         in_flight = self._in_flight
         try:
             measured = Measured(reply.ops)
@@ -785,9 +785,9 @@ def _value_of(op: Op, reply: Value) -> Any:
 
 
 def fail_some(in_flight: dict[int, Op], make_error: Callable[[Op], Exception]) -> None:
-    """Answer the oldest of what is in flight with errors, so many as a turn of the loop has time.
+    """Answer the oldest ops in flight with errors, as many as a turn of the loop has time for.
 
-    Their ports were told to end.
+    Call ``end`` on their ports first.
     """
     for op in list(itertools.islice(in_flight.values(), _MOST_FAILED)):
         op.port.fail(op, make_error)
