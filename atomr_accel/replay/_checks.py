@@ -1,4 +1,4 @@
-"""Whether an entry can be what this package has written: its digest says nothing about that."""
+"""Checks that an entry has a form that this package writes, which its digest does not show."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ _SOURCES: Final[weakref.WeakKeyDictionary[Any, bytes]] = weakref.WeakKeyDictiona
 _TYPES: Final = (bool, int, float, complex)
 
 DEEPEST: Final = 100
-"""How many levels of containers in each other are described."""
+"""Depth of nested containers up to which they are described."""
 
 _MOST_CONTAINERS: Final = 1 << 17
-"""How many containers of one call are described: some hold one another many times."""
+"""Containers described per call, because some contain one another many times."""
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = _LONGEST
@@ -82,10 +82,10 @@ def _bytes_of(struct: Any) -> bytes:
 
 @final
 class Numbers:
-    """The numbers of buffers and of what has methods, for as long as they are there.
+    """Numbers of the buffers and facades that exist now.
 
     Attributes:
-        dead: numbers of buffers that are gone; whoever drops the last ref may be in any thread.
+        dead: the numbers of buffers that are gone. The last ref may be dropped in any thread.
     """
 
     def __init__(self) -> None:
@@ -116,22 +116,22 @@ class Numbers:
         return number
 
     def of_handle(self, identity: object) -> int:
-        """The number of what has methods, or 0 if it has none."""
+        """Return the number of a facade, or 0 if it has none."""
         return self._handles.get(identity, 0)
 
     def add_handle(self, identity: object) -> int:
-        """A number for what has methods."""
+        """Give a facade a number."""
         number = self._handles[identity] = self.new()
         return number
 
 
 def identity_of(thing: Any) -> Identity | object:
-    """By what something with methods is known: all its copies have the same."""
+    """Return the object by which a facade is known; all copies of the facade share it."""
     return thing._identity if isinstance(thing, Facade) and not is_device(thing) else thing
 
 
 def is_device(thing: Any) -> bool:
-    """Whether it is a device, a batch or a recording, which are facades as well."""
+    """Return True for a device, a batch or a recording, which are facades too."""
     return hasattr(thing, "_core")
 
 
@@ -140,8 +140,8 @@ class Describer:
     """Describes the arguments and the result of one call.
 
     Args:
-        numbers: what is known.
-        brought: told of what no call has made: a buffer, or something with methods.
+        numbers: the known buffers and facades.
+        brought: called for a buffer or a facade that was not made by a call.
         keep: takes the content of an array.
     """
 
@@ -158,11 +158,11 @@ class Describer:
         self._containers = 0
 
     def argument(self, value: Any) -> Value:
-        """An argument; what is not known yet came from outside."""
+        """Describe an argument. Unknown buffers and facades came from outside."""
         return self._described(value, self._brought)
 
     def result(self, value: Any) -> Value:
-        """A result; what is not known yet was made by the call."""
+        """Describe a result. Unknown buffers and facades were made by the call."""
         return self._described(value, None)
 
     def _described(self, value: Any, brought: Callable[[Any, int], None] | None) -> Value:
@@ -241,7 +241,7 @@ class Describer:
         return Handle(number)
 
     def target(self, facade: Any) -> str | Handle:
-        """What has the method that is called."""
+        """Describe the object whose method is called."""
         if is_device(facade):
             return "device"
         return (
@@ -297,7 +297,7 @@ class Describer:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """The fields of a dataclass, a named tuple or a struct; None for what is none of these."""
+    """Return the fields of a dataclass, a named tuple or a struct; None for other types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -319,7 +319,7 @@ def function_of(value: Any) -> Function:
 
 
 def source_hash(value: Any) -> bytes:
-    """The hash of a function's source, or of its code where there is none; b"" without either."""
+    """Return the hash of a function's source, else that of its code, else b""."""
     try:
         known = _SOURCES.get(value)
     except TypeError:

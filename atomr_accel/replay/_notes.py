@@ -1,4 +1,4 @@
-"""The witness of a device: carries its calls out and notes each in its place."""
+"""The witness of a device: it carries out the device's calls and records each at its place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NAMES: Final = {"launching": "launch", "copying": "copy"}
-"""What programs call that makes requests under other names."""
+"""Public names of calls whose requests have other names."""
 
 _NOT_COMPARED: Final = {"empty", "managed", "empty_like"}
 """Calls whose results have no content yet."""
@@ -93,10 +93,11 @@ class _Made(NamedTuple):
 
 @final
 class Notes:
-    """What ``DeviceCore.witness`` is while a journal is open.
+    """The value of ``DeviceCore.witness`` while a journal is open.
 
     Attributes:
-        open: whether calls are noted; refs of batches that outlive the journal still come here.
+        open: whether calls are recorded. Refs of batches that outlive the journal still call this
+            object.
         position: the number of the last call.
     """
 
@@ -212,7 +213,7 @@ class Notes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
-        """Call an async method that is no op, and note it when it first submits an op."""
+        """Call an async method and record it as a whole, at its first op."""
         task = trio.lowlevel.current_task()
         if task in self._inside or not self._notes_calls():
             return await method(owner, *args, **kwargs)
@@ -314,7 +315,7 @@ class Notes:
             self._done(note, None)
 
     async def settled(self) -> None:
-        """Wait until what is copied for the journal has come."""
+        """Wait until the copies for the journal have arrived."""
         while self._snapshots:
             await self._fewer.park()
 
@@ -324,7 +325,7 @@ class Notes:
         return self.open and self._writer.error is None
 
     def _knows(self, program: object) -> bool:
-        """Whether calls in it can be noted: those of recordings that it has seen begin, only."""
+        """Return True for a batch, and for a recording whose start was recorded."""
         return type(program) is Batch or program in self._programs
 
     async def _room(self) -> None:
@@ -403,14 +404,14 @@ class Notes:
             )
 
     def _state(self, facade: Any) -> Value:
-        """Where a generator is."""
+        """Return the state of a generator; None for other facades."""
         if not isinstance(facade, Draws):
             return None
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         return describer.argument(facade.state)
 
     def _told(self, request: Request[T], facade: Any, note: _Note) -> Request[T]:
-        """A request that leaves what was submitted in a note."""
+        """Wrap a request so that it leaves its submission in a note."""
         prepare = request.prepare
 
         def told(driver: Driver) -> Submission[T]:
@@ -496,7 +497,7 @@ class Notes:
         self._copy(ref, lambda array, data: self._output(note, where, data, array))
 
     def _records(self, note: _Note) -> bool:
-        """Whether a call is in a recording, which executes nothing."""
+        """Return True if a call is in a recording, which executes nothing."""
         program = next(
             (at for at, number in self._programs.items() if number == note.program), None
         )
@@ -547,7 +548,7 @@ class Notes:
     def _told_of_result(
         self, note: _Note, result: Any, outcome: str
     ) -> tuple[Done, tuple[tuple[Array, np.ndarray[Any, Any]], ...]]:
-        """How a call has ended, and the arrays in that, which the program may change."""
+        """Return the end of a call with copies of its arrays, as the program may change those."""
         arrays: list[tuple[Array, np.ndarray[Any, Any]]] = []
         describer = Describer(
             self._numbers, self._bring, lambda array, data: arrays.append((array, data.copy()))
@@ -594,9 +595,9 @@ class Notes:
         have: Callable[[Array, np.ndarray[Any, Any]], object],
         room: GpuRef | None = None,
     ) -> None:
-        """Copy a buffer as it is now, here and now, and fetch that in the background.
+        """Copy a buffer on the device at once, and fetch the copy in the background.
 
-        Where there is no room for a copy the journal goes without.
+        Without memory for a copy, the journal goes without it.
         """
         core = self._core
         try:
@@ -625,7 +626,7 @@ class Notes:
 
 
 def _like(room: GpuRef, ref: GpuRef) -> GpuRef:
-    """The same memory with the shape and dtype of a ref of as many bytes."""
+    """Return ``room`` with the shape and dtype of a ref that has the same size in bytes."""
     return GpuRef(room._block, ref.shape, ref.dtype, ref.nbytes)
 
 
@@ -644,7 +645,7 @@ def _as_read(
 def _as_noted(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as they are noted: without the array that ``get`` fills."""
+    """Return the arguments to record: without the array that ``get`` fills."""
     if name != "get":
         return args, kwargs
     return args[:1], {key: value for key, value in kwargs.items() if key != "out"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOCK: Final = 0x61746A6C
-"""Of the advisory lock that who makes tables holds: IF NOT EXISTS alone may fail beside another."""
+"""Key of the advisory lock held while tables are made: IF NOT EXISTS alone fails in a race."""
 
 _TABLES: Final = (
     """

@@ -1,4 +1,4 @@
-"""Calls of a journal as a Python program: public calls, and nothing of the journal."""
+"""Calls of a journal written as a Python program that uses public calls only."""
 
 from __future__ import annotations
 
@@ -118,18 +118,18 @@ class ProgramWriter:
         title: str,
         with_inputs: bool = True,
     ) -> str:
-        """The text of a program.
+        """Return the text of a program.
 
         Args:
             recalls: the calls, in their order.
-            brought: what no call has made, by number.
-            made: the buffers of the journal as they were first told of, by number.
-            backend: the backend it is for.
-            title: what it says of itself.
-            with_inputs: whether what was there before has its content, or zeros.
+            brought: buffers and facades that existed before the calls, by number.
+            made: the buffers of the journal in their first form, by number.
+            backend: the backend to open.
+            title: the docstring of the program.
+            with_inputs: whether earlier buffers have their content, or zeros.
 
         Raises:
-            Unwritable: something in it cannot be written.
+            Unwritable: a part of it cannot be written.
         """
         self._lines, self._imports, self._names, self._definitions = [], set(), {}, {}
         self._functions = set()
@@ -207,7 +207,7 @@ class ProgramWriter:
         self._lines.append(f"{names} = {text}" if names else text)
 
     def _results(self, result: Value) -> str:
-        """What a result is bound to; "" where nothing of it is used by its number."""
+        """Return the target that a result is assigned to; "" if later calls do not use it."""
         if isinstance(result, Ref | Handle):
             if result.id in self._names:
                 return ""
@@ -363,7 +363,7 @@ class ProgramWriter:
 
 
 def _is_pythons(path: str) -> bool:
-    """Whether this interpreter looks for modules there by itself."""
+    """Return True if this interpreter finds modules of this path by itself."""
     own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return any(Path(path).is_relative_to(each) for each in own)
 

@@ -78,18 +78,18 @@ class Missing(Exception):
 
 @final
 class Restorer:
-    """Makes arguments of what a journal holds, with the buffers and handles that there are now.
+    """Makes arguments from a journal's descriptions, with the buffers and facades that exist now.
 
     Args:
-        array: gives the content of an array, or None.
-        functions: what to take for functions, by qualified name.
+        array: returns the content of an array, or None.
+        functions: replacements for functions, by qualified name.
 
     Attributes:
-        replaced: the names of those that were taken.
-        kept: the names of functions that were found elsewhere.
-        buffers: a ref of each buffer, by its number.
-        handles: what has methods, by its number.
-        lost: why there is no buffer, by its number.
+        replaced: the names of the replacements that were used.
+        kept: the names of functions that were imported instead.
+        buffers: a ref to each buffer, by its number.
+        handles: the facades, by their numbers.
+        lost: the reasons why buffers are missing, by their numbers.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Restorer:
         self.lost: Final[dict[int, str]] = {}
 
     async def value(self, value: Value) -> Any:
-        """What an argument was.
+        """Return the value of an argument.
 
         Raises:
             Missing: it cannot be made again.
@@ -159,7 +159,7 @@ class Restorer:
         return view_of(known, described.shape, described.dtype, described.offset, described.strides)
 
     def handle(self, described: Handle) -> Any:
-        """What has methods."""
+        """Return the facade of this number."""
         if described.id not in self.handles:
             raise Missing(f"#{described.id}: nothing tells how it was made")
         return self.handles[described.id]
@@ -175,7 +175,7 @@ class Restorer:
         return found
 
     def function(self, described: Function) -> Any:
-        """A function or class, found by name, whose source is what it was."""
+        """Return a function or class by name; its source must be unchanged."""
         for name in (described.name, f"{described.module}.{described.name}"):
             if name in self._functions:
                 self.replaced.add(name)
@@ -284,7 +284,7 @@ def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
 
 
 def handles_of(value: Any) -> list[int]:
-    """The numbers of what has methods, in what a journal has of arguments and results."""
+    """Return the numbers of the facades in a journal's arguments or results."""
     if isinstance(value, Handle):
         return [value.id]
     if isinstance(value, list | tuple):

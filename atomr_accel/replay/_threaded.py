@@ -14,7 +14,7 @@ from ..device.data._transfer import in_thread
 from ._storage import JournalError
 
 _UNMAKING: Final = 2.0
-"""Seconds in which a journal that nobody waits for any more is to be gone."""
+"""Limit in seconds for removing a journal after its creation was cancelled."""
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
