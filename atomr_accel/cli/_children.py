@@ -1,4 +1,4 @@
-"""Child processes that load what the vendor has, so that nothing of it ends the command."""
+"""Child processes that load the vendor's libraries, so that a crash there spares the command."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class ChildFailed(Exception):
 
 
 def ask_child(module: str, question: bytes, seconds: float) -> bytes:
-    """Have a module answer a question in a process of its own.
+    """Have a module answer a question in its own process.
 
     Args:
-        module: of ``cli/host``; its ``main`` reads standard input and writes standard output.
-        question: what it reads.
-        seconds: after which it is killed.
+        module: a module of ``cli/host``; its ``main`` reads standard input and writes standard
+            output.
+        question: the standard input.
+        seconds: the time after which it is killed.
 
     Returns:
-        What it wrote.
+        The standard output.
 
     Raises:
         ChildFailed: it was killed, crashed or failed.

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def examined(machine: Machine) -> list[FindingPart]:
-    """What there is to say of a machine."""
+    """Return all findings about a machine."""
     findings = (examination(machine) for examination in EXAMINATIONS)
     return [finding for finding in findings if finding is not None]
 
@@ -293,7 +293,7 @@ def _environment(machine: Machine) -> FindingPart | None:
 
 
 def _system_calls(machine: Machine) -> FindingPart:
-    """Those that hosts and slabs need; an old kernel or a filter may refuse them."""
+    """Check the system calls for hosts and slabs; an old kernel or a filter may refuse them."""
     del machine
     refused = [name for name, call in _CALLS.items() if not _works(call)]
     if not refused:
@@ -355,4 +355,4 @@ EXAMINATIONS: Final[tuple[Callable[[Machine], FindingPart | None], ...]] = (
     *(_shared_memory, _group_memory, _overcommit, _cache_folder),
     *(_system_calls, _tracing),
 )
-"""What is looked at, in this order; each tells nothing where there is nothing to tell."""
+"""Examinations, in their order; each returns None if it does not apply."""

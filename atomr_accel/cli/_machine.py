@@ -1,4 +1,4 @@
-"""What ``doctor`` looks at: limits of this process, and files of the system."""
+"""Facts that ``doctor`` examines: limits of this process, and files of the system."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Machine:
         return resource.getrlimit(getattr(resource, name))
 
     def text(self, path: str) -> str | None:
-        """What is in a file, without spaces around it; None if it cannot be read."""
+        """Return the stripped content of a file; None if it cannot be read."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
@@ -51,7 +51,7 @@ class Machine:
         return int(text) if text is not None and text.lstrip("-").isdigit() else None
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return True if this file exists."""
         return (self.root / path).exists()
 
     def device_files(self) -> list[Path]:

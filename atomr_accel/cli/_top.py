@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def looked(pid: int | None, read: Callable[[], list[HardwarePart]]) -> TopDocument:
-    """What there is to see now.
+    """Return the present state of all programs and GPUs.
 
     Raises:
         Refusal: no program has a dashboard open, or not this one.
@@ -92,7 +92,7 @@ def looked(pid: int | None, read: Callable[[], list[HardwarePart]]) -> TopDocume
 
 
 def _asked(dashboard: RunningDashboard) -> ProgramPart | None:
-    """What a dashboard answers; None if it has just gone."""
+    """Return the answer of a dashboard; None if its program is gone."""
     place = urlsplit(dashboard.url)
     # Straight there: no proxy has business with it.
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_SECONDS)
@@ -113,7 +113,7 @@ def _asked(dashboard: RunningDashboard) -> ProgramPart | None:
 
 
 def _hardware(stack: ExitStack) -> Callable[[], list[HardwarePart]]:
-    """What reads the GPUs; of nothing where NVML is not there."""
+    """Return a function that reads the GPUs; it returns an empty list without NVML."""
     try:
         nvml = NvmlLibrary()
     except Exception:  # noqa: BLE001 (no package, no driver, or one that fails)

@@ -27,10 +27,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """Run the program.
 
     Returns:
-        What it exits with.
+        The exit code.
 
     Raises:
-        Refusal: there is no place for the timeline.
+        Refusal: the timeline cannot be written to this place.
     """
     first = Path(args.output)
     _require_writable(first)
@@ -91,11 +91,11 @@ def _require_writable(file: Path) -> None:
 
 
 def _tell(files: list[Path], problems: list[str]) -> list[str]:
-    """Say on standard error what was written and what was not.
+    """Report on standard error which files were written.
 
     Returns:
-        The names of those that something was written to. Of a program that failed itself, nothing
-        else tells that its timeline did, too.
+        The names of the files with content. If the program itself failed too, only this report
+        shows that its timeline failed.
     """
     names = [path_text(file) for file in files if file.exists() and file.stat().st_size]
     for problem in problems:

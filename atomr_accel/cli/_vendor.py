@@ -1,4 +1,4 @@
-"""What drivers and the vendor's libraries say of themselves, asked in a child process."""
+"""Reports of drivers and of the vendor's libraries, read in a child process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Told(msgspec.Struct, frozen=True):
 
     Attributes:
         driver: the GPU driver.
-        gpus: what it drives.
+        gpus: the GPUs of the driver.
         libraries: version, path and problem of each library, by its name.
     """
 

@@ -1,6 +1,6 @@
-"""What a machine's drivers and the vendor's libraries say of themselves, by ctypes.
+"""Reports of a machine's drivers and of the vendor's libraries, read by ctypes.
 
-Nothing here makes a context: it costs no device memory, and disturbs nobody.
+This module creates no context, so it costs no device memory and does not disturb other programs.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ VERSIONS: Final = {
     "nvrtc": _by_two("nvrtcVersion"),
     "nvJitLink": _by_two("nvJitLinkVersion"),
 }
-"""How each library tells its version, by the name that cuda-pathfinder knows it by."""
+"""Functions that return the version of a library, by its name in cuda-pathfinder."""
 
 
 def _libraries() -> dict[str, dict[str, str | None]]:
