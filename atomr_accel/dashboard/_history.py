@@ -26,22 +26,23 @@ COARSER: Final = {10: 360, 300: 288}
 """Points of the curves of the last hour and of the last day, by the seconds that a point covers."""
 
 POINT: Final = ("at", "ops", "failed", "p50", "p99", "in_flight", "used")
-"""What a point of a curve is a list of: seconds since 1970; ops that were answered per second, and
-of those the ones with an error; milliseconds from submitting an op to its answer, the median and
-the 99th percentile, null where there were none; ops in flight; bytes of memory in use."""
+"""Fields of a point of a curve. ``at`` is in seconds since 1970, ``ops`` are answers per second,
+and ``failed`` are those with an error. ``p50`` and ``p99`` are the median and the 99th percentile
+of the milliseconds from submission to answer, or null without ops. ``in_flight`` counts ops, and
+``used`` is memory in bytes."""
 
 LONGEST: Final = 400
-"""Characters of a text: an error may say as much as who made it likes."""
+"""Characters of a text, because the message of an error may be of any length."""
 
 _MOST_LATENCIES: Final = 2048
-"""Of a second, the first of them."""
+"""Latencies kept per second; the first ones count."""
 
 _TOLD_BY_DEVICES: Final = frozenset({"Context", "Standby", "Lane"})
 """Parts of which the device tells more, and sooner, than their restarts do."""
 
 
 def shortened(text: str) -> str:
-    """A text, cut where it is too long to be shown."""
+    """Return a text, cut to the length that is shown."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
@@ -55,9 +56,9 @@ def described(error: BaseException) -> str:
 
 
 class Ring:
-    """The last of many values, by numbers that grow, as an object for JSON.
+    """The last of many values, under increasing numbers, as an object for JSON.
 
-    A patch between two states of it has what is new, and takes away what is too old.
+    A patch between two of its states adds new values and removes old ones.
     """
 
     def __init__(self, most: int) -> None:
@@ -158,7 +159,7 @@ def _milliseconds(latencies: list[int], share: float) -> float | None:
 
 @final
 class History(DeviceInstrument):
-    """What is kept whether somebody looks or not."""
+    """Events and curves of a system, kept with or without pages."""
 
     sampled = True
 
@@ -170,7 +171,7 @@ class History(DeviceInstrument):
 
     @property
     def events(self) -> dict[str, Json]:
-        """What has happened, by number."""
+        """Events by number."""
         return self._events.values
 
     @property

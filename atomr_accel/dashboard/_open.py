@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("atomr_accel.dashboard")
 
 _STUCK_MS: Final = 10_000
-"""A page that takes nothing for so long has gone, even if nobody has said so."""
+"""Milliseconds after which a page that receives no data counts as gone."""
 
 _GRACE: Final = 1.0
 """Seconds that answers may still take when the block is left."""
@@ -41,11 +41,11 @@ class Dashboard(metaclass=NoPublicConstructor):
     """A dashboard that is open. `open_dashboard` makes one.
 
     Attributes:
-        url: the page's address, with the token. The token is in the fragment, which browsers do
-            not send, so that it is in nobody's log.
+        url: the page's address, with the token. The token is in the fragment, which browsers do not
+            send, so it does not get into logs.
         address: the same without the token, such as ``"http://127.0.0.1:40123/"``.
-        token: what requests to ``/state`` and ``/events`` need, as ``Authorization: Bearer TOKEN``
-            or as the query ``token``.
+        token: the token for requests to ``/state`` and ``/events``, as ``Authorization: Bearer
+            TOKEN`` or as the query ``token``.
     """
 
     _made_by = "open_dashboard(system)"

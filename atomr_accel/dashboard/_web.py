@@ -1,10 +1,10 @@
-"""The dashboard as an ASGI application: who may see what, and how it gets there.
+"""The dashboard as an ASGI application: access rules, files and states.
 
-Whoever can run programs on this machine, and every page that is open in the user's browser, can
-send requests here. So what tells anything of the program needs the token; a request has to name
-this machine by an address or as ``localhost``, which keeps out pages that have their own name
-resolved to it (DNS rebinding); and no other page may read an answer or show it in a frame. There
-are no cookies: a browser would send them to every other port of this machine, too.
+All programs on this machine, and all pages in the user's browser, can send requests here. Requests
+for facts about the program therefore need the token. A request must also name this machine by an
+address or as ``localhost``, which keeps out pages that have their own name resolved to it (DNS
+rebinding). Other pages may neither read an answer nor show it in a frame. The page uses no cookies,
+because a browser would send them to every other port of this machine too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FILES: Final = {
     "/style.css": ("style.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-"""What anybody may have: it tells nothing of the program."""
+"""Files that need no token, because they have no facts about the program."""
 
 _LONGEST_QUERY: Final = 1024
 """Bytes; the token is all that a query may have."""
@@ -110,7 +110,7 @@ def _file(name: str, media_type: str) -> Response:
 
 
 class _Guard:
-    """Refuses what is not to be answered, and says in all answers what may be done with them."""
+    """Refuses invalid requests, and adds security headers to all answers."""
 
     def __init__(self, app: ASGIApp, token: str, names: frozenset[str]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What NVML tells of GPUs, as values. What a card does not support is None."""
+"""Values that NVML reports about GPUs. Values that a card does not support are None."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ XID_NAMES: Final = {
     119: "GSP RPC timeout",
     120: "GSP error",
 }
-"""What the driver's Xid numbers mean, by the vendor's page "Xid Errors"."""
+"""Meanings of the driver's Xid numbers, from the vendor's page "Xid Errors"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class GpuMig:
-    """Whether a GPU is divided, and into what.
+    """Division of a GPU into MIG instances.
 
     Attributes:
-        enabled: at present.
-        pending: after the next reset of the GPU.
-        instances: the parts there are.
+        enabled: whether it is divided now.
+        pending: whether it is divided after its next reset.
+        instances: the present instances.
     """
 
     enabled: bool
@@ -231,16 +231,16 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFault:
-    """A fault of a device of this program, as an Xid may explain it.
+    """A fault of a device of this program, which an Xid may explain.
 
     Attributes:
         device: its name, such as ``"cuda:0"``.
-        uuid: of its GPU, as NVML writes it.
-        generation: which ended.
+        uuid: the UUID of its GPU, in NVML's form.
+        generation: the generation that ended.
         status_name: such as ``"CUDA_ERROR_ILLEGAL_ADDRESS"``.
-        op: the op that is suspected.
-        pid: of the host; None under ``isolation="thread"``, or where it is not known.
-        at: when it was seen, on the clock of ``time.monotonic``.
+        op: the suspected op.
+        pid: the host's process id; None with ``isolation="thread"``, or if it is unknown.
+        at: the time at which it was seen, on the clock of ``time.monotonic``.
     """
 
     device: str
@@ -274,5 +274,5 @@ class Xid:
 
     @property
     def meaning(self) -> str:
-        """What the number stands for, in some words."""
+        """Meaning of the number, in some words."""
         return XID_NAMES.get(self.number, "unknown")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("atomr_accel.telemetry")
 
 _WAIT_SECONDS: Final = 0.1
-"""How long a thread waits for an event, and leaving for that thread."""
+"""Seconds that a thread waits for an event, and that closing waits for that thread."""
 
 _TIED_SECONDS: Final = 5.0
 """An Xid and a fault of the same GPU that lie no further apart are one thing."""
@@ -51,13 +51,13 @@ class ReadGpus(Message[tuple[GpuReading, ...]]):
 class Nvml(Actor):
     """The actor that talks to NVML, in worker threads. `open_nvml` spawns it.
 
-    Each life opens NVML anew. It takes `ReadGpus`, reads by itself at an interval, and tells of
-    Xids as they happen.
+    Each life opens NVML again. The actor takes `ReadGpus`, reads by itself at an interval, and
+    reports Xids as they happen.
 
     Args:
-        monitor: what it tells; it stays the same from life to life.
+        monitor: receives the readings; it stays the same across restarts.
         interval: seconds between its own readings; ``math.inf`` for none.
-        module: in place of the vendor's package, for tests.
+        module: replaces the vendor's package in tests.
     """
 
     def __init__(self, monitor: NvmlMonitor, interval: float, module: object | None) -> None:
@@ -75,7 +75,7 @@ class Nvml(Actor):
             self.nursery.start_soon(self._poll)
 
     async def stopping(self) -> None:
-        """Close NVML; nothing of this life calls it any more."""
+        """Close NVML; this life of the actor no longer calls it."""
         await trio.to_thread.run_sync(self._library.close)
 
     @handler
@@ -113,10 +113,10 @@ class Nvml(Actor):
 
 @final
 class NvmlMonitor(metaclass=NoPublicConstructor):
-    """What `open_nvml` gives. It outlives restarts of the actor that feeds it.
+    """Monitor of the GPUs, as returned by `open_nvml`. It outlives restarts of its actor.
 
     Attributes:
-        readings: the last ones, by NVML's index; empty before the first.
+        readings: the last readings, by NVML's index; empty before the first.
     """
 
     _made_by: ClassVar[str] = "open_nvml(system)"
@@ -137,12 +137,12 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
 
     @property
     def xids(self) -> tuple[Xid, ...]:
-        """The last 256, each with the fault it explains, also where that was seen later."""
+        """Last 256 Xids, each with the fault it explains, even if that was seen later."""
         return tuple(self._xids)
 
     @property
     def xid_counts(self) -> dict[tuple[str, int], int]:
-        """How many there were, by UUID and number."""
+        """Number of Xids so far, by UUID and number."""
         return dict(self._counts)
 
     async def read(self) -> tuple[GpuReading, ...]:
@@ -158,11 +158,11 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
         return await self.ref.ask(ReadGpus())
 
     def watch_xids(self) -> AbstractAsyncContextManager[AsyncIterator[Xid]]:
-        """Be told of every Xid from now on.
+        """Watch every Xid from now on.
 
         ``async with monitor.watch_xids() as xids:`` gives an async iterator, which ends with the
-        block of ``open_nvml``. An Xid comes as it happens: where the fault that it explains is
-        seen only later, `xids` has both.
+        block of ``open_nvml``. An Xid arrives as it happens. If the fault that it explains is seen
+        only later, `xids` has both.
         """
         return self._watch()
 
@@ -245,7 +245,7 @@ class _Faults(DeviceInstrument):
 
 
 def nvml_uuid(uuid: str) -> str:
-    """How NVML writes the UUID that CUDA tells as 16 bytes."""
+    """Return NVML's form of a UUID that CUDA reports as 16 bytes."""
     return f"GPU-{UUID(uuid)}"
 
 
@@ -260,17 +260,17 @@ async def open_nvml(
 ) -> AsyncIterator[NvmlMonitor]:
     """Watch the GPUs of this machine through NVML, for the length of an ``async with`` block.
 
-    An actor does that, which is restarted for as often as NVML fails; its supervisor never
-    gives up on that account. All calls are made in worker threads. Nothing here touches CUDA.
+    An actor reads the GPUs and is restarted after every failure of NVML, however many there are.
+    All calls are made in worker threads. They do not touch CUDA.
 
     Args:
-        system: where the actor lives, such as ``device.system``. Faults of the devices in it are
-            held against Xids.
-        interval: seconds between readings, of which ``monitor.readings`` are the last;
-            ``math.inf`` for none but those that are asked for.
+        system: the system of the actor, such as ``device.system``. Faults of the devices in it are
+            matched with Xids.
+        interval: seconds between readings, the last of which is ``monitor.readings``; ``math.inf``
+            for readings on request only.
         name: its name in the tree.
-        supervisor: the actor that is to be its parent. By default, the system.
-        library: what has NVML's functions, under the names of the package nvidia-ml-py; by
+        supervisor: the parent of the actor. By default, the system.
+        library: a module with NVML's functions, under the names of the package nvidia-ml-py; by
             default that package.
 
     Yields:
@@ -278,8 +278,8 @@ async def open_nvml(
 
     Raises:
         LibraryMissing: nvidia-ml-py is not installed.
-        DeviceUnavailable: there is no driver.
-        NameTaken: there is an actor of that name.
+        DeviceUnavailable: the driver is missing.
+        NameTaken: an actor has that name.
         ValueError: ``interval`` is not positive.
     """
     check_number("interval", interval)

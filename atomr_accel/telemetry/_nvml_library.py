@@ -35,7 +35,7 @@ _ABSENT: Final = (
     "NVML_ERROR_NOT_FOUND",
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
 )
-"""What NVML answers where card, driver or caller have no such value: no failure."""
+"""NVML's codes for a value that the card, driver or caller does not have; they are not failures."""
 
 _NO_DRIVER: Final = (
     "NVML_ERROR_LIBRARY_NOT_FOUND",
@@ -63,14 +63,14 @@ _KIB: Final = 1 << 10
 
 @final
 class NvmlLibrary:
-    """NVML, opened from construction to `close`. Every call may take milliseconds.
+    """NVML, open from construction to `close`. Every call may take milliseconds.
 
     Args:
-        module: what has NVML's functions; by default the package nvidia-ml-py.
+        module: a module with NVML's functions; by default the package nvidia-ml-py.
 
     Raises:
         LibraryMissing: the package is not installed.
-        DeviceUnavailable: there is no driver, or not of the package's version.
+        DeviceUnavailable: the driver is missing, or does not fit the package's version.
     """
 
     def __init__(self, module: object | None = None) -> None:
@@ -107,7 +107,7 @@ class NvmlLibrary:
         return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
 
     def _ask(self, function: Callable[..., T], *args: Any) -> T | None:
-        """What a function gives, or None where there is nothing to give."""
+        """Call a function; return None if it has no value for this card."""
         try:
             return function(*args)
         except self._nvml.NVMLError as error:

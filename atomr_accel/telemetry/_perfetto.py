@@ -45,7 +45,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, value: int | float | str | bytes) -> bytes:
-    """A field: a number, or what has a length."""
+    """Encode a field: a number, or data with its length."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     if isinstance(value, float):
@@ -65,7 +65,7 @@ _STATE: Final = _SEQUENCE + _field(13, 2)  # SEQ_NEEDS_INCREMENTAL_STATE
 
 
 def _template(kind: int, *, named: bool, flows: bool) -> tuple[NDArray[np.uint8], dict[str, int]]:
-    """A packet with zeros for what differs, and where that is."""
+    """Return a packet with zeros for the variable parts, and the places of these."""
     event = _field(9, kind) + _varint(11 << 3)
     inside = {"track": len(event)}
     event += bytes(_SHORT)
@@ -155,12 +155,12 @@ class Encoder:
         return out
 
     def track(self, name: str, parent: int, *, explicit: bool = False) -> int:
-        """A track below another one. Those of one name are shown as one, with rows.
+        """Add a track below another one. Tracks of one name are shown as one, with rows.
 
         Args:
-            name: what it is called.
-            parent: the track that it is below.
-            explicit: whether what is below this one stays in the order in which it is made.
+            name: the name of the track.
+            parent: the track above it.
+            explicit: whether the tracks below keep the order in which they were added.
         """
         order = _field(11, 3) if explicit else b""
         return self._describe(_field(5, parent) + _field(2, name) + order)
@@ -197,7 +197,7 @@ class Encoder:
     def begin(
         self, at: int, track: int, name: str, told: Mapping[str, Annotation] | None = None
     ) -> None:
-        """A slice begins, of which more is to be told, or whose end is not known yet."""
+        """Begin a slice whose end is unknown, or is added later with more annotations."""
         self._event(at, _BEGIN, track, name, told)
 
     def end(self, at: int, track: int, told: Mapping[str, Annotation] | None = None) -> None:

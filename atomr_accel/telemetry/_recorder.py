@@ -1,7 +1,7 @@
-"""What is noted for a timeline, and what tracks and slices become of it.
+"""Events for a timeline, and the tracks and slices made from them.
 
-Noting happens in the middle of things, so all it does is to append to lists. The rest is done in a
-worker thread, for many at once.
+Hooks run in the middle of other work, so they only append to lists. The rest is done in a worker
+thread, for many events at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Key = tuple["ActorRef", int]
 """A message to an actor, by its id."""
 
 _SENT, _STARTED, _FINISHED, _ENDED, _DROPPED = range(5)
-"""What becomes of a message; ``_ENDED`` is that who has asked goes on."""
+"""Events of a message; at ``_ENDED`` its asker continues."""
 
 
 @final
@@ -99,18 +99,18 @@ class _DeviceTracks:
         self.alive = self.waits = False
 
     def rows(self, name: str) -> _Rows:
-        """Tracks of a name, below the device's."""
+        """Return the tracks of a name, below the device's."""
         return _Rows(lambda: self._encoder.track(name, self.group))
 
     def lane(self, name: str) -> _Rows:
-        """Those of a lane."""
+        """Return the tracks of a lane."""
         rows = self.lanes.get(name)
         if rows is None:
             rows = self.lanes[name] = self.rows(f"lane {name}")
         return rows
 
     def stream(self, lane: str, stream: int, started: int, ended: int) -> _Rows | None:
-        """Those of what executes an op; None for ops that were launched with one that is there."""
+        """Return the tracks of a stream; None if an op with the same times is there already."""
         if stream:
             name = self._numbers.get(stream) or f"stream {len(self._numbers)}"
             self._numbers[stream] = name
@@ -172,7 +172,7 @@ class Recorder(DeviceInstrument):
             self._later.append((self._add_unfinished, (op.device, op.lane, op.name, op.times)))
 
     def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
-        """It waits in the mailbox from now on."""
+        """Note the time at which a message enters the mailbox."""
         try:
             task = id(current_task())
         except RuntimeError:  # of no task, such as a callback of trio's
@@ -180,12 +180,12 @@ class Recorder(DeviceInstrument):
         self._mail += _SENT, ref, id(message), type(message), task, monotonic_ns()
 
     def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
-        """A slice of the asker: the last that it has sent is what it has asked."""
+        """Note the end of an ask; it belongs to the last message that this task has sent."""
         task = current_task()
         self._mail += _ENDED, ref, id(message), task.name, id(task), monotonic_ns()
 
     def message_started(self, ref: ActorRef, message: Message[Any]) -> None:
-        """It has waited so long."""
+        """Note the time at which the handling of a message begins."""
         self._mail += _STARTED, ref, id(message), None, None, monotonic_ns()
 
     def message_finished(
@@ -196,7 +196,7 @@ class Recorder(DeviceInstrument):
         self._mail += _FINISHED, ref, id(message), type(message), failed, monotonic_ns()
 
     def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
-        """It is not handled."""
+        """Note that a message is not handled."""
         now = monotonic_ns()
         self._mail += _DROPPED, ref, id(message), None, None, now
         name = f"dead letter: {type(message).__name__}"
@@ -207,7 +207,7 @@ class Recorder(DeviceInstrument):
         self._note(self._add_to_actor, ref.path, "restart", monotonic_ns(), repr(cause))
 
     def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
-        """It is under way from now on."""
+        """Note the start of a transfer."""
         self._begun[id(transfer)] = monotonic_ns()
 
     def transfer_finished(
@@ -255,7 +255,7 @@ class Recorder(DeviceInstrument):
         self._note(self._mark, device, "lost", monotonic_ns(), str(error))
 
     def there(self, device: WatchedDevice, reserved: int, state: str | None) -> None:
-        """A device as it is when the timeline begins."""
+        """Note the state of a device at the beginning of the timeline."""
         now = monotonic_ns()
         self._note(self._live, device, device.generation, now)
         self._note(self._add_memory, device, reserved, now)
@@ -270,7 +270,7 @@ class Recorder(DeviceInstrument):
         self._later.append((add, args))
 
     def take(self) -> Notes:
-        """What was noted since the last time, for ``encode``."""
+        """Return the events since the last call, for ``encode``."""
         notes = self._ops, self._later, self._mail
         self._ops, self._later, self._mail = [], [], []
         return notes
@@ -278,7 +278,7 @@ class Recorder(DeviceInstrument):
     # --- encoding, in a worker thread ----------------------------------------------------------
 
     def encode(self, notes: Notes) -> bytes:
-        """The packets for what was noted."""
+        """Return the packets for some events."""
         if self._encoder is None:
             self._begin()
         finished, later, mail = notes
@@ -358,7 +358,7 @@ class Recorder(DeviceInstrument):
         self._encoder.begin(start, track, name, {"outcome": "not finished"})
 
     def _follow(self, what: int, ref: ActorRef, message: int, kind: Any, who: Any, at: int) -> None:
-        """What has become of a message."""
+        """Follow a message from one event to the next, and add its slices."""
         key = ref, message
         if what == _SENT:
             self._sent.setdefault(key, []).append(at)

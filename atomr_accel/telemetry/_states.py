@@ -1,4 +1,4 @@
-"""What is read when metrics are collected: states of devices, actors, GPUs and patterns."""
+"""States that are read at collection: those of devices, actors, GPUs and patterns."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ _UNMEASURED: Final = frozenset(
     {"balance_loss", "capacity", "concurrency", "cost", "failures", "largest", "outcomes"}
     | {"retry_in", "share", "weight", "work", "z_loss"}
 )
-"""Settings, means, and what is counted in units of the program's own."""
+"""Fields without a metric: settings, means, and counts in units of the program's own."""
 
 
 def take_pattern(snapshot: Snapshot, statistics: Any, pattern: str, name: str) -> None:

@@ -1,8 +1,8 @@
-"""What is counted as it happens: ops, faults, restarts. Plain integers in trio's thread.
+"""Counts that are updated as events happen: ops, faults, restarts. Plain integers in trio's thread.
 
-Ops come by the hundred thousand a second. So their times are kept as they come, and sorted into
-histograms some thousand at a time. Where many are in flight, those that have times stand for the
-others (``DeviceInstrument.sampled``).
+Ops arrive by the hundred thousand a second. Their times are therefore collected, and sorted into
+histograms some thousand at a time. In a busy lane the timed ops stand for the others
+(``DeviceInstrument.sampled``).
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ def _joined(parts: Iterable[Iterable[int]], number: int) -> NDArray[np.int64]:
 
 
 def _shares(of: int, among: int) -> list[int]:
-    """How many ops each of some stands for, of so many in all."""
+    """Return the number of ops that each of ``among`` timed ops stands for; the sum is ``of``."""
     share, left = divmod(of, among)
     return [share + 1] * left + [share] * (among - left)
 
 
 @final
 class DeviceTally:
-    """What has happened on one device.
+    """Counts of one device.
 
     Attributes:
         names: tallies of libraries by the name of an op.
@@ -147,7 +147,7 @@ class DeviceTally:
         self._failed_at: int | None = None
 
     def meet(self, name: str, lane: str) -> LibraryTally:
-        """Where ops of a name are counted that are new."""
+        """Return the tally for ops of a new name."""
         if len(self.names) >= _MOST_NAMES:
             self.names.clear()
         library = library_of(name, lane)
@@ -201,17 +201,17 @@ def library_of(name: str, lane: str) -> str:
 
 @final
 class SystemTally(DeviceInstrument):
-    """Counts what happens on the devices of a system, and to its actors.
+    """Counts events of a system's devices and actors.
 
     Args:
-        wanted: which devices to count.
-        timed: whether hosts are to measure how long the device executes ops.
-        every_op: whether the times of some ops will not do.
+        wanted: returns True for devices to count.
+        timed: whether hosts measure how long the device executes ops.
+        every_op: whether to take the times of all ops, even in a busy lane.
 
     Attributes:
-        devices: what has happened on each.
-        restarts: of actors, by class.
-        stops: likewise, with ``"failure"`` or ``"normal"``.
+        devices: the counts of each device.
+        restarts: the restarts of actors, by class.
+        stops: the stops of actors, by class and ``"failure"`` or ``"normal"``.
     """
 
     def __init__(
