@@ -397,7 +397,7 @@ def _check_plot(file: str) -> None:
 
 
 def _plot(document: BenchDocument, file: str) -> None:
-    """Bars of the ratios to each rival, or of our times if there is none."""
+    """Draw bars of the ratios to each rival, or of our times without rivals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.5 * len(document.measurements) + 1.5), layout="constrained")

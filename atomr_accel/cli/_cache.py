@@ -103,7 +103,7 @@ class _Kind:
 def _wanted(base: Path | None, names: Sequence[str]) -> list[_Kind]:
     there = set(KINDS)
     if base is not None and not base.is_symlink():
-        with suppress(OSError):  # nothing was ever kept, or it may not be read: the kinds tell
+        with suppress(OSError):  # empty or unreadable: the kinds report it
             there |= {
                 path.name for path in base.iterdir() if path.is_dir() and not path.is_symlink()
             }
@@ -145,7 +145,7 @@ def _done(
     look = args.action == "verify" or args.damaged
     files = nbytes = damaged = removed = 0
     failed = False
-    known = kind.name != _BY_THE_VENDOR  # nobody can tell whether others are whole
+    known = kind.name != _BY_THE_VENDOR  # files of others cannot be verified
     for path, size in _files(kind):
         files, nbytes = files + 1, nbytes + size
         whole = not (look and known) or _is_whole(path)

@@ -125,7 +125,7 @@ async def _nvrtc(device: Device, rng: np.random.Generator) -> Pair:
 
 
 async def _rng(device: Device, rng: np.random.Generator) -> Pair:
-    """Numbers of one seed are the same again, and their mean is where it should be."""
+    """Check that the same seed gives the same numbers, and that their mean is right."""
     seed = int(rng.integers(1 << 31))
     once, again = [
         await device.get(await device.rng.default_rng(seed).random(1 << 16, np.float32))

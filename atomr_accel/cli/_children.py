@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-# The same path as here, and nothing imported before it is set: as hosts are started.
+# The same path as here, set before any import, as for hosts.
 _BOOT: Final = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from importlib import import_module; import_module(sys.argv[1]).main()"
@@ -35,7 +35,7 @@ def ask_child(module: str, question: bytes, seconds: float) -> bytes:
         ChildFailed: it was killed, crashed or failed.
     """
     name = f"{__package__}.host.{module}"
-    # Entries of the path are as long as the program's: it may have been told "" for where it is.
+    # Absolute entries, because "" stands for the current folder.
     command = [sys.executable, "-P", "-c", _BOOT, name, *(os.path.abspath(p) for p in sys.path)]  # noqa: PTH100
     try:
         done = subprocess.run(

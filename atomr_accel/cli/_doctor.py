@@ -41,10 +41,10 @@ _PINNED_LIMIT: Final = 1 << 30
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Look at all of it, and tell.
+    """Examine the machine, and print the findings.
 
     Returns:
-        ``WRONG`` if there is a problem, or with ``--strict`` a warning.
+        ``WRONG`` for a problem, or with ``--strict`` a warning; else ``OK``.
     """
     findings = examined(Machine(ask_vendor()))
     bad = {"problem", "warning"} if args.strict else {"problem"}
@@ -318,7 +318,7 @@ def _works(call: Callable[[], int]) -> bool:
 
 
 def _tracing(machine: Machine) -> FindingPart | None:
-    """Nothing here traces processes; but whoever shares CUDA memory by other means may."""
+    """Check for tracing, which this package does not need, but other ways to share memory may."""
     scope = machine.number("proc/sys/kernel/yama/ptrace_scope")
     if machine.status("TracerPid") not in {None, "0"}:
         advice = "a traced process is slow to start hosts, and its deadlines pass meanwhile"

@@ -40,9 +40,9 @@ class DriverPart(Part, frozen=True, kw_only=True):
     """A GPU driver.
 
     Attributes:
-        version: its own, such as ``"580.65.06"``; None where it does not say.
-        cuda: the newest CUDA it can do, such as ``"13.0"``; None without a driver.
-        problem: why it cannot be used; None if it can.
+        version: its version, such as ``"580.65.06"``; None if it does not report one.
+        cuda: the newest CUDA version it supports, such as ``"13.0"``; None without a driver.
+        problem: the reason why it cannot be used; None if it can.
     """
 
     version: str | None
@@ -475,6 +475,6 @@ def decoded(command: str, data: bytes | str) -> Document:
 
 
 def schema(command: str) -> str:
-    """The JSON Schema of what a command prints."""
+    """Return the JSON Schema of a command's output."""
     made = msgspec.json.schema(DOCUMENTS[command] | ErrorDocument)
     return msgspec.json.format(msgspec.json.encode(made), indent=2).decode() + "\n"

@@ -21,10 +21,10 @@ class Machine:
     """A machine, or a folder that stands for one.
 
     Attributes:
-        told: what drivers and libraries say of themselves.
-        root: where ``proc``, ``sys``, ``dev`` and ``tmp`` are.
+        told: the reports of drivers and libraries.
+        root: the parent of ``proc``, ``sys``, ``dev`` and ``tmp``.
         environ: the environment.
-        limits: soft and hard limits, by the names of ``resource``, in place of this process's.
+        limits: soft and hard limits, by the names of ``resource``, instead of this process's.
     """
 
     told: Told
@@ -46,7 +46,7 @@ class Machine:
             return None
 
     def number(self, path: str) -> int | None:
-        """The number in a file; None if there is none, as where it says ``max``."""
+        """Return the number in a file; None for other content, such as ``max``."""
         text = self.text(path)
         return int(text) if text is not None and text.lstrip("-").isdigit() else None
 

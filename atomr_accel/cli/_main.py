@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv)
         if sys.stdout is not None:
             with writing():
-                sys.stdout.flush()  # here, where it can still be told that nobody reads
+                sys.stdout.flush()  # here, where a missing reader can still be reported
     except BrokenPipeError:
         _discard_output()
         return ExitCode.PIPE

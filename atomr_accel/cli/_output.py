@@ -163,7 +163,7 @@ Cell = str | int | float | None
 
 
 def printable(text: str) -> str:
-    """Text without what would do something to a terminal; names may be anybody's."""
+    """Escape characters that may act on a terminal, because names may have any content."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
@@ -249,7 +249,7 @@ def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """A console of rich, if there is anybody to look at it."""
+    """Return a console of rich, if the output is a terminal."""
     if stream is None or not _is_terminal(stream) or os.environ.get("NO_COLOR"):
         return None
     if os.environ.get("TERM") == "dumb" or find_spec("rich") is None:

@@ -40,7 +40,7 @@ _BAD: Final = {"wrong", "failed", "missing"}
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Look, compute, tell.
+    """Open the devices, run the checks, and print the results.
 
     Returns:
         ``OK``; ``WRONG`` if a check was not right; ``UNAVAILABLE`` if no device could be opened.
@@ -81,7 +81,7 @@ def chosen(names: Sequence[str] | None) -> tuple[Check, ...]:
 
 
 def places(backend: str, indices: Sequence[int] | None, told: Told) -> list[tuple[str, int]]:
-    """Which devices to look at: ``all`` are those that the driver tells of, and the CPU."""
+    """Return the devices to probe: ``all`` are those of the driver, and the CPU."""
     if backend in {"all", "auto"}:
         gpus = [("cuda", gpu.index) for gpu in told.gpus]
         found = [*gpus, ("cpu", 0)]

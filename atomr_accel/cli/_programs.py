@@ -49,7 +49,7 @@ def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool)
 
 @contextmanager
 def _output_aside() -> Iterator[None]:
-    """Have standard error where standard output is: hosts and child processes write there, too."""
+    """Redirect standard output to standard error, also for hosts and child processes."""
     output = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     try:
@@ -109,7 +109,7 @@ def _ended(args: argparse.Namespace) -> int:
     except (KeyboardInterrupt, Refusal):
         raise
     except BaseException as error:  # noqa: BLE001 (told, as Python does)
-        # Without the frames of this module and of runpy, which are of no interest to anybody.
+        # Without the frames of this module and of runpy, which do not concern the program.
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
             trace = trace.tb_next

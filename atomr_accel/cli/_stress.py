@@ -170,7 +170,7 @@ async def _session(args: argparse.Namespace, tally: Tally, advance: Callable[[fl
         backend=args.backend,
         isolation=isolation,
         standby=None if isolation == "thread" else standby,
-        # As many faults as come: whether the device comes back each time is what is asked.
+        # Any number of faults: the device must come back after each.
         max_restarts=1_000_000,
         backoff=Backoff(initial=0.0, base=0.0, maximum=0.0),
         op_deadline=None if args.no_faults else _HANG_SECONDS,
@@ -208,7 +208,7 @@ async def _tell_time(advance: Callable[[float], None]) -> None:
 
 
 async def _warmed(device: Device, weights: GpuRef, data: np.ndarray[Any, Any]) -> None:
-    """Do one round of each kind, so that what libraries keep is there."""
+    """Do one round of each kind, so that libraries have allocated the memory that they keep."""
     await _round(device, weights, data, np.random.default_rng(0), Tally())
 
 
@@ -216,7 +216,7 @@ async def _used(device: Device, warm: Callable[[], Awaitable[object]]) -> int:
     """Return the bytes in use, after libraries have warmed up and garbage is collected."""
     await device.retry(warm, attempts=100)
     collect_garbage()  # errors hold refs in cycles
-    # What clients were cancelled in ends, and frees its buffers; nobody tells of that.
+    # Cancelled ops end and free their buffers without an event to wait for.
     while (now := device.statistics()).in_flight or now.memory.dropped:  # noqa: ASYNC110
         await trio.sleep(0.01)
     return now.memory.used

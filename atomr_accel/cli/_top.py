@@ -1,4 +1,4 @@
-"""``atomr-accel top``: what running programs do, as their dashboards tell it."""
+"""``atomr-accel top``: the work of running programs, as their dashboards report it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ._output import Output
 
 _SECONDS: Final = 5.0
-"""A program whose page has not answered after so long is busy with something else."""
+"""Limit of the wait for an answer; a program that takes longer is busy."""
 _EVENTS: Final = 5
 _ACTORS: Final = 20
 _TONES: Final[dict[str, Tone]] = {
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
                 out.table(*block)
             out.document(first)
         elif out.as_json:
-            # One object in each line: what is read as it comes is not indented.
+            # One object per line, because readers of a stream parse lines.
             _keep_looking(args, read, first, partial(out.document, in_a_line=True))
         else:
             _live(args, read, first, out)
@@ -123,7 +123,7 @@ def _hardware(stack: ExitStack) -> Callable[[], list[HardwarePart]]:
     def read() -> list[HardwarePart]:
         try:
             return [_hardware_part(gpu) for gpu in nvml.read()]
-        except Exception:  # noqa: BLE001 (NVML's own: a card may be lost while somebody looks)
+        except Exception:  # noqa: BLE001 (NVML's own: a card may be lost meanwhile)
             return []
 
     return read

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         code = run_beside(timeline, args, as_json=out.as_json)
     except Refusal:
         raise
-    except BaseException:  # a program that was interrupted has a timeline, too
+    except BaseException:  # an interrupted program has a timeline too
         _tell(files, problems)
         raise
     document = TraceDocument(

@@ -91,7 +91,7 @@ class Feed:
         await self.look(thoroughly=trio.current_time() >= self._actors_due)
 
     async def look(self, *, thoroughly: bool = True) -> State:
-        """The state now.
+        """Return the present state.
 
         Args:
             thoroughly: look at all actors, too.

@@ -38,7 +38,7 @@ _MOST_LATENCIES: Final = 2048
 """Latencies kept per second; the first ones count."""
 
 _TOLD_BY_DEVICES: Final = frozenset({"Context", "Standby", "Lane"})
-"""Parts of which the device tells more, and sooner, than their restarts do."""
+"""Parts whose events the device reports itself, in more detail and sooner than their restarts."""
 
 
 def shortened(text: str) -> str:
@@ -69,7 +69,7 @@ class Ring:
     def add(self, value: Json) -> None:
         """Add a value; the oldest makes room for it."""
         self._number += 1
-        values = {**self._values, str(self._number): value}  # who has the old ones keeps them
+        values = {**self._values, str(self._number): value}  # holders of the old dict keep it
         if len(values) > self._most:
             del values[next(iter(values))]
         self._values = values
@@ -188,7 +188,7 @@ class History(DeviceInstrument):
         }
 
     def beat(self, devices: Iterable[Device]) -> None:
-        """Add a point to the curves of these devices; all others are gone."""
+        """Add a point to the curves of these devices, and drop the curves of all others."""
         devices = list(devices)
         for device in devices:
             device._core.tell_done()
@@ -218,7 +218,7 @@ class History(DeviceInstrument):
             event["generation"] = generation
         self._events.add(event)
 
-    # --- what the system tells ---------------------------------------------------------------
+    # --- hooks -------------------------------------------------------------------------------
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Note it."""

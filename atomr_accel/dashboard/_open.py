@@ -73,27 +73,28 @@ async def open_dashboard(
 ) -> AsyncIterator[Dashboard]:
     """Serve a live page about a system and its devices until the block is left.
 
-    It shows, and changes nothing. Its server is a task of this ``trio.run``. It has 64 connections
-    at most. Then the oldest one that is not being told anything gives way to a new one.
+    The page only shows the system, and cannot change it. Its server is a task of this ``trio.run``,
+    with at most 64 connections. Beyond that, a new connection replaces the oldest one that is not
+    being sent data of the program.
 
     Args:
-        system: what to show: what `open_system` gives, or ``device.system`` of `open_device`.
-        host: the address to listen at. By default none but programs on this machine reach it.
-        port: the port; 0 for any that is free.
-        public: allow a ``host`` that other machines reach. What goes over the network there,
-            the token too, can be read on its way; a tunnel, such as ``ssh -L``, is better.
-        names: host names by which browsers may call it, beside ``localhost`` and addresses.
-        announce: have `running` tell of it.
-        nvml: what `open_nvml` of ``atomr_accel.telemetry`` gives, to show what GPUs say of
-            themselves, and Xids as events.
+        system: the system to show, from `open_system`, or ``device.system`` of `open_device`.
+        host: the address to listen on. By default, only programs on this machine reach it.
+        port: the port; 0 for a free one.
+        public: allow a ``host`` that other machines reach. The data and the token then cross the
+            network without encryption; a tunnel, such as ``ssh -L``, is better.
+        names: host names that browsers may use, besides ``localhost`` and addresses.
+        announce: whether `running` lists it.
+        nvml: a monitor from `open_nvml` of ``atomr_accel.telemetry``, to show readings of GPUs, and
+            Xids as events.
 
-        patterns: patterns to show by name, such as ``{"generate": batcher}``: anything whose
+        patterns: patterns to show by name, such as ``{"generate": batcher}``: objects whose
             ``statistics()`` returns a dataclass.
 
     Raises:
         TypeError: a pattern has no ``statistics()`` that returns a dataclass.
         LibraryMissing: Starlette or Hypercorn is not installed.
-        ValueError: ``host`` is reached from other machines, and ``public`` is not said.
+        ValueError: other machines reach ``host``, and ``public`` is False.
         OSError: the port is taken.
     """
     check_instance("a dashboard's system", system, ActorSystem)

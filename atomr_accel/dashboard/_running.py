@@ -52,7 +52,7 @@ def folder() -> Path:
     Raises:
         PermissionError: it belongs to another user, or others can write to it.
     """
-    with warnings.catch_warnings():  # where there is no XDG_RUNTIME_DIR, the next best will do
+    with warnings.catch_warnings():  # without XDG_RUNTIME_DIR another folder is used
         warnings.simplefilter("ignore")
         path = platformdirs.user_runtime_path("atomr-accel") / "dashboards"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def announced(dashboard: RunningDashboard) -> Iterator[Path]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
         file.write(msgspec.json.encode(dashboard))
-    draft.rename(path)  # whoever looks sees all of it or nothing
+    draft.rename(path)  # readers see all of it or nothing
     try:
         yield path
     finally:
@@ -88,9 +88,9 @@ def announced(dashboard: RunningDashboard) -> Iterator[Path]:
 
 
 def running() -> list[RunningDashboard]:
-    """The dashboards that programs of this user have open on this machine, oldest program first.
+    """Return the dashboards of this user's programs on this machine, oldest program first.
 
-    Files of programs that have ended without removing theirs are removed.
+    Files of programs that ended without removing theirs are removed.
 
     Raises:
         PermissionError: the directory of the files is not safe to read.

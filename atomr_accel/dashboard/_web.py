@@ -128,7 +128,7 @@ class _Guard:
             await send(message)
 
         refusal = self._refusal(scope)
-        # What anybody may have gives way, as what is refused does.
+        # Requests without a token, and refused ones, may be ended for others.
         told = nullcontext() if refusal or scope["path"] in _FILES else telling()
         with told:
             await (refusal or self._app)(scope, receive, send_with_headers)
@@ -157,7 +157,7 @@ class _Guard:
 
 
 class _Events(Response):
-    """A stream of server-sent events, until whoever asked for it has gone."""
+    """A stream of server-sent events, until its reader is gone."""
 
     media_type = "text/event-stream"
 
@@ -172,7 +172,7 @@ class _Events(Response):
             await refusal(scope, receive, send)
             return
         async with aclosing(self._feed.messages()) as messages:
-            # This one counts from here on: whoever comes while its answer begins sees it.
+            # Count this page now, so that a request during its first answer sees it.
             await self._stream(await anext(messages), messages, receive, send)
 
     async def _stream(
@@ -197,5 +197,5 @@ class _Events(Response):
             async for message in others:
                 await tell(message)
             nursery.cancel_scope.cancel()
-        # Not in the nursery: the end of an answer looks like the client's to who waits for that.
+        # Outside the nursery, where the end of an answer would look like the client's end.
         await tell(b"", more=False)

@@ -83,7 +83,7 @@ class DoneOps:
             self.tell()
 
     def tell(self) -> None:
-        """Tell of all of it."""
+        """Report all collected ops."""
         by_name, self._by_name = self._by_name, {}
         measured, self._measured = self._measured, []
         self.waiting = False
@@ -96,7 +96,7 @@ class DoneOps:
                 self._instruments("ops_finished", ops)
 
     def tell_of(self, op: Op, outcome: Outcome) -> None:
-        """Tell of one op alone, at once."""
+        """Report one op alone, at once."""
         ops = FinishedOps(self._device, self._lane, op.name, outcome)
         if op.submitted_at < 0:
             ops.untimed.append(op.seq)

@@ -94,11 +94,11 @@ class HostOutput:
                     return
 
     def drain(self) -> None:
-        """Tell what the host has written by now."""
-        self._drain(_ROOM)  # it may be writing all the time
+        """Log the output that the host has written by now."""
+        self._drain(_ROOM)  # bounded, because it may write without pause
 
     def glance(self) -> None:
-        """Tell that as far as it takes no time to speak of; the rest comes as it would have."""
+        """Log at most one piece of the output, which is quick; the rest follows as usual."""
         self._drain(_PIECE)
 
     def _drain(self, most: int) -> None:
@@ -125,11 +125,11 @@ class HostOutput:
                 pipe.fd = -1
 
     def _read(self, pipe: _Pipe) -> int | None:
-        """Tell the lines that the next piece completes.
+        """Log the lines that the next piece completes.
 
         Returns:
-            How long that is: 0 at the end, None if there is nothing at the moment, as after
-            another task has told it.
+            The length of the piece: 0 when the host has ended; None without data at the moment, for
+            example because another task has read it.
         """
         try:
             data = os.read(pipe.fd, _PIECE) if pipe.fd >= 0 else b""
@@ -175,6 +175,6 @@ def output_pipes() -> tuple[HostOutput, tuple[int, int]]:
     for fd in (out, err):
         os.set_blocking(fd, False)
         if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a user may have so much, and no more
+            with contextlib.suppress(OSError):  # a user's pipes have a limit
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _ROOM)
     return HostOutput(out, err), (to_out, to_err)

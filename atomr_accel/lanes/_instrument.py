@@ -1,4 +1,4 @@
-"""Hooks for whoever watches devices from outside: what happens to ops, memory and contexts."""
+"""Hooks for observers of devices: events of ops, memory and contexts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class WatchedDevice(Protocol):
 
     @property
     def path(self) -> str:
-        """Its place in the tree of actors, such as ``"/gpu-0"``, by which it is unique."""
+        """Place of the device in the tree of actors, such as ``"/gpu-0"``; it is unique."""
 
     @property
     def generation(self) -> int:
@@ -127,7 +127,7 @@ class WatchedOp(Protocol):
 
     @property
     def seq(self) -> int:
-        """Its place in the device's program order, by which it is known."""
+        """Place of the op in the device's program order; it identifies the op."""
 
     @property
     def name(self) -> str:
@@ -135,11 +135,11 @@ class WatchedOp(Protocol):
 
     @property
     def lane(self) -> str:
-        """The lane that executes it."""
+        """Lane that executes the op."""
 
     @property
     def device(self) -> WatchedDevice:
-        """Its device."""
+        """Device of the op."""
 
     @property
     def dependencies(self) -> tuple[tuple[int, int], ...]:
@@ -231,11 +231,11 @@ class Phases(Protocol):
 
     @property
     def total(self) -> float:
-        """From starting its host to serving."""
+        """Time from the start of the host until the context serves ops."""
 
     @property
     def open(self) -> float:
-        """Until the device was opened: process, imports, context; next to nothing if prepared."""
+        """Time until the device is open: process, imports, context; nearly 0 with a standby."""
 
     @property
     def remap(self) -> float:

@@ -127,7 +127,7 @@ class Gate:
         self._lot = trio.lowlevel.ParkingLot()
 
     def open(self) -> None:
-        """Let all go on that wait, and whoever comes later."""
+        """Release all tasks that wait, and those that wait later."""
         self._open = True
         self._let_some_go_on()
 

@@ -1,4 +1,4 @@
-"""One request on its way to a lane, and what becomes of it."""
+"""One request on its way to a lane, and its answer."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ UNWATCHED: Final = 0
 
 @final
 class Template(msgspec.Struct, frozen=True, eq=False):
-    """A message with places for addresses, which a lane's host keeps once it was sent.
+    """A message with places for addresses, which a lane's host keeps after the first call.
 
     Attributes:
-        number: what the host knows it by, until another takes its place.
+        number: its number in the host, until another template replaces it.
         encoded: the message.
-        returns: the type of its value, as of a message.
+        returns: the type of its value, as for a message.
     """
 
     number: int
     encoded: msgspec.Raw
     returns: Any = None
 
-    # What is prepared is none of what these tell of messages.
+    # Templates have none of these properties of messages.
     required: ClassVar[bool] = False
     lasting: ClassVar[bool] = False
     bulky: ClassVar[bool] = False
@@ -56,14 +56,14 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     Attributes:
         port: the lane that executes it.
         seq: its place in the device's program order.
-        name: what to call it, such as ``"blas.gemm"``.
-        message: what the lane executes.
+        name: its name, such as ``"blas.gemm"``.
+        message: the message for the lane.
         reads: the blocks it reads, until it is answered.
-        writes: the blocks it writes, likewise.
+        writes: the blocks it writes, until it is answered.
         payload: the call that names the template, if ``message`` is a template.
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
-        answered: whether it is over, one way or the other.
+        answered: whether it is over, with any outcome.
         task: the task that waits for it, if any.
         value: the value of the answer, if it has one.
         on_answer: called once it is over.
@@ -131,22 +131,22 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         return self._error
 
     def take_error(self) -> Exception | None:
-        """The error, for who raises it: see ``wait``."""
+        """Return the error for a caller that raises it, and keep a copy: see ``wait``."""
         error = self.error
         if error is not None:
             self._error = _like(error)
         return error
 
-    # --- for those who watch: see ``_instrument`` -------------------------------------------
+    # --- for instruments: see ``_instrument`` -----------------------------------------------
 
     @property
     def lane(self) -> str:
-        """The name of its lane."""
+        """Name of its lane."""
         return self.port.name
 
     @property
     def device(self) -> WatchedDevice:
-        """Its device."""
+        """Device of the op."""
         return self.port.device
 
     @property
@@ -203,9 +203,9 @@ class Op(msgspec.Struct, eq=False, weakref=True):
             self.message, self.payload = WITHDRAWN, None
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        # The caller leaves now, whatever becomes of the op. If the host has it, it keeps
-        # its buffers until it is answered, so nobody reuses memory under a running kernel.
-        # If not, it still goes there, as an empty op: others may be ordered after it.
+        # The caller leaves now. If the host has the op, the op keeps its buffers until it is
+        # answered, so that memory under a running kernel is not reused. If not, it is sent
+        # as an empty op, because others may be ordered after it.
         self.task = None
         self.withdraw()
         return trio.lowlevel.Abort.SUCCEEDED

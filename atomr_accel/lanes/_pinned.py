@@ -49,7 +49,7 @@ class Arena:
         fd: its descriptor.
         bytes: its content.
         base: its address in this process.
-        host: the host that has it mapped too.
+        host: the host that also maps it.
         pieces: how many pieces of it are in use.
         left: its pieces that were released while arrays of them were still held.
     """
@@ -161,7 +161,7 @@ class PinnedPool:
         return arena.id in self._arenas
 
     def reserve(self) -> Arena:
-        """Its only arena, which takes all it may have."""
+        """Return the only arena, which takes all memory of the pool."""
         if not self._arenas:
             arena = self._add_arena(self.limit)
             self._pool.add_slab(arena.id, arena.nbytes)
@@ -169,7 +169,7 @@ class PinnedPool:
         return arena
 
     def try_acquire(self, nbytes: int) -> Piece | None:
-        """A piece, or None where that would wait, or jump the line."""
+        """Return a piece, or None if that would need to wait, or jump the line."""
         if self._line.locked():
             return None
         return self._take(nbytes)
@@ -178,13 +178,13 @@ class PinnedPool:
         """A piece of at least ``nbytes``, which must not exceed the limit."""
         async with self._line:
             while (piece := self._take(nbytes)) is None:
-                # Only the first in line waits here, so nobody is woken for nothing.
+                # Only the first in line waits here, so each wake-up is useful.
                 self._room = trio.Event()
                 await self._room.wait()
             return piece
 
     def acquire_dedicated(self, nbytes: int) -> Piece:
-        """A piece in an arena of its own, whatever the limit; it goes when the piece goes."""
+        """Return a piece with an arena of its own, outside the limit; they end together."""
         self._require_open()
         arena = self._add_arena(round_arena(nbytes))
         arena.pieces = 1
@@ -192,7 +192,7 @@ class PinnedPool:
         return Piece(self, arena, arena.id << SLAB_SHIFT, arena.nbytes, dedicated=True)
 
     def address_of(self, pointer: int) -> int | None:
-        """The address of what a pointer of this process points to; None if not into here."""
+        """Return the address for a pointer of this process; None if it is outside the pool."""
         at = bisect.bisect_right(self._bases, pointer) - 1
         if at < 0:
             return None
@@ -256,7 +256,7 @@ class PinnedPool:
         if address is None:
             room = self.limit - self._pool.capacity
             if size > room:
-                # What is free may be in arenas that are each too small.
+                # The free memory may lie in arenas that are each too small.
                 self.trim()
                 room = self.limit - self._pool.capacity
                 if size > room:
@@ -309,7 +309,7 @@ class PinnedPool:
             self._room.set()
 
     def _collect(self) -> None:
-        """Hand pieces out again of which the last array is gone."""
+        """Free pieces whose last array is gone."""
         while self.returned:
             piece = self._lent.pop(self.returned.popleft())
             piece.lent = False
@@ -332,7 +332,7 @@ class _Lent:
         self._mapped: Final = piece.arena.bytes  # also after the arena is given up
 
     def __del__(self) -> None:
-        # Whoever drops the last view may be in any thread, in the middle of anything.
+        # The last view may be dropped in any thread, between any two instructions.
         self._returned.append(self._number)
 
 
@@ -349,7 +349,7 @@ class Piece:
     is handed out again after the last of them.
 
     Attributes:
-        arena: where it lies.
+        arena: its arena.
         address: its address, for the host.
         size: its size.
         released: whether its owner is done with it.

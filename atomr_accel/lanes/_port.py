@@ -116,12 +116,12 @@ class Port:
         index: its number in dependencies.
         sock: the program's end of its socket, non-blocking.
         in_flight: the device's ops in flight by sequence number, shared by its lanes.
-        device: whose lane it is, for those who watch.
-        prompt: whether to send and receive between the turns of trio's loop, and to have the
-            interpreter's switch interval short meanwhile; otherwise its tasks do that.
+        device: the device of the lane, for instruments.
+        prompt: whether to send and receive between the turns of trio's loop, with a short switch
+            interval of the interpreter; otherwise its tasks do that.
 
     Attributes:
-        reports: whether the host was asked to tell its times, and to mark ranges.
+        reports: whether the host was asked to report its times, and to mark ranges.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Port:
         self.device: Told = device
         self.reports: tuple[bool, bool] = (False, False)
         self._instruments = device.instruments
-        self._timing = self._instruments.each_op  # whether who submits now is to look at the clock
+        self._timing = self._instruments.each_op  # whether ``submit`` reads the clock
         self._crowd = 0
         self._sent = self._sent_from = 0
         self._hurried = False
@@ -155,7 +155,7 @@ class Port:
         self._sends_soon = False
         self._polled = False
         # Tasks whose ops were answered since the last turn, less the ops submitted in this one:
-        # at zero everybody who is likely to has submitted.
+        # at zero all tasks that are likely to submit have done so.
         self._due = 0
         self._full = trio.Event()
         self._failure: BaseException | None = None
@@ -180,8 +180,8 @@ class Port:
         seq = op.seq
         in_flight = self._in_flight
         # Ops that touch the same memory keep their order across lanes: read after write,
-        # write after read, write after write. Within a lane the dependency matters when
-        # the other one has been put aside.
+        # write after read, write after write. Within a lane the dependency matters if the
+        # lane has set the earlier op aside.
         before: int | set[int] = 0
         for block in op.reads:
             writer = block.writer
@@ -198,7 +198,7 @@ class Port:
                 for reader in readers:
                     if reader != seq:
                         before = _with(before, reader)
-                readers.clear()  # whoever comes after this op comes after them
+                readers.clear()  # ops after this one are after them too
             elif writer and writer != seq:
                 before = _with(before, writer) if before else writer
             block.writer = seq
@@ -254,11 +254,11 @@ class Port:
         self._wake(op)
 
     def watch(self) -> None:
-        """Instruments have come or gone."""
+        """Adapt to a change of the instruments."""
         self._timing = self._instruments.each_op
 
     def expect_more(self) -> None:
-        """A task of this lane goes on, and is likely to submit again in this turn."""
+        """Note that a task of this lane runs in this turn, and is likely to submit again."""
         self._due += 1
 
     @property
@@ -329,7 +329,7 @@ class Port:
                 self.close()
 
     def hand_over(self) -> None:
-        """The task that runs this is about to be cancelled, and another goes on with it."""
+        """Prepare for the end of ``run`` in this task, because another task continues it."""
         self._handing_over = True
 
     def move_to(self, in_flight: dict[int, Op], device: Told = NOBODY) -> None:
@@ -371,7 +371,7 @@ class Port:
 
     def hang_up(self) -> None:
         """Everything was answered, and nothing more comes: let the host end the lane."""
-        self._handing_over = False  # nobody goes on with it, so its task closes it
+        self._handing_over = False  # no other task continues it, so its task closes it
         with contextlib.suppress(OSError):  # it is dying
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -390,7 +390,7 @@ class Port:
             await self._full.wait()
             if self._failure is not None:
                 raise self._failure
-            if not self._prompt:  # it was woken to send: in a turn after that of who submitted
+            if not self._prompt:  # woken to send, in the turn after the submission
                 self._due = 0
                 self.send()
 
@@ -457,8 +457,8 @@ class Port:
     def encode(self) -> None:
         """Encode queued ops for ``push``, as far as the host's window has room."""
         if self._outbox and self._room() <= 0:
-            # A batch queues ops without awaiting, so nobody else has taken the answers that
-            # have come meanwhile. They make room, or the device would run dry.
+            # A batch queues ops without awaiting, so the answers that have arrived meanwhile
+            # are still in the socket. They make room, or the device would run dry.
             self._receive()
         self._encode_what_fits()
 
@@ -538,7 +538,7 @@ class Port:
             try:
                 frame.append((op.seq, op.dependencies, self._request(op)))
             except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
-                # Its place is kept: others may be ordered after it.
+                # Keep its place, because others may be ordered after it.
                 too_wide = isinstance(error, OverflowError)
                 op._error = too_large(op.name) if too_wide else error
                 self._prepared.clear()  # a template of it was not sent
@@ -570,7 +570,7 @@ class Port:
         if not data:
             self._ended = True
             return
-        outermost = not self._received  # who is told of an answer may submit, which may receive
+        outermost = not self._received  # a hook may submit, which may receive
         if outermost and self._instruments.each_op:
             self._received = monotonic_ns()
         try:
@@ -603,7 +603,7 @@ class Port:
         """
         in_flight = self._in_flight
         for frame in self._frames_in.feed(data):
-            if self._is_over():  # what was answered has ended it: everything else is answered too
+            if self._is_over():  # an answer has ended it: all other ops are answered too
                 return
             try:
                 reply = self._decode(frame)
@@ -686,14 +686,14 @@ class Port:
             raise ProtocolViolation(f"op {seq} was answered, which is not in flight")
         return op
 
-    # --- those who watch --------------------------------------------------------------
+    # --- instruments ------------------------------------------------------------------
 
     def _tell_sent(self, ops: list[Op]) -> None:
         if "op_sent" in self._instruments.methods:
             for op in ops:
-                if op.submitted_at > 0:  # or nobody watched yet
+                if op.submitted_at > 0:  # else no instrument watched yet
                     self._instruments("op_sent", op)
-        if self._instruments.sampled:  # take the times of what is submitted next, or do not
+        if self._instruments.sampled:  # decide whether the next ops are timed
             # A lane that has run dry is not idle yet: of many ops the first is sent alone.
             self._crowd = max(self._count, self._crowd >> 1)
             self._sent += len(ops)
@@ -709,14 +709,14 @@ class Port:
             return
         op.answered_at = self._received or monotonic_ns()
         methods = self._instruments.methods
-        outcome = op.outcome  # which is another once somebody has asked for the error
+        outcome = op.outcome  # which changes once the error is created
         if "op_finished" in methods and op.submitted_at > 0:
             self._instruments("op_finished", op, outcome)
         if "ops_finished" in methods:
             self._done.tell_of(op, outcome)
 
     def tell_done(self) -> None:
-        """Tell of all that is done and not told of yet, unless answers are just being taken."""
+        """Report all unreported finished ops, unless answers are just being handled."""
         if self._done.waiting and not self._received:
             self._done.tell()
 
@@ -757,10 +757,10 @@ class Port:
             if block.retired:
                 block.settle()
         op.reads = op.writes = ()
-        op.message, op.payload = WITHDRAWN, None  # it may hold what it was about
+        op.message, op.payload = WITHDRAWN, None  # it may hold buffers
         op.answered = True
         if op.on_answer is not None:
-            on_answer, op.on_answer = op.on_answer, None  # it may hold the op, and much else
+            on_answer, op.on_answer = op.on_answer, None  # it may hold the op and other objects
             on_answer()
 
 

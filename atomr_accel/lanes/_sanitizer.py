@@ -54,13 +54,13 @@ class Sanitizer(NamedTuple):
 
 
 def find_sanitizer(tool: SanitizerTool) -> Sanitizer:
-    """The toolkit's program, or that of a package.
+    """Find the program in the toolkit or in a package.
 
     Args:
-        tool: which of its tools.
+        tool: the tool of that program.
 
     Raises:
-        LibraryMissing: there is none.
+        LibraryMissing: it is not installed.
     """
     path = find_tool(_NAME)
     if path is None:
@@ -74,7 +74,7 @@ def find_sanitizer(tool: SanitizerTool) -> Sanitizer:
 
 
 def first_error(lines: Iterable[str]) -> str | None:
-    """The first error of a report in one line: what, in which kernel and line, by which thread.
+    """Return the first error of a report in one line, with its kernel, line and thread.
 
     Args:
         lines: the report, perhaps among others.

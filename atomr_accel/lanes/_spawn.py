@@ -242,7 +242,7 @@ class HostHandle:
                 silent = self._give_up(f"was killed, because it did not answer {name}")
                 raise interruption or silent
             if isinstance(interruption, KeyboardInterrupt):
-                # It comes again as soon as this task waits: what was made has its place then.
+                # Raised again as soon as this task waits, when the result has its owner.
                 signal.raise_signal(signal.SIGINT)
             body, fds = incoming.take()
             try:
@@ -270,7 +270,7 @@ class HostHandle:
     async def _converse(self, outgoing: Outgoing, incoming: Incoming) -> None:
         """Go on with a request until its reply is complete; may be broken off, and resumed."""
         while not incoming.complete:
-            if self._control.fileno() < 0:  # who has seen its end has hung up
+            if self._control.fileno() < 0:  # hung up by a task that saw its end
                 raise self._died()
             try:
                 if outgoing.complete:
@@ -332,13 +332,14 @@ class HostHandle:
 
     @trio.lowlevel.enable_ki_protection
     async def close(self, *, terminating: bool = False) -> int | None:
-        """End the host and wait until it has; its exit code, if it is a process.
+        """End the host and wait for its end; return its exit code, if it is a process.
 
-        A process that is killed and does not end, because a driver does not let it, is left
-        to itself after ``END_SECONDS``. A thread is waited for: nothing can end it.
+        A killed process that does not end, because a driver prevents it, is abandoned after
+        ``END_SECONDS``. A thread is always waited for, because it cannot be killed.
 
         Args:
-            terminating: it seems to be ending by itself: let it, so that the exit code tells why.
+            terminating: whether the host seems to end by itself; wait for that, so that the exit
+                code shows why.
         """
         with trio.CancelScope(shield=True):
             if terminating and self._process is not None:
@@ -370,7 +371,7 @@ class HostHandle:
         if self._process is not None:
             self._process.wait()  # it has ended: this only fetches its exit code
         if self._thread is not None:
-            self._thread.join()  # it has done all that it does
+            self._thread.join()  # its work is done
         self._over = True
         self.abandon()
 
@@ -468,10 +469,10 @@ def _command(
         flags = ["-I"]
     else:
         flags += ["-E"] * sys.flags.ignore_environment + ["-s"] * sys.flags.no_user_site
-    # What is no string there, such as a Path, Python ignores.
+    # Python ignores entries that are not strings, such as a Path.
     entries: list[Any] = sys.path
     path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
-    program = os.getpid() if sanitizer is None else 0  # it is no child of the program's then
+    program = os.getpid() if sanitizer is None else 0  # under a sanitizer it is not a child
     numbers = map(str, (control, program, out, err))
     before = () if sanitizer is None else sanitizer.command(err)
     return (*before, sys.executable, *flags, "-c", _BOOT, *numbers, *path)
@@ -512,5 +513,5 @@ def _watched(pid: int) -> trio.Event:
 
 
 def _tell(token: trio.lowlevel.TrioToken, event: trio.Event) -> None:
-    with contextlib.suppress(trio.RunFinishedError):  # nobody waited for it
+    with contextlib.suppress(trio.RunFinishedError):  # no task waited for it
         token.run_sync_soon(event.set)

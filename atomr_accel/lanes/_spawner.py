@@ -40,7 +40,7 @@ class Spawner:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, also in a forked child: it has none of the program's other threads."""
+        """Start again, also in a forked child, which does not have the program's other threads."""
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()

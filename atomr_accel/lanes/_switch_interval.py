@@ -38,7 +38,7 @@ def shorten_switch_interval() -> None:
 
 
 def restore_switch_interval() -> None:
-    """A device has none any more."""
+    """Note that a device has no more ops in flight."""
     global _busy  # noqa: PLW0603
     with _lock:
         _busy -= 1

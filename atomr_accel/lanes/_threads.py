@@ -62,6 +62,6 @@ def openblas_threads(
 
 
 def with_threads(environment: Mapping[str, str], cgroups: Path = _CGROUPS) -> dict[str, str]:
-    """The environment of a host; what the program has set stays."""
+    """Return the environment of a host; settings of the program stay."""
     count, name = openblas_threads(environment, cgroups)
     return {**environment, **({} if name else {VARIABLE: str(count)})}

@@ -1,4 +1,4 @@
-"""By how much two arrays differ: in units in the last place, and absolutely."""
+"""Differences of two arrays: in units in the last place, and absolute."""
 
 from __future__ import annotations
 

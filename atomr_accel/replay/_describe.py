@@ -1,4 +1,4 @@
-"""From arguments and results to what a journal holds of them."""
+"""Descriptions of arguments and results for a journal."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Numbers:
         return self._last
 
     def of_block(self, block: Block) -> int:
-        """The number of some memory, or 0 if it has none."""
+        """Return the number of some memory, or 0 if it has none."""
         known = self._blocks.get(id(block))
         return 0 if known is None else known[1]
 
@@ -168,7 +168,7 @@ class Describer:
     def _described(self, value: Any, brought: Callable[[Any, int], None] | None) -> Value:
         try:
             return self._describe(value, brought)
-        except Exception:  # noqa: BLE001 - the call is to do what it does without a journal
+        except Exception:  # noqa: BLE001 - the call must work as without a journal
             self._inside.clear()
             return Opaque(_text(value))
 
@@ -353,7 +353,7 @@ def message_of(error: BaseException) -> str:
 
 def _text(value: Any) -> str:
     try:
-        # What has parts is shortened before it is text: it may have more of them than fit.
+        # Containers are shortened before they become text, because they may have too many parts.
         text = (_SHORT.repr if isinstance(value, list | tuple | dict) else repr)(value)
     except Exception:  # noqa: BLE001 - it is the program's, and no reason to fail a call
         text = f"<{type(value).__qualname__}>"

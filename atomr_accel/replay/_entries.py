@@ -235,12 +235,12 @@ class Content(_Entry, frozen=True, tag="content"):
 
 @final
 class Brought(_Entry, frozen=True, tag="brought"):
-    """Something with methods that no call of the journal has made.
+    """A facade that no call of the journal has made.
 
     Attributes:
         id: its number.
-        kind: ``"generator"``, ``"fused"``, or the name of a type of which nothing more is known.
-        made_of: what makes another one: the state of a generator, the function that is fused.
+        kind: ``"generator"``, ``"fused"``, or the name of another type.
+        made_of: the value to make another one from: the state of a generator, the fused function.
     """
 
     id: int
@@ -348,10 +348,10 @@ def _escaped(plain: Any) -> Any:
 
 
 def decode(data: bytes) -> Entry:
-    """An entry of its bytes.
+    """Decode an entry.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: the data is not an entry.
     """
     found: Any = _decoder.decode(data)
     return found  # type: ignore[no-any-return]

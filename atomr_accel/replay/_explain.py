@@ -175,7 +175,7 @@ class _Search:
             return await self._faults(text)
 
         found: list[Recall] | None = None
-        for culprit in self._down:  # the one, with nothing but what it needs to be called
+        for culprit in self._down:  # one call, with only the calls that it needs
             if await fails([culprit]):
                 found = [culprit]
                 break
@@ -270,7 +270,7 @@ class _Search:
 
 
 def arrays_of(value: Any) -> list[Array]:
-    """The arrays in what a journal has of arguments."""
+    """Return the arrays in a journal's arguments."""
     if isinstance(value, Array):
         return [value]
     if isinstance(value, list | tuple):
@@ -281,7 +281,7 @@ def arrays_of(value: Any) -> list[Array]:
 
 
 class _Trials:
-    """Runs programs, each in a process of its own.
+    """Runs programs, each in its own process.
 
     Attributes:
         error: how the last one has ended, if it raised anything but a fault.

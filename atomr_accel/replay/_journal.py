@@ -1,4 +1,4 @@
-"""``open_journal``: notes what a program asks of a device, while it asks."""
+"""``open_journal``: records a program's calls to a device as they happen."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _paths() -> tuple[str, ...]:
     paths = [os.fsdecode(each) for each in sys.path]
     try:
         return tuple(map(os.path.abspath, paths))
-    except OSError:  # the folder where it runs is gone, which relative ones begin in
+    except OSError:  # the working folder is gone, so relative paths have no base
         return tuple(each for each in paths if Path(each).is_absolute())
 
 

@@ -166,7 +166,7 @@ class Notes:
         def told(owner: Any, *given: Any, **named: Any) -> Request[T]:
             return self._told(make(owner, *given, **named), facade, note)
 
-        # What was traced would go out without its request, so a batch takes it in full.
+        # A traced call would be sent without its request, so a batch takes it in full.
         collect = super(Batch, collector).collect if type(collector) is Batch else collector.collect
         try:
             result = collect(told, facade, args, kwargs)
@@ -240,7 +240,7 @@ class Notes:
             return
         try:
             task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-        except RuntimeError:  # it is nobody's
+        except RuntimeError:  # outside of tasks
             return
         nursery: trio.Nursery | None = None
         while task is not None and task not in self._inside:
@@ -352,7 +352,7 @@ class Notes:
         note = _Note(_NAMES.get(name, name), facade, inside)
 
         def keep(array: Array, data: np.ndarray[Any, Any]) -> None:
-            # Who awaits the call can wait until a large one was written.
+            # The caller of an async call can wait until a large array is written.
             copied = data.nbytes <= SMALL or program is not None
             note.arrays.append((array, data.copy() if copied else data))
 
@@ -466,11 +466,11 @@ class Notes:
             self._copy_outputs(note, note.submission.result)
 
     def _copy_outputs(self, note: _Note, result: Any) -> None:
-        """Copy what a call has written, before anything else can write there."""
+        """Copy the outputs of a call, before a later op can overwrite them."""
         if note.method in _WITHOUT_OUTPUTS or note.method in _NOT_COMPARED or self._records(note):
             return
         submission = note.submission
-        # Of what has been submitted since, nobody knows whether it writes there as well.
+        # Ops that were submitted since may write there as well.
         late = self.position != note.number
         if not (late and submission is None):
             written = None if submission is None else {each.base for each in submission.writes}
@@ -516,7 +516,7 @@ class Notes:
         program.when_placed(placed)
 
     def _number(self, result: Any) -> None:
-        """Number what a collected call gives: others may use that before this one has its place."""
+        """Number the results of a collected call, which other calls may use before it is placed."""
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         describer.result(result)
 
@@ -616,7 +616,7 @@ class Notes:
             await op.wait()
             host = np.empty(copy.shape, copy.dtype)
             await download(self._core, copy, host)
-        except Exception:  # noqa: BLE001, S110 - with the device its content is gone
+        except Exception:  # noqa: BLE001, S110 - the content is lost with the device
             pass
         else:
             have(Array(as_dtype(host.dtype).name, host.shape), host)
@@ -638,7 +638,7 @@ def _as_read(
         return args, kwargs
     try:
         return (np.asarray(args[0]), *args[1:]), kwargs
-    except Exception:  # noqa: BLE001 - the call itself says what is wrong
+    except Exception:  # noqa: BLE001 - the call itself raises the error
         return args, kwargs
 
 

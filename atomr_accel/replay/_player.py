@@ -1,4 +1,4 @@
-"""``replay``: does again what a journal tells, and compares."""
+"""``replay``: makes the calls of a journal again, and compares."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def state_at(
 
 
 def content_hash(array: np.ndarray[Any, Any]) -> bytes:
-    """The hash by which journals know an array: of its bytes in C order."""
+    """Return the hash by which journals identify an array: of its bytes in C order."""
     return digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
@@ -327,7 +327,7 @@ class Player:
                     buffers[number] = ref
 
     async def _keep(self, freed: Call) -> None:
-        """Copy what a call frees, for batches that go on using it."""
+        """Copy the buffers that a call frees, for batches that still use them."""
         buffers, given = self.restorer.buffers, refs_given(freed).values()
         numbers = {ref.id for ref in given if ref.id in buffers and not buffers[ref.id].is_stale}
         batches = {at: each for at, each in self._programs.items() if each.recording is None}
@@ -344,7 +344,7 @@ class Player:
     # --- before a call ----------------------------------------------------------------------
 
     def _drop(self, recall: Recall) -> None:
-        """Let go of what the program had let go of before a call."""
+        """Drop the buffers that the program had dropped before a call."""
         for number in recall.dropped:
             self.restorer.buffers.pop(number, None)
 
@@ -399,7 +399,7 @@ class Player:
             await self._skip_cancelled(recall)
             return
         if done is not None and done.error[0] in _REFUSED and recall.overlapped:
-            return  # nothing has happened, because of what others did meanwhile
+            return  # the call did nothing, because of other calls
         stale = done is not None and (done.error[0] in _GONE or self._went_down(call))
         try:
             args = [await self.restorer.value(each) for each in call.args]
@@ -408,7 +408,7 @@ class Player:
         except Missing:
             if not stale:
                 raise
-            return  # what is not there any more is refused, as it was
+            return  # a missing object is refused again
         error: Exception | None = None
         result: Any = None
         self._doubts.cause = cause = self._cause(recall)
@@ -548,7 +548,7 @@ class Player:
             self._programs[number] = program  # it is replayed from now on
             return
         del self._programs[number]
-        body = done is not None and done.body  # then nobody knows how its calls ended
+        body = done is not None and done.body  # then the ends of its calls are unknown
         if done is None or done.outcome == "ok":
             wanted: str | None = ""
         else:

@@ -144,7 +144,7 @@ class PostgresStorage(ThreadedStorage):
         return result
 
     def _hang_up(self) -> None:
-        """Have the thread that waits for the server find that it has gone."""
+        """End the connection, so that the thread that waits for the server continues."""
         with suppress(Exception), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
             ours.shutdown(socket.SHUT_RDWR)
 

@@ -147,7 +147,7 @@ async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Rec
         records = await storage.records()
         if not records:
             raise JournalError(f"{storage!r} has ended before anything was written: it is empty")
-        check_chain(records[:1], dropping=False)  # before it is believed what it says
+        check_chain(records[:1], dropping=False)  # before its header is trusted
         dropping = _header(storage, records).when_full == "drop"
         check_chain(records, dropping=dropping)
         yield Recorded(storage, [_decoded(record) for record in records])

@@ -115,7 +115,7 @@ class RedisStorage:
     async def _unmake(self, stream: str, token: str) -> None:
         from coredis import Redis
 
-        # By a client of its own: the other one has been cancelled, too.
+        # With a separate client, because the other one has been cancelled too.
         with trio.move_on_after(_UNMAKING, shield=True):
             try:
                 async with Redis.from_url(self._url) as client:
@@ -186,7 +186,7 @@ class RedisStorage:
         return Record(int(number) - 1, fields[b"before"], fields[b"digest"], fields[b"data"])
 
     async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
+        """Return the array of a hash, or None."""
         with self._errors_told("read"):
             found: bytes | None = await self._client.hget(self._key("contents"), key)
         return found

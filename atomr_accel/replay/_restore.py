@@ -1,4 +1,4 @@
-"""From what a journal holds back to arguments and results."""
+"""Arguments and results from their descriptions in a journal."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def view_of(
     offset: int = 0,
     strides: tuple[int, ...] | None = None,
 ) -> GpuRef:
-    """A view of the memory of a buffer, by where it lies: how journals tell of views.
+    """Return a view of a buffer's memory by its place, as journals describe views.
 
     Args:
         ref: the buffer, or any view of it.
-        shape: of the view.
+        shape: the shape of the view.
         dtype: its dtype.
-        offset: in bytes, from where the memory of the buffer begins.
-        strides: in bytes; by default it is C-contiguous.
+        offset: the offset in bytes from the start of the buffer's memory.
+        strides: the strides in bytes; by default C-contiguous.
 
     Returns:
         The view.
 
     Raises:
-        ValueError: it does not lie in that memory.
+        ValueError: the view is not inside that memory.
     """
     kind, block = as_dtype(dtype), ref._block.base
     nbytes = math.prod(shape) * kind.itemsize
@@ -232,10 +232,10 @@ class Restorer:
     # --- results ----------------------------------------------------------------------------
 
     def bind(self, described: Value, result: Any) -> None:
-        """Know what a call gave by the numbers that the journal has for it.
+        """Register the result of a call under its numbers in the journal.
 
         Raises:
-            TypeError: it gave something else.
+            TypeError: the result has another form.
         """
         if isinstance(described, Ref):
             if type(result) is not GpuRef:
@@ -264,7 +264,7 @@ class Restorer:
 
 
 def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
-    """The buffers in what a journal has of arguments and results; as ``refs_in`` of these."""
+    """Yield the buffers in a journal's arguments and results, as ``refs_in`` does for real ones."""
     if isinstance(value, Ref):
         yield where, value
     elif isinstance(value, Formula):

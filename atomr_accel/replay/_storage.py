@@ -19,7 +19,7 @@ START: Final = b"\0" * DIGEST
 
 
 class JournalError(AccelError):
-    """A journal cannot be written, read or replayed. What the message says."""
+    """A journal cannot be written, read or replayed. The message says why."""
 
 
 class JournalDamaged(JournalError):
@@ -132,7 +132,7 @@ class Storage(Protocol):
         """
 
     async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
+        """Return the array of a hash, or None."""
 
 
 def check_chain(records: Sequence[Record], *, dropping: bool) -> None:

@@ -67,7 +67,7 @@ class ThreadedStorage:
         return await self._in_thread(self._records)
 
     async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
+        """Return the array of a hash, or None."""
         return await self._in_thread(self._content, key)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:

@@ -1,4 +1,4 @@
-"""Writes a journal beside the program: in the order of its entries, and never in its way."""
+"""A writer that runs next to the program: it keeps the order of entries, and does not block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL: Final = 1 << 19
 """Limit in bytes for copying an array at once; a call waits until a larger one is written."""
 
 _MOST_WAITING: Final = 64 << 20
-"""Bytes that may wait to be written before calls wait, too."""
+"""Limit of bytes that wait to be written; above it, calls wait too."""
 
 _MOST_ENTRIES_WAITING: Final = 4096
 _MOST_AT_ONCE: Final = 1024
@@ -101,7 +101,7 @@ class Writer:
         self._sizes: Final[deque[int]] = deque()  # of the records that are kept, but for the first
         self._first = 1
         self._kept_bytes = 0
-        self._written = self._written_bytes = 0  # without what is being written just now
+        self._written = self._written_bytes = 0  # without the entries being written now
         self._kept_contents: Final[dict[bytes, tuple[int, int]]] = {}  # size, last record
         self.opened: Final = trio.Event()
         self.error: Exception | None = None
@@ -174,7 +174,7 @@ class Writer:
             FileExistsError: the journal already exists. Other errors of the storage's ``open`` are
                 raised too.
         """
-        with self._scope:  # around the storage, too, which may have tasks of its own
+        with self._scope:  # around the storage too, which may have its own tasks
             async with self._storage.open(create=True):
                 self.opened.set()
                 while not self._closing or self._waiting:
@@ -207,7 +207,7 @@ class Writer:
         self._some.set()
 
     async def _write(self) -> None:
-        """Write some of what waits."""
+        """Write some of the waiting entries."""
         some = [self._waiting[at] for at in range(min(len(self._waiting), _MOST_AT_ONCE))]
         try:
             records, contents = await trio.to_thread.run_sync(self._sealed, some)
@@ -254,13 +254,13 @@ class Writer:
             self._before, self._number = sealed, self._number + 1
         if self._when_full == "drop":
             self._drop()
-            # What is dropped at once is never written: it would take room.
+            # Entries to drop at once are not written, because they would take room.
             records = [each for each in records if not 0 < each.record.number < self._first]
             contents = {key: contents[key] for key in contents.keys() & self._kept_contents.keys()}
         return records, contents
 
     def _drop(self) -> None:
-        """Forget the oldest records that are too many, and contents of theirs alone."""
+        """Remove the oldest records beyond the limits, and contents that only they use."""
         before = self._first
         while self._sizes and (
             len(self._sizes) >= self._most_entries or self._kept_bytes > self._most_bytes

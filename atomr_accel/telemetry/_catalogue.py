@@ -51,7 +51,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """By its name, in UCUM's terms: ``"s"``, ``"By"`` and so on, or ``"1"``."""
+        """Unit by the end of the name, in UCUM's terms, such as ``"s"`` or ``"By"``, or ``"1"``."""
         return next((unit for end, unit in _UNITS.items() if self.name.endswith(end)), "1")
 
 
@@ -295,7 +295,7 @@ class Snapshot:
         self._points: Final[dict[str, dict[tuple[str, ...], Point]]] = {}
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
-        """Note a value; None is none."""
+        """Add a value, unless it is None."""
         if value is not None:
             self._point(name, Point(labels, value))
 
@@ -305,7 +305,7 @@ class Snapshot:
             self.add(name, float(state == value), *labels, state)
 
     def add_histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
-        """Note what a histogram has counted, if that is anything."""
+        """Add the counts of a histogram, unless it is empty."""
         if any(histogram.counts):
             total = histogram.total * histogram.scale
             self._point(name, Point(labels, total, tuple(histogram.counts)))

@@ -35,7 +35,7 @@ _Take = Callable[[Snapshot], None]
 
 
 class HasStatistics(Protocol):
-    """A pattern, or anything else that tells of itself so."""
+    """A pattern, or another object with statistics."""
 
     def statistics(self) -> object:
         """A snapshot: a dataclass."""

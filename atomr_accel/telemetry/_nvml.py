@@ -190,7 +190,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
             "" if xid.fault is None else f": fault of {xid.fault.device} in {xid.fault.op}",
         )
         for watcher in self._watchers:
-            with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+            with suppress(trio.BrokenResourceError):  # the iterator was closed
                 watcher.send_nowait(xid)
 
     def _note_fault(self, fault: DeviceFault) -> None:

@@ -282,7 +282,7 @@ class NvmlLibrary:
     # --- events --------------------------------------------------------------------------
 
     def listen(self) -> bool:
-        """Register for Xids of all GPUs; whether there is one that tells of them."""
+        """Register for Xids of all GPUs; return True if at least one GPU reports them."""
         nvml = self._nvml
         wanted = nvml.nvmlEventTypeXidCriticalError
         events = self._ask(nvml.nvmlEventSetCreate)
@@ -298,7 +298,7 @@ class NvmlLibrary:
         return registered
 
     def wait_for_xid(self, seconds: float) -> Xid | None:
-        """The next Xid; None if there was none for so long.
+        """Wait for the next Xid; return None if none arrives within ``seconds``.
 
         NVML's events do not name the process.
         """
@@ -334,5 +334,5 @@ def _instance(number: int | None) -> int | None:
 
 
 def _all_or_none(make: Callable[..., T], *values: object) -> T | None:
-    """A value of several, unless the card has none of them."""
+    """Make a value from several others; return None if all of them are None."""
     return None if all(value is None for value in values) else make(*values)

@@ -90,18 +90,18 @@ async def serve_prometheus(
 ) -> AsyncIterator[int]:
     """Serve ``http://host:port/metrics`` for the length of an ``async with`` block.
 
-    It runs in trio, beside the program, and answers nothing but scrapes. Whoever reaches the
-    address can read them: there is neither a password nor encryption. Pages in a browser cannot,
-    for a request has to name this machine by an address, as ``localhost``, or by one of ``names``.
+    The server runs in the program's trio loop and answers scrapes only. All programs that reach the
+    address can read the metrics, without password or encryption. Pages in a browser cannot, because
+    a request must name this machine by an address, as ``localhost``, or by one of ``names``.
 
-    It has 64 connections at most. Then one that waits for a request gives way to a new one: that
-    which has waited for longest.
+    It has at most 64 connections. Beyond that, a new connection replaces the one that has waited
+    longest for a request.
 
     Args:
-        metrics: what to serve.
+        metrics: the metrics to serve.
         host: the address to listen on. By default, only programs of this machine reach it.
-        port: the port; 0 for any that is free.
-        names: host names by which scrapers may call it, beside ``localhost`` and addresses.
+        port: the port; 0 for a free one.
+        names: host names that scrapers may use, besides ``localhost`` and addresses.
 
     Yields:
         The port.
@@ -156,7 +156,7 @@ class _Page:
                     break
                 seconds = _IDLE_SECONDS
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
-            pass  # whoever asked has left
+            pass  # the client has left
         except Exception:  # noqa: BLE001 (as below: it would end the server, and the program)
             _log.exception("a connection failed")
         finally:

@@ -59,10 +59,10 @@ class _Rows:
         self._next = 0
 
     def place(self, start: int, end: int) -> tuple[int, int]:
-        """A track on which nothing overlaps a slice, and where that begins there."""
+        """Return the row of a slice and its start there, so that slices of a row do not overlap."""
         ends = self._ends
-        # What comes one after the other is all in the first row; what comes by dozens at once, each
-        # in the row behind the last one's.
+        # Slices one after the other are all in the first row. Dozens at once go into one row each,
+        # after that of the last one.
         row = 0
         if not ends or ends[0] > start:
             row = self._next
@@ -128,10 +128,10 @@ class _DeviceTracks:
 
 @final
 class Recorder(DeviceInstrument):
-    """Notes what happens in a system, and makes packets of it.
+    """Records the events of a system, and makes packets of them.
 
     Args:
-        timed: whether hosts are to tell their times.
+        timed: whether hosts report their times.
     """
 
     def __init__(self, *, timed: bool) -> None:
@@ -139,9 +139,9 @@ class Recorder(DeviceInstrument):
         self._encoder: Encoder | None = None
         self._ops: list[_OpsNote] = []
         self._later: list[_Later] = []
-        # What becomes of messages comes by the ten thousand: one flat list, since the garbage
-        # collector would look at tuples again and again. Messages are known by their ids, which
-        # others have once they are gone: so these are looked at in their order.
+        # Events of messages arrive by the ten thousand, in one flat list, because the garbage
+        # collector would visit tuples again and again. Ids of messages may be used again once a
+        # message is gone, so the events are handled in order.
         self._mail: list[Any] = []
         self._sent: dict[_Key, list[int]] = {}
         self._started: dict[_Key, tuple[int, int]] = {}
@@ -213,7 +213,7 @@ class Recorder(DeviceInstrument):
     def transfer_finished(
         self, device: WatchedDevice, transfer: WatchedTransfer, failure: BaseException | None
     ) -> None:
-        """A slice of its own."""
+        """Add the slice of a transfer."""
         begun = self._begun.pop(id(transfer), 0)
         if begun:
             name = f"{transfer.name} {transfer.nbytes / (1 << 20):.1f} MiB"

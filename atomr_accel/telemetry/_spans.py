@@ -43,7 +43,7 @@ class _Spans(DeviceInstrument):
         self._rebuilds: dict[WatchedDevice, Any] = {}
 
     def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
-        """Its span begins here, once it is known that it is handled."""
+        """Note the start of the message's span, which is made once it is handled."""
         self._sent.setdefault((id(ref), id(message)), []).append(time.time_ns())
 
     def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
@@ -74,7 +74,7 @@ class _Spans(DeviceInstrument):
     def message_finished(
         self, ref: ActorRef, message: Message[Any], failure: BaseException | None
     ) -> None:
-        """Its end."""
+        """End the span of a message."""
         found = self._handled.pop((id(ref), id(message)), None)
         if found is not None:
             span, token = found

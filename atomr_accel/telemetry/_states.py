@@ -34,7 +34,7 @@ _PLANS: Final = {
     "evictions": ("plan_evictions", ()),
     "workspace": ("workspace_bytes", ()),
 }
-"""The metric, and the labels beside the library's, of a field of a library's statistics."""
+"""Metric for a field of a library's statistics, with its labels besides the library's."""
 
 _LIBRARIES: Final = ("blas", "blaslt", "cub", "cutlass", "dnn", "fft", "nvrtc")
 

@@ -40,7 +40,7 @@ _MOST_UNSORTED: Final = 4096
 """Ops of a library whose times are kept: about a megabyte."""
 
 _MOST_NAMES: Final = 4096
-"""Names of ops that are looked up: functions that programs make as they go have names, too."""
+"""Most names of ops in the look-up table, because programs may make functions without end."""
 
 _MOST_BATCHES: Final = 1024
 """Batches that are open at the same time, more or less."""
@@ -53,13 +53,13 @@ def durations() -> Histogram:
 
 @final
 class LibraryTally:
-    """The ops of one library of one device.
+    """Counts of the ops of one library on one device.
 
     Attributes:
-        outcomes: how many ended so.
-        answered: from submission to answer, of those that were done.
-        queued: from submission to the socket, likewise.
-        executed: on the device, likewise.
+        outcomes: the number of ops by outcome.
+        answered: times from submission to answer, of successful ops.
+        queued: times from submission to the socket, of successful ops.
+        executed: times of execution on the device, of successful ops.
     """
 
     __slots__ = ("_number", "_unsorted", "_untimed", "answered", "executed", "outcomes", "queued")
@@ -102,7 +102,7 @@ class LibraryTally:
             shares = [_shares(of, len(ops.seqs)) for ops, of in self._unsorted]
             each = _joined(shares, number)
             self.answered.add_all(answered - submitted, each)
-            known = sent > 0  # or nobody was told just then
+            known = sent > 0  # else no instrument watched then
             self.queued.add_all((sent - submitted)[known], each[known])
             for ops, of in zip(unsorted, shares, strict=True):
                 if ops.measured:
@@ -164,7 +164,7 @@ class DeviceTally:
                 self._open.popitem(last=False)
 
     def note_fault(self, status: str) -> None:
-        """A context has failed. If nothing has come up since another did, that goes on."""
+        """Count a fault. The time of an outage runs from its first fault until a context is up."""
         self.faults[status] += 1
         if self._failed_at is None:
             self._failed_at = time.monotonic_ns()
@@ -243,7 +243,7 @@ class SystemTally(DeviceInstrument):
     # --- called for ops ------------------------------------------------------------------
 
     def ops_finished(self, ops: FinishedOps) -> None:
-        """Count them. This tells all that was before, so nothing else is listened to."""
+        """Count finished ops; they report all times, so this class needs no earlier hooks."""
         tally = self._tallies.get(ops.device) or self.of(ops.device)
         library = tally.names.get(ops.name) or tally.meet(ops.name, ops.lane)
         library.add(ops)
@@ -258,7 +258,7 @@ class SystemTally(DeviceInstrument):
         """Count it."""
         self.of(op.device).replays += 1
 
-    # --- what is rare --------------------------------------------------------------------
+    # --- rare events ---------------------------------------------------------------------
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
         """Count it."""

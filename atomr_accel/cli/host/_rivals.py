@@ -125,7 +125,7 @@ class _NumPy:
         self.xp = module
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all work is done."""
 
     def put(self, array: np.ndarray[Any, Any]) -> Any:
         return self.xp.array(array)
@@ -207,4 +207,4 @@ RIVALS: Final[dict[str, Callable[[Any, int | None], Any]]] = {
     "torch": _Torch,
     "cupy": _CuPy,
 }
-"""By the names of their modules."""
+"""Rivals by the names of their modules."""

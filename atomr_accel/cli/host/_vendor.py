@@ -114,7 +114,7 @@ def _from_proc() -> str | None:
 
 
 def _by_property(function: str) -> Callable[[ctypes.CDLL], str]:
-    """From a function that tells major, minor and patch level, one at a time."""
+    """Read the version from a function that returns major, minor and patch level separately."""
 
     def version(library: ctypes.CDLL) -> str:
         parts = []
@@ -128,7 +128,7 @@ def _by_property(function: str) -> Callable[[ctypes.CDLL], str]:
 
 
 def _by_two(function: str) -> Callable[[ctypes.CDLL], str]:
-    """From a function that tells major and minor."""
+    """Read the version from a function that returns major and minor."""
 
     def version(library: ctypes.CDLL) -> str:
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -139,7 +139,7 @@ def _by_two(function: str) -> Callable[[ctypes.CDLL], str]:
 
 
 def _by_number(function: str) -> Callable[[ctypes.CDLL], str]:
-    """From a function that tells all in one number, two digits for minor and patch level each."""
+    """Read the version from one number, with two digits each for minor and patch level."""
 
     def version(library: ctypes.CDLL) -> str:
         value = ctypes.c_int()
