@@ -1,4 +1,4 @@
-"""The words of each command. This is all that ``--help`` loads."""
+"""Arguments of each command. ``--help`` loads only this module."""
 
 from __future__ import annotations
 

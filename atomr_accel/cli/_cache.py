@@ -33,7 +33,7 @@ KINDS: Final = {
 """Use of each kind of file that this package keeps."""
 
 _BY_THE_VENDOR: Final = "pch"
-"""The kind that a library writes by itself: in folders, without our hashes."""
+"""Kind of files that a library writes by itself: in folders, without our hashes."""
 
 _FOREIGN: Final = (
     ("cuda", "what CUDA's driver has compiled", "CUDA_CACHE_PATH", "~/.nv/ComputeCache"),

@@ -148,7 +148,7 @@ async def _sparse(device: Device, rng: np.random.Generator) -> Pair:
 
 
 async def _sparselt(device: Device, rng: np.random.Generator) -> Pair:
-    """A pruned matrix times a dense one; nothing is rounded."""
+    """Multiply a pruned matrix by a dense one, with exact results."""
     a, b = rng.integers(-8, 9, (64, 64)), rng.integers(-8, 9, (64, 32))
     pruned = await device.sparselt.prune(await device.put(a.astype(np.float16)))
     structured = await device.sparselt.compress(pruned)
@@ -227,7 +227,7 @@ async def checked(device: Device, check: Check) -> CheckPart:
 
 
 def hash_of(text: str) -> int:
-    """A number that is the same in every process."""
+    """Return a number that is the same in every process."""
     return int.from_bytes(text.encode(), "little") % (1 << 32)
 
 

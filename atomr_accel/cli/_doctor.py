@@ -1,4 +1,4 @@
-"""``atomr-accel doctor``: limits that will get in the way, each with what to do about it."""
+"""``atomr-accel doctor``: limits that may cause problems, each with its remedy."""
 
 from __future__ import annotations
 

@@ -446,7 +446,7 @@ DOCUMENTS: Final[dict[str, type[Document]]] = {
 
 
 def encoded(document: Document, *, in_a_line: bool = False) -> bytes:
-    """A document as JSON and a newline; indented, unless it is to be in a line."""
+    """Encode a document as JSON with a newline; indented unless ``in_a_line``."""
     try:
         text = msgspec.json.encode(document)
     except UnicodeEncodeError:

@@ -33,7 +33,7 @@ class Machine:
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def limit(self, name: str) -> tuple[int, int]:
-        """The soft and the hard limit of something, such as ``"RLIMIT_NOFILE"``."""
+        """Return the soft and the hard limit of a resource, such as ``"RLIMIT_NOFILE"``."""
         if name in self.limits:
             return self.limits[name]
         return resource.getrlimit(getattr(resource, name))
@@ -55,11 +55,11 @@ class Machine:
         return (self.root / path).exists()
 
     def device_files(self) -> list[Path]:
-        """The files of the GPU's driver that a program opens."""
+        """Return the files of the GPU's driver that a program opens."""
         return sorted((self.root / "dev").glob("nvidia*[0-9l]"))
 
     def space(self, path: str) -> tuple[int, int] | None:
-        """Bytes of a file system and those of them that are free; None if it is not there."""
+        """Return the size and the free bytes of a file system; None if it is missing."""
         try:
             about = os.statvfs(self.root / path)
         except OSError:
@@ -83,7 +83,7 @@ class Machine:
         return [(each, value) for each, value in groups if value is not None]
 
     def status(self, name: str) -> str | None:
-        """A field of this process's status, such as ``"Seccomp"``."""
+        """Return a field of this process's status, such as ``"Seccomp"``."""
         for line in (self.text("proc/self/status") or "").splitlines():
             key, _, value = line.partition(":")
             if key == name:
@@ -92,5 +92,5 @@ class Machine:
 
 
 def _up(group: Path) -> tuple[Path, ...]:
-    """A group and all those above it."""
+    """Return a group and all groups above it."""
     return group, *group.parents

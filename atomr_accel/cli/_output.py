@@ -37,7 +37,7 @@ _STYLES: Final[dict[Tone, str]] = {
 }
 _GAP: Final = "  "
 _LEAST_LAST: Final = 20
-"""The last column of a plain table is never made narrower than this."""
+"""Least width of the last column of a plain table."""
 
 
 @final
@@ -170,7 +170,7 @@ def printable(text: str) -> str:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as text that can be printed and encoded, whatever bytes are in it."""
+    """Return a path as text that can be printed and encoded, even with unusual bytes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

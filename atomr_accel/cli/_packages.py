@@ -76,7 +76,7 @@ _SOLD_AS: Final = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x")}
 
 
 def version_of(package: str) -> str | None:
-    """The version of a package that is installed; None if it is not."""
+    """Return the version of an installed package; None if it is missing."""
     for name in _SOLD_AS.get(package, (package,)):
         try:
             return version(name)

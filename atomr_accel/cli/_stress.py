@@ -83,7 +83,7 @@ class Tally:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def right(self, generation: int, present: int) -> None:
-        """A round has ended well, in the generation that is the present one or before it."""
+        """Count a round that ended well, in the present generation or an earlier one."""
         self.rounds += 1
         if self.broken_at is not None and generation == present:
             self.recoveries.append(time.perf_counter() - self.broken_at)

@@ -146,7 +146,7 @@ def _hardware_part(gpu: GpuReading) -> HardwarePart:
 
 
 def blocks(document: TopDocument) -> list[Block]:
-    """The tables of a look: GPUs, then devices, lanes, actors and events of each program."""
+    """Return the tables: GPUs, then devices, lanes, actors and events of each program."""
     made: list[Block] = []
     if document.hardware:
         columns = ("#", "GPU", "busy", "memory", "power", "temperature", "held down by")
@@ -239,7 +239,7 @@ def _state(value: object) -> Cell:
 
 
 def _of(state: Mapping[str, object], name: str) -> State:
-    """A part of a state that has names; empty if it is not there: releases differ."""
+    """Return a part of a state that has names; empty if this release does not have it."""
     part = state.get(name)
     return part if isinstance(part, dict) else {}
 

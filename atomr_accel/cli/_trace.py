@@ -112,5 +112,5 @@ def _tell(files: list[Path], problems: list[str]) -> list[str]:
 
 
 def numbered(file: Path, number: int) -> Path:
-    """The name of another file: ``run-2.pftrace`` is the second."""
+    """Return the name of a further file: ``run-2.pftrace`` is the second."""
     return file if number == 0 else file.with_stem(f"{file.stem}-{number + 1}")

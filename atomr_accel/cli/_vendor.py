@@ -8,7 +8,7 @@ from ._children import ChildFailed, ask_child
 from ._documents import DriverPart, GpuPart
 
 _SECONDS = 60.0
-"""A driver that wakes a machine's GPUs takes its time, and so does a cold disk."""
+"""Limit of the wait; a driver that wakes GPUs, or a cold disk, takes its time."""
 
 
 class Told(msgspec.Struct, frozen=True):

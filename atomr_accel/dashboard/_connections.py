@@ -1,4 +1,4 @@
-"""The connections of a page: no more than some, so that the program keeps its descriptors."""
+"""The connections of a page, limited in number so that the program keeps its descriptors."""
 
 from __future__ import annotations
 

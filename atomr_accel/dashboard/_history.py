@@ -47,7 +47,7 @@ def shortened(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error in a line or some."""
+    """Return a description of an error in one line or a few."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 (the program's own class, which may do anything)
@@ -176,12 +176,12 @@ class History(DeviceInstrument):
 
     @property
     def curves(self) -> dict[str, Json]:
-        """The points of each device's curve, by number."""
+        """Points of each device's curve, by number."""
         return {path: pulse.points.values for path, pulse in self._pulses.items()}
 
     @property
     def past(self) -> dict[str, Json]:
-        """The coarser curves of each device, by the seconds that a point covers."""
+        """Coarser curves of each device, by the seconds that a point covers."""
         return {
             path: {str(seconds): curve.points.values for seconds, curve in pulse.coarser.items()}
             for path, pulse in self._pulses.items()
@@ -203,7 +203,7 @@ class History(DeviceInstrument):
         self._of.clear()
 
     def note_xid(self, path: str, xid: Xid) -> None:
-        """Note what the driver has reported of the GPU of a device."""
+        """Note an error that the driver has reported for the GPU of a device."""
         fault = "" if xid.fault is None else f", which explains the fault in {xid.fault.op}"
         self._note("xid", path, shortened(f"Xid {xid.number}: {xid.meaning}{fault}"))
 

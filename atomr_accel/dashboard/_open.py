@@ -195,5 +195,5 @@ def _announce(stack: ExitStack, system: ActorSystem, dashboard: Dashboard) -> No
 
 
 def _in_unicode(text: str) -> str:
-    """A text without the unpaired surrogates that stand for bytes of a command line."""
+    """Return a text without the unpaired surrogates that stand for bytes of a command line."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -86,7 +86,7 @@ class Observer:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices in the system."""
+        """Devices of the system."""
         return self._system.devices if isinstance(self._system, System) else ()
 
     def system(self, actors: int) -> dict[str, Json]:
@@ -98,7 +98,7 @@ class Observer:
         }
 
     def path_of(self, uuid: str) -> str:
-        """The path of the device that NVML knows by a UUID; of others, the UUID."""
+        """Return the path of the device with NVML's UUID; for other GPUs, the UUID."""
         paths = (device.ref.path for device in self.devices if _uuid(device) == uuid)
         return next(paths, uuid)
 
@@ -134,7 +134,7 @@ class Observer:
         return self._devices
 
     def patterns(self) -> dict[str, Json]:
-        """The statistics of all patterns, by name."""
+        """Return the statistics of all patterns, by name."""
         before = self._shown_patterns
         self._shown_patterns = {
             name: _kept(before.get(name), _pattern(pattern))
@@ -184,12 +184,12 @@ class Observer:
 
 
 def _kept(before: Json | None, now: Json) -> Json:
-    """The state before, if nothing has changed: see ``merge_patch``."""
+    """Return ``before`` if the two are equal, else ``now``: see ``merge_patch``."""
     return before if before is not None and before == now else now
 
 
 def command() -> str:
-    """The program's command line."""
+    """Return the program's command line."""
     return shortened(" ".join(sys.orig_argv) or sys.executable)
 
 
@@ -221,7 +221,7 @@ def _pattern(pattern: HasStatistics) -> dict[str, Json]:
 
 
 def _parts(value: object) -> dict[str, Json]:
-    """The parts of a pattern by name, if a value is a collection of them."""
+    """Return the parts of a pattern by name, if a value is a collection of them."""
     parts: dict[str, Json] = {}
     members: list[tuple[object, object]] = []
     if isinstance(value, Mapping):

@@ -82,7 +82,7 @@ class Measured:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first and the last of the ops."""
+        """First and last op, by sequence number."""
         return self._numbers[0], self._numbers[-_NUMBERS]
 
     @property
@@ -101,7 +101,7 @@ UNMEASURED: Final[Row] = (0, 0, 0, 0, 0)
 
 
 def op_times(submitted: int, sent: int, answered: int, row: Row = UNMEASURED) -> OpTimes:
-    """The times of an op."""
+    """Return the times of an op."""
     launched, started, ended, found, stream = row
     return OpTimes(submitted, sent, launched, started, ended, found, answered, stream)
 
@@ -119,7 +119,7 @@ class WatchedDevice(Protocol):
 
     @property
     def generation(self) -> int:
-        """The present generation."""
+        """Present generation."""
 
 
 class WatchedOp(Protocol):

@@ -68,7 +68,7 @@ class LoopFlusher(trio.abc.Instrument):
                 _of_run.set(None)
 
     def leave(self, port: Port) -> None:
-        """The port does nothing any more."""
+        """Remove a port that has no more work."""
         self._ports.remove(port)
         if port in self._unsent:
             self._unsent.remove(port)
@@ -89,7 +89,7 @@ class LoopFlusher(trio.abc.Instrument):
         self._unsent.append(port)
 
     def before_io_wait(self, timeout: float) -> None:
-        """Send what this turn has brought."""
+        """Send the ops of this turn."""
         del timeout
         if self._unsent:
             unsent, self._unsent = self._unsent, []

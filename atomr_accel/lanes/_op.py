@@ -173,7 +173,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         return "withdrawn" if self.message is WITHDRAWN else "done"
 
     def result(self) -> Any:
-        """The result of an op that is answered; raises if that is an error."""
+        """Return the result of an answered op, or raise its error."""
         if self._error is None and self._make_error is None:
             return self.value
         error = self.error
@@ -212,7 +212,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
 
 
 def _like(error: Exception) -> Exception:
-    """An error that is the same but for the frames it has come through."""
+    """Return a copy of an error without its traceback."""
     try:
         like = type(error).__new__(type(error), *error.args)
         like.args = error.args

@@ -44,13 +44,13 @@ class Arena:
     """One shared file.
 
     Attributes:
-        id: its number, which is that of no slab of the device.
+        id: its number, which differs from those of the device's slabs.
         nbytes: its size.
         fd: its descriptor.
         bytes: its content.
         base: its address in this process.
         host: the host that also maps it.
-        pieces: how many pieces of it are in use.
+        pieces: the number of its pieces in use.
         left: its pieces that were released while arrays of them were still held.
     """
 
@@ -175,7 +175,7 @@ class PinnedPool:
         return self._take(nbytes)
 
     async def acquire(self, nbytes: int) -> Piece:
-        """A piece of at least ``nbytes``, which must not exceed the limit."""
+        """Return a piece of at least ``nbytes``, which must not exceed the limit."""
         async with self._line:
             while (piece := self._take(nbytes)) is None:
                 # Only the first in line waits here, so each wake-up is useful.
@@ -219,7 +219,7 @@ class PinnedPool:
         return _Lent(piece, number, self.returned)
 
     def statistics(self) -> PinnedStatistics:
-        """A snapshot."""
+        """Return a snapshot of the pool."""
         self._collect()
         waiting = self._line.statistics()
         left = sum(piece.size for arena in self._arenas.values() for piece in arena.left)
@@ -354,7 +354,7 @@ class Piece:
         size: its size.
         released: whether its owner is done with it.
         dedicated: whether it is the only one of its arena, and does not count to the limit.
-        lent: whether there may be arrays of it that ``array`` has made.
+        lent: whether arrays from ``array`` may still be held.
     """
 
     __slots__ = ("_holds", "_pool", "address", "arena", "dedicated", "lent", "released", "size")
@@ -372,7 +372,7 @@ class Piece:
         self._holds = 0
 
     def view(self, nbytes: int) -> Bytes:
-        """The first ``nbytes`` of the piece."""
+        """Return the first ``nbytes`` of the piece."""
         offset = self.address & OFFSET_MASK
         return self.arena.bytes[offset : offset + nbytes]
 
@@ -392,7 +392,7 @@ class Piece:
         self._holds += 1
 
     def drop(self) -> None:
-        """End what ``hold`` began."""
+        """End the effect of one ``hold``."""
         self._holds -= 1
         if self.released and not self._holds:
             self._pool._give_back(self)

@@ -69,7 +69,7 @@ _ONE_IN: Final = 17
 because the period of a repeating program is usually a round number."""
 
 FRAME_SECONDS: Final = 300.0
-"""A host that has begun a frame and not sent the rest after this long has broken the protocol."""
+"""Limit of the wait for the rest of a frame; a host that exceeds it has broken the protocol."""
 
 _AGAIN_SECONDS: Final = 2.0
 """Second wait for the rest of a frame. If the whole program was stopped, its host was stopped too
@@ -79,7 +79,7 @@ _MOST_FAILED: Final = 256
 """Ops answered at a time when their context has failed, in a fraction of a millisecond."""
 
 _WINDOW: Final = 1024
-"""Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
+"""Limit of the ops that a host has at a time; the rest wait here, and can be withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +267,10 @@ class Port:
         return self._count
 
     def overdue(self, now: float, deadline: float) -> Op | None:
-        """The op at the head of this lane, if it has been there for ``deadline`` seconds.
+        """Return the op at the head of this lane if it has been there for ``deadline`` seconds.
 
-        Only time in which nothing kept it from running counts: it starts anew whenever the
-        head changes, and while the head depends on another lane's op.
+        Only the time in which the op could run counts. It starts again whenever the head changes,
+        and while the head depends on another lane's op.
         """
         head = None
         if self._count:
@@ -285,7 +285,7 @@ class Port:
         return None
 
     def statistics(self) -> LaneStatistics:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return LaneStatistics(
             name=self.name,
             submitted=self._submitted,
@@ -395,7 +395,7 @@ class Port:
                 self.send()
 
     async def _see_frames_complete(self) -> None:
-        """A frame that is never complete is a fault. Sleeps for as long as none is cut."""
+        """Report a frame that stays incomplete as a fault; sleep while all are complete."""
         frames = self._frames_in
         while True:
             await self._cut.wait()
@@ -489,7 +489,7 @@ class Port:
         del buffer[:sent]
 
     def _encode_together(self, most: int) -> int:
-        """A frame of ops at the head of the queue, up to one that needs a closer look; how many."""
+        """Encode the first queued ops into a frame, up to a bulky one; return their number."""
         outbox, prepared = self._outbox, self._prepared
         ops = [*outbox] if len(outbox) <= most else [*islice(outbox, most)]
         payloads: list[object] = []
@@ -587,7 +587,7 @@ class Port:
                     self._done.answer(received, idle=not self._count)
 
     def _violated(self, why: str) -> None:
-        """The host does not speak our language: end its context."""
+        """End the context, because the host has broken the protocol."""
         self._ended = True
         why = f"the host broke the protocol of lane {self.name}: {why}"
         suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
@@ -731,7 +731,7 @@ class Port:
         self._wake(op)
 
     def _wake(self, op: Op) -> None:
-        """The op was settled: let its caller go on, if one waits."""
+        """Wake the caller of a settled op, if one waits."""
         if op.task is not None:
             if self._flusher is not None:
                 self._flusher.wake(op)
@@ -739,7 +739,7 @@ class Port:
                 op.wake()
 
     def _settle(self, op: Op) -> None:
-        """The op is over: let go of its buffers."""
+        """Release the buffers of an op that is over."""
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
         if not in_flight and self._prompt:
@@ -765,7 +765,7 @@ class Port:
 
 
 def _with(before: int | set[int], seq: int) -> int | set[int]:
-    """An op, or several, and one more."""
+    """Add an op to the ops that must finish first."""
     if not before or before == seq:
         return seq
     if isinstance(before, int):
@@ -775,7 +775,7 @@ def _with(before: int | set[int], seq: int) -> int | set[int]:
 
 
 def _value_of(op: Op, reply: Value) -> Any:
-    """The value of a reply, which is of the type that the op's message names."""
+    """Return the value of a reply, decoded as the type that the op's message names."""
     if op.message.returns is None:
         raise ProtocolViolation(f"{op.name} was answered with a value, but returns none")
     try:

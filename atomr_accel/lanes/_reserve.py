@@ -67,13 +67,14 @@ class Reserve:
         self._let_go(len(self._kept))
 
     def make(self, create: Callable[[], T]) -> T:
-        """Call ``create``, and again with descriptors that are kept if there are no others.
+        """Call ``create``, and again with kept descriptors if there are no others.
 
         Args:
-            create: what takes descriptors; without them it raises and leaves nothing.
+            create: a function that opens descriptors; without free ones it raises and leaves none
+                open.
 
         Raises:
-            OSError: those that are kept are not enough.
+            OSError: the kept descriptors do not suffice.
         """
         while True:
             try:

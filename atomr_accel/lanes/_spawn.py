@@ -130,7 +130,7 @@ class HostHandle:
 
     @property
     def pid(self) -> int | None:
-        """The host's process id; None under thread isolation."""
+        """Process id of the host; None under thread isolation."""
         return self._process.pid if self._process else None
 
     @trio.lowlevel.enable_ki_protection
@@ -403,7 +403,7 @@ class HostHandle:
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code is None:
         return "its lane ended"
     if code < 0:

@@ -29,7 +29,7 @@ _busy = 0
 
 
 def shorten_switch_interval() -> None:
-    """A device has ops in flight now."""
+    """Note that a device has ops in flight now."""
     global _busy  # noqa: PLW0603 (the interval is the process's too)
     with _lock:
         _busy += 1

@@ -181,7 +181,7 @@ def ulps_between(one: Any, other: Any) -> int | None:
 
 
 def _ordered(value: Any, dtype: np.dtype[Any]) -> int:
-    """The place of a float among all floats."""
+    """Return the place of a float among all floats."""
     bits = int(np.asarray(value, dtype).view(f"u{dtype.itemsize}"))
     sign = 1 << (8 * dtype.itemsize - 1)
     return sign - bits if bits & sign else bits

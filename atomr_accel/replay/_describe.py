@@ -67,12 +67,12 @@ class _TooMuch(Exception):
 
 
 def digest(data: Any) -> bytes:
-    """The hash of bytes that a journal goes by (BLAKE2b, 20 bytes)."""
+    """Return the hash of bytes that journals use (BLAKE2b, 20 bytes)."""
     return hashlib.blake2b(data, digest_size=20).digest()
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """A dtype as a journal has it: by its name, or by its fields."""
+    """Return a dtype in a journal's form: its name, or its fields."""
     return dtype.name if dtype.names is None else repr(np.lib.format.dtype_to_descr(dtype))
 
 
@@ -95,7 +95,7 @@ class Numbers:
         self.dead: Final[deque[int]] = deque()
 
     def new(self) -> int:
-        """A number that nothing has had."""
+        """Return a new number."""
         self._last += 1
         return self._last
 
@@ -105,7 +105,7 @@ class Numbers:
         return 0 if known is None else known[1]
 
     def add_block(self, block: Block) -> int:
-        """A number for some memory."""
+        """Give some memory a number."""
         number, key = self.new(), id(block)
 
         def gone(_ref: object) -> None:
@@ -284,7 +284,7 @@ class Describer:
         return Formula(steps, operands, constants, graph.results[0])
 
     def _fields(self, value: Any, describe: Callable[[Any], Value]) -> Value:
-        """An instance of a type of this package that has fields."""
+        """Describe an instance of a type of this package that has fields."""
         kind = type(value)
         if kind.__module__.partition(".")[0] != __package__.partition(".")[0]:
             return Opaque(_text(value))
@@ -308,7 +308,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 
 def function_of(value: Any) -> Function:
-    """A function or class by its name, with the hash of its source."""
+    """Describe a function or class by its name, with the hash of its source."""
     module, name = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
     if isinstance(value, np.ufunc):
         module, name = "numpy", value.__name__
@@ -344,7 +344,7 @@ def _str(value: str) -> Value:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an error."""
+    """Return the message of an error."""
     try:
         return str(error)[:1000]
     except Exception:  # noqa: BLE001 - as `_text`
@@ -361,7 +361,7 @@ def _text(value: Any) -> str:
 
 
 def refs_in(value: Any, where: str) -> Iterator[tuple[str, GpuRef]]:
-    """The buffers in an argument or a result, with where in it they are."""
+    """Yield the buffers in an argument or a result, with their places in it."""
     todo = [(where, value)]
     seen: dict[int, Any] = {}  # some containers hold themselves, or one another many times
     while todo:

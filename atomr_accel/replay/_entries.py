@@ -332,7 +332,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Entry)
 
 
 def encode(entry: Entry) -> bytes:
-    """An entry as bytes. Text that UTF-8 has no form for is escaped in it."""
+    """Encode an entry. Text that UTF-8 cannot encode is escaped."""
     try:
         return encoder.encode(entry)
     except UnicodeEncodeError:  # such as the name of a file that is no UTF-8

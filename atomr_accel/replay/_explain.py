@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LAST: Final = 10
 _SECONDS: Final = 120.0
-"""A trial that takes longer has failed otherwise: it hangs."""
+"""Limit for a trial; one that takes longer hangs, and does not count as the fault."""
 
 _FAULTS: Final = ("ContextPoisoned", "KernelHung", "DeviceLost")
 
@@ -244,7 +244,7 @@ class _Search:
         return needed[::-1]
 
     async def _arrays(self) -> dict[bytes, np.ndarray[Any, Any]]:
-        """The contents of all arrays that the calls are given."""
+        """Return the contents of all arrays among the calls' arguments."""
         found: dict[bytes, np.ndarray[Any, Any]] = {}
         wanted: list[Array] = [*self._recorded.contents.values()]
         for recall in self._candidates:

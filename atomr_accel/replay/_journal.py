@@ -38,7 +38,7 @@ class Journal:
 
     @property
     def position(self) -> int:
-        """The number of the last call that was noted; 0 before the first."""
+        """Number of the last recorded call; 0 before the first."""
         return self._notes.position
 
     @property

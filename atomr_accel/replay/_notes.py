@@ -58,7 +58,7 @@ _MOST_SNAPSHOTS: Final = 256
 
 @final
 class _Note:
-    """A call that is to be noted."""
+    """A call that is being recorded."""
 
     __slots__ = (
         *("args", "arrays", "given", "kwargs", "large", "method", "number", "owner", "program"),
@@ -184,7 +184,7 @@ class Notes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Request[T]:
-        """A request that is noted when it is carried out, and each time that it is."""
+        """Wrap a request so that each time it runs is recorded."""
         if not self._notes_calls():
             return request
         prepare = request.prepare
@@ -336,7 +336,7 @@ class Notes:
     async def _begin(
         self, name: str, facade: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Note:
-        """A note of a call that is awaited, so that there is time to make room for copies."""
+        """Begin the note of an awaited call, and first wait for memory for its copies."""
         for _, ref in refs_in([args, kwargs], ""):
             block = ref._block.base
             if not self._numbers.of_block(block) and not ref.is_stale:
@@ -377,7 +377,7 @@ class Notes:
         return note
 
     def _bring(self, thing: Any, number: int, room: GpuRef | None = None) -> None:
-        """Note what no call of the journal has made."""
+        """Record a buffer or a facade that no call of the journal has made."""
         if isinstance(thing, GpuRef):
             self._bring_buffer(thing, number, room)
         elif isinstance(thing, Draws):
@@ -422,7 +422,7 @@ class Notes:
         return Request(request.lane, request.name, told, request.key)
 
     def _noting(self, submission: Submission[T], note: _Note) -> Submission[T]:
-        """A submission that notes itself as soon as it has its place."""
+        """Wrap a submission so that it is recorded as soon as it has its place."""
         finish = submission.finish
 
         def placed() -> None:

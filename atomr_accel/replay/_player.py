@@ -480,7 +480,7 @@ class Player:
                 self._doubts.add_block(made, reason)
 
     def _parts(self, call: Call) -> list[int]:
-        """The recordings that a call replays, or takes into another one, by their numbers."""
+        """Return the numbers of the recordings that a call replays, or takes into another one."""
         given = handles_of([call.target, *call.args])
         whole = [self._programs.get(number) for number in given]
         found = [each.recording for each in whole if each is not None and each.recording]
@@ -536,7 +536,7 @@ class Player:
         self._programs[done.result.id] = Program(recording)
 
     async def _left(self, recall: Recall) -> None:
-        """The block of a batch or a recording ends."""
+        """End the block of a batch or a recording."""
         assert isinstance(recall.call.target, Handle)
         done = recall.done
         number = recall.call.target.id
@@ -634,7 +634,7 @@ class Player:
     # --- what it has given ------------------------------------------------------------------
 
     async def _compare(self, recall: Recall, result: Any, cause: str | None) -> None:
-        """Know the results of a call by their numbers, and compare what its outputs hold."""
+        """Register the results of a call under their numbers, and compare its outputs."""
         call, done = recall.call, recall.done
         assert done is not None
         try:
@@ -762,7 +762,7 @@ def taken_down(calls: Sequence[Recall]) -> set[int]:
 
 
 def _whole(array: Array, number: int) -> Ref:
-    """A buffer that a recording has made, which is compared whole."""
+    """Return the whole buffer of a recording, for a comparison."""
     return Ref(number, array.dtype, array.shape)
 
 

@@ -166,7 +166,7 @@ class ProgramWriter:
     # --- what is there ----------------------------------------------------------------------
 
     def _bring(self, ref: Ref, entry: Outside | Brought | None) -> None:
-        """A buffer that no call of the program has made."""
+        """Write the making of a buffer that no call of the program has made."""
         name = self._names[ref.id] = f"x{ref.id}"
         array = self._contents.get(ref.id) if isinstance(entry, Outside) else None
         if array is not None and array.hash in self._arrays:
@@ -178,7 +178,7 @@ class ProgramWriter:
         self._lines.append(f'{name} = await device.zeros({whole.shape!r}, "{whole.dtype}")')
 
     def _bring_handle(self, handle: Handle, entry: Outside | Brought | None) -> None:
-        """A generator or a fused function."""
+        """Write the making of a generator or a fused function."""
         if not isinstance(entry, Brought) or entry.kind not in ("generator", "fused"):
             raise Unwritable(f"nothing tells how #{handle.id} was made")
         name = self._names[handle.id] = f"{entry.kind}{handle.id}"
@@ -272,7 +272,7 @@ class ProgramWriter:
         raise Unwritable(f"{type(value).__name__}: the journal holds no more than its name")
 
     def _ref(self, ref: Ref) -> str:
-        """A buffer, or a view of it."""
+        """Return the text for a buffer, or for a view of it."""
         name, whole = self._names[ref.id], self._whole.get(ref.id)
         if whole is None or (
             (ref.shape, ref.dtype, ref.offset, ref.strides)
@@ -335,7 +335,7 @@ class ProgramWriter:
         return function.name
 
     def _formula(self, formula: Formula) -> str:
-        """An expression by NumPy's functions."""
+        """Return the text of an expression with NumPy's functions."""
         made: list[str] = []
         for step in formula.steps:
             args = (
@@ -369,7 +369,7 @@ def _is_pythons(path: str) -> bool:
 
 
 def _without_unused(text: str) -> str:
-    """A program without the imports that it does not use."""
+    """Return a program without its unused imports."""
     lines = text.split("\n")
     kept = []
     for line in lines:

@@ -73,7 +73,7 @@ def view_of(
 
 
 class Missing(Exception):
-    """Something that a call needs cannot be made again; the message says what and why."""
+    """An object that a call needs cannot be made again; the message says which and why."""
 
 
 @final
@@ -152,7 +152,7 @@ class Restorer:
         raise Missing(f"the journal holds no more of an argument than {text!r}")
 
     def ref(self, described: Ref) -> GpuRef:
-        """A buffer, or a view of one."""
+        """Return a buffer, or a view of one."""
         known = self.buffers.get(described.id)
         if known is None:
             raise Missing(f"buffer #{described.id}: {self.lost.get(described.id, 'it is gone')}")
@@ -165,7 +165,7 @@ class Restorer:
         return self.handles[described.id]
 
     async def array(self, described: Array) -> np.ndarray[Any, Any]:
-        """An array of the program."""
+        """Return an array of the program."""
         found = await self._array(described)
         if found is None:
             raise Missing(
@@ -210,7 +210,7 @@ class Restorer:
             )
 
     def formula(self, described: Formula) -> Any:
-        """An expression."""
+        """Return an expression."""
         made: list[Any] = []
         for step in described.steps:
             if step.kind == "operand":
@@ -297,7 +297,7 @@ def handles_of(value: Any) -> list[int]:
 
 
 def refs_given(call: Call) -> dict[str, Ref]:
-    """The buffers that a call is given, by where they are."""
+    """Return the buffers among a call's arguments, by their places."""
     found = dict(refs_of(call.args, "args"))
     for name, value in call.kwargs.items():
         found.update(refs_of(value, name))
@@ -317,7 +317,7 @@ _DEFINITIONS: Final = (
 
 
 def _module_of(described: Function) -> Any:
-    """The module of a function; that of another program is imported from its file."""
+    """Import the module of a function; the module of another program is imported from its file."""
     if described.module != "__main__":
         return importlib.import_module(described.module)
     here = sys.modules["__main__"]

@@ -83,7 +83,7 @@ def check_name(name: str) -> str:
 
 
 def digest_of(before: bytes, number: int, data: bytes) -> bytes:
-    """The digest of a record, which depends on all records before it."""
+    """Return the digest of a record, which depends on all records before it."""
     return hashlib.blake2b(
         before + number.to_bytes(8, "little") + data, digest_size=DIGEST
     ).digest()

@@ -1,4 +1,4 @@
-"""The metrics there are: one table, from which exporters and documentation are made."""
+"""Metrics of the package in one table, from which exporters and documentation are made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """The name that Prometheus shows."""
+        """Name of the metric in Prometheus."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
     @property

@@ -38,7 +38,7 @@ class HasStatistics(Protocol):
     """A pattern, or another object with statistics."""
 
     def statistics(self) -> object:
-        """A snapshot: a dataclass."""
+        """Return a snapshot: a dataclass."""
 
 
 @final

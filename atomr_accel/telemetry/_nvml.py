@@ -1,4 +1,4 @@
-"""NVML as an actor: what GPUs do, and what their driver says of faults."""
+"""NVML as an actor: readings of GPUs, and the driver's reports of faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WAIT_SECONDS: Final = 0.1
 """Seconds that a thread waits for an event, and that closing waits for that thread."""
 
 _TIED_SECONDS: Final = 5.0
-"""An Xid and a fault of the same GPU that lie no further apart are one thing."""
+"""Largest distance in time between an Xid and a fault of the same GPU that belong together."""
 
 _MOST_NOTED: Final = 256
 
@@ -131,7 +131,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
 
     @property
     def ref(self) -> ActorRef:
-        """The actor that talks to NVML."""
+        """Actor that talks to NVML."""
         assert self._ref is not None  # set before it is handed out
         return self._ref
 
@@ -177,7 +177,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
             self._watchers.discard(send)
 
     def _note_xid(self, xid: Xid) -> None:
-        """An Xid has come. Called in trio's thread."""
+        """Note an Xid. Called in trio's thread."""
         xid = replace(xid, fault=nearest_fault(xid, self._faults))
         self._xids.append(xid)
         key = (xid.uuid, xid.number)
@@ -194,7 +194,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
                 watcher.send_nowait(xid)
 
     def _note_fault(self, fault: DeviceFault) -> None:
-        """A device of this program has failed: an Xid may explain it, now or soon."""
+        """Note a fault of a device of this program, which an Xid may explain, now or soon."""
         self._faults.append(fault)
         for at, xid in enumerate(self._xids):
             if xid.fault is None and (tied := nearest_fault(xid, (fault,))) is not None:
@@ -208,7 +208,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
 def nearest_fault(
     xid: Xid, faults: tuple[DeviceFault, ...] | deque[DeviceFault]
 ) -> DeviceFault | None:
-    """The fault that an Xid explains: of the same GPU, the same process if known, at that time."""
+    """Return the fault that an Xid explains: same GPU, process (if known) and time."""
     near = [
         fault
         for fault in faults
@@ -221,14 +221,14 @@ def nearest_fault(
 
 @final
 class _Faults(DeviceInstrument):
-    """Tells a monitor of the faults of a system's devices."""
+    """Reports the faults of a system's devices to a monitor."""
 
     def __init__(self, monitor: NvmlMonitor, system: System) -> None:
         self._monitor: Final = monitor
         self._system: Final = system
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
-        """Note it, with what NVML knows its GPU by."""
+        """Note a fault, with NVML's name of its GPU."""
         failed = next((one for one in self._system.devices if one._core is device), None)
         if failed is not None and failed.info.uuid:
             self._monitor._note_fault(

@@ -94,7 +94,7 @@ class NvmlLibrary:
         self._events: Any = None
 
     def close(self) -> None:
-        """Let go of it. Nothing may be called any more, nor be in progress."""
+        """Close NVML. Afterwards no call may be made or under way."""
         nvml = self._nvml
         try:
             if self._events is not None:

@@ -1,4 +1,4 @@
-"""Perfetto's trace format, as far as timelines need it.
+"""The part of Perfetto's trace format that timelines need.
 
 A file is one ``TracePacket`` after the other: one that is cut off in the middle loses the last.
 Fields and their numbers are those of ``perfetto_trace.proto``. Slices come by the thousand, so they
@@ -122,10 +122,10 @@ Slice = tuple[int, int, int, int, int]
 
 @final
 class Encoder:
-    """Makes the packets of one timeline. Takes no notice of threads: one at a time may use it.
+    """Makes the packets of one timeline. Use it in one thread at a time.
 
     Args:
-        process: what to call the process.
+        process: the name of the process.
         pid: its number.
 
     Attributes:
@@ -150,7 +150,7 @@ class Encoder:
         self.root: Final = self._describe(_field(3, _field(1, pid) + _field(6, process)))
 
     def take(self) -> bytes:
-        """The packets since the last time."""
+        """Return the packets since the last call."""
         out, self._out = bytes(self._out), bytearray()
         return out
 
@@ -166,11 +166,11 @@ class Encoder:
         return self._describe(_field(5, parent) + _field(2, name) + order)
 
     def counter(self, name: str, parent: int, *, unit: str) -> int:
-        """A track of values."""
+        """Add a track of values."""
         return self._describe(_field(5, parent) + _field(2, name) + _field(8, _field(6, unit)))
 
     def name(self, text: str) -> int:
-        """The number of a name."""
+        """Return the number of a name."""
         number = self._names.get(text)
         if number is None:
             number = self._names[text] = len(self._names) + 1
@@ -179,7 +179,7 @@ class Encoder:
         return number
 
     def slices(self, slices: Sequence[Slice]) -> None:
-        """Slices that are over. Those of a track lie in each other or do not overlap."""
+        """Add finished slices. Slices of a track lie in each other or do not overlap."""
         if not slices:
             return
         table = np.array(slices, np.uint64)
@@ -201,7 +201,7 @@ class Encoder:
         self._event(at, _BEGIN, track, name, told)
 
     def end(self, at: int, track: int, told: Mapping[str, Annotation] | None = None) -> None:
-        """The innermost slice of a track that has begun ends."""
+        """End the innermost open slice of a track."""
         self._event(at, _END, track, None, told)
 
     def instant(
@@ -211,7 +211,7 @@ class Encoder:
         self._event(at, _INSTANT, track, name, told)
 
     def count(self, at: int, track: int, value: int) -> None:
-        """A counter has another value."""
+        """Set the value of a counter."""
         self._packet(
             _field(8, at)
             + _STATE

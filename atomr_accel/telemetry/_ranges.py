@@ -1,4 +1,4 @@
-"""NVTX ranges of what hosts launch, for Nsight and other tools of the vendor."""
+"""NVTX ranges around the launches of hosts, for Nsight and other tools of the vendor."""
 
 from __future__ import annotations
 

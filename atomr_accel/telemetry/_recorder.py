@@ -160,14 +160,14 @@ class Recorder(DeviceInstrument):
         self._flows[op.device, op.seq] = recording << 1 | 1
 
     def ops_finished(self, ops: FinishedOps) -> None:
-        """A slice of its lane for each, and one of the device."""
+        """Note a slice of its lane for each op, and one of the device."""
         if ops.name != ASKING_FOR_TIMES:
             take = self._flows.pop
             flows = [take((ops.device, seq), 0) for seq in ops.seqs] if self._flows else ()
             self._ops.append((ops, flows))
 
     def unfinished(self, op: WatchedOp) -> None:
-        """The timeline ends before an op does."""
+        """Note an op that is not over at the end of the timeline."""
         if op.times is not None and op.name != ASKING_FOR_TIMES:
             self._later.append((self._add_unfinished, (op.device, op.lane, op.name, op.times)))
 
@@ -191,7 +191,7 @@ class Recorder(DeviceInstrument):
     def message_finished(
         self, ref: ActorRef, message: Message[Any], failure: BaseException | None
     ) -> None:
-        """A slice of the actor's mailbox, and one of the actor."""
+        """Note a slice of the actor's mailbox, and one of the actor."""
         failed = None if failure is None else type(failure)
         self._mail += _FINISHED, ref, id(message), type(message), failed, monotonic_ns()
 
@@ -203,7 +203,7 @@ class Recorder(DeviceInstrument):
         self._note(self._add_to_actor, ref.path, name, now, reason)
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
-        """A mark on the actor's track."""
+        """Note a mark on the actor's track."""
         self._note(self._add_to_actor, ref.path, "restart", monotonic_ns(), repr(cause))
 
     def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
@@ -222,36 +222,36 @@ class Recorder(DeviceInstrument):
             self._note(self._add_transfer, device, name, begun, monotonic_ns())
 
     def slab_added(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
-        """A counter."""
+        """Note the reserved memory."""
         self._note(self._add_memory, device, nbytes, monotonic_ns())
 
     def slab_removed(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
-        """A counter."""
+        """Note the reserved memory."""
         self._note(self._add_memory, device, -nbytes, monotonic_ns())
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
-        """A mark on the device's track."""
+        """Note a mark on the device's track."""
         self._note(self._mark, device, "out of memory", monotonic_ns(), str(error))
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
-        """A mark on the device's track, and the end of its generation."""
+        """Note a mark on the device's track, and the end of its generation."""
         now = monotonic_ns()
         self._note(self._mark, device, f"fault: {fault.status_name}", now, str(fault))
         self._note(self._live, device, 0, now)
 
     def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
-        """The rebuild's phases, and the beginning of a generation."""
+        """Note the phases of the rebuild, and the start of a generation."""
         now = monotonic_ns()
         parts = (phases.open, phases.remap, phases.lanes)
         self._note(self._add_rebuild, device, generation, parts, now)
         self._note(self._live, device, generation, now)
 
     def standby_changed(self, device: WatchedDevice, state: str) -> None:
-        """A slice for each state."""
+        """Note a slice for each state."""
         self._note(self._stand_by, device, state, monotonic_ns())
 
     def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
-        """A mark on the device's track."""
+        """Note a mark on the device's track."""
         self._note(self._mark, device, "lost", monotonic_ns(), str(error))
 
     def there(self, device: WatchedDevice, reserved: int, state: str | None) -> None:
@@ -263,7 +263,7 @@ class Recorder(DeviceInstrument):
             self._note(self._stand_by, device, state, now)
 
     def finish(self) -> None:
-        """The timeline ends."""
+        """Note the end of the timeline."""
         self._note(self._end_all, monotonic_ns())
 
     def _note(self, add: Callable[..., None], *args: Any) -> None:
@@ -431,7 +431,7 @@ class Recorder(DeviceInstrument):
         self._encoder.instant(at, self._tracks(device).life, name, {"why": why})
 
     def _live(self, device: WatchedDevice, generation: int, at: int) -> None:
-        """A generation begins, or, without a number, ends."""
+        """Add the start of a generation, or, without a number, its end."""
         assert self._encoder is not None
         tracks = self._tracks(device)
         if tracks.alive:

@@ -1,4 +1,4 @@
-"""OpenTelemetry's spans for what actors handle, for restarts and for rebuilds."""
+"""OpenTelemetry spans for handled messages, for restarts and for rebuilds."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class _Spans(DeviceInstrument):
             self._end(span, failure)
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
-        """A span until it has started again."""
+        """Begin a span that lasts until the actor has started again."""
         attributes = {"atomr_accel.actor": ref.path}
         span = self._tracer.start_span("restart", self._context.Context(), attributes=attributes)
         if cause is not None:
@@ -91,7 +91,7 @@ class _Spans(DeviceInstrument):
         self._restarts[id(ref)] = span
 
     def actor_started(self, ref: ActorRef) -> None:
-        """The end of a restart, if it is one."""
+        """End the span of a restart, if there is one."""
         self._end(self._restarts.pop(id(ref), None), None)
 
     def actor_stopped(self, ref: ActorRef, cause: BaseException | None) -> None:
@@ -99,7 +99,7 @@ class _Spans(DeviceInstrument):
         self._end(self._restarts.pop(id(ref), None), cause)
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
-        """A span until the device is back."""
+        """Begin a span that lasts until the device is back."""
         span = self._tracer.start_span(
             "rebuild",
             self._context.Context(),
@@ -115,7 +115,7 @@ class _Spans(DeviceInstrument):
         self._rebuilds[device] = span
 
     def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
-        """The end of a rebuild, if it is one."""
+        """End the span of a rebuild, if there is one."""
         span = self._rebuilds.pop(device, None)
         if span is not None:
             for phase in ("open", "remap", "lanes"):
@@ -133,7 +133,7 @@ class _Spans(DeviceInstrument):
             span.end()
 
     def traceparent(self) -> str | None:
-        """The current span, as W3C Trace Context has it."""
+        """Return the current span in the form of W3C Trace Context."""
         context = self._api.get_current_span().get_span_context()
         if not context.is_valid:
             return None

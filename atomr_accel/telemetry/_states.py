@@ -244,7 +244,7 @@ _PATTERN_FIELDS: Final = {
     **dict.fromkeys(_EVENTS, "pattern_events"),
     "seconds": "pattern_seconds",
 }
-"""The metric that has the field of a pattern's statistics; the field's name is its last label."""
+"""Metrics by field of a pattern's statistics; the name of the field is the last label."""
 
 _UNMEASURED: Final = frozenset(
     {"balance_loss", "capacity", "concurrency", "cost", "failures", "largest", "outcomes"}

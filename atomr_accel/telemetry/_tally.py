@@ -47,7 +47,7 @@ _MOST_BATCHES: Final = 1024
 
 
 def durations() -> Histogram:
-    """An empty histogram of nanoseconds."""
+    """Return an empty histogram of nanoseconds."""
     return Histogram(NANOSECONDS, 1e-9)
 
 
@@ -170,13 +170,13 @@ class DeviceTally:
             self._failed_at = time.monotonic_ns()
 
     def note_ready(self) -> None:
-        """A context is up."""
+        """Count the duration of an outage, if one ends with this context."""
         if self._failed_at is not None:
             self.recoveries.add(time.monotonic_ns() - self._failed_at)
             self._failed_at = None
 
     def take(self, snapshot: Snapshot, *labels: str) -> None:
-        """Add all of it to a snapshot."""
+        """Add all counts to a snapshot."""
         for library, tally in self.libraries.items():
             tally.sort()
             for outcome, count in tally.outcomes.items():
@@ -194,7 +194,7 @@ class DeviceTally:
 
 
 def library_of(name: str, lane: str) -> str:
-    """The library of an op: ``"blas"`` of ``"blas.gemm"``; of others, the lane's kind."""
+    """Return the library of an op: ``"blas"`` for ``"blas.gemm"``; else the lane's kind."""
     library, dot, _ = name.partition(" ")[0].partition(".")
     return library if dot else lane.partition(".")[0]
 
@@ -226,7 +226,7 @@ class SystemTally(DeviceInstrument):
         self.stops: Final[Counter[tuple[str, str]]] = Counter()
 
     def of(self, device: WatchedDevice) -> DeviceTally:
-        """The tally of a device; that of one that is not wanted is not kept in ``devices``."""
+        """Return the tally of a device; ``devices`` keeps only those of wanted devices."""
         tally = self._tallies.get(device)
         if tally is None:
             tally = self._tallies[device] = DeviceTally()
@@ -269,7 +269,7 @@ class SystemTally(DeviceInstrument):
         self.of(device).note_fault(fault.status_name)
 
     def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
-        """The wait is over."""
+        """Count the end of an outage."""
         self.of(device).note_ready()
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Timelines of what a program does on its devices, in a file for Perfetto."""
+"""Timelines of a program's work on its devices, in a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EVERY_SECONDS: Final = 0.25
 
 @final
 class _File:
-    """Writes what a recorder notes, in worker threads, one call at a time."""
+    """Writes the events of a recorder, in worker threads, one call at a time."""
 
     def __init__(self, file: BinaryIO, recorder: Recorder, system: ActorSystem) -> None:
         self._file = file

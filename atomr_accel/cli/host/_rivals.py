@@ -97,7 +97,7 @@ def _median(once: Callable[[], object], wait: Callable[[], object], repeats: int
 
 
 def data_of(name: str, size: int) -> list[np.ndarray[Any, Any]]:
-    """The arrays that a measurement begins with; the same for us and for rivals."""
+    """Return the input arrays of a measurement, the same for us and for rivals."""
     rng = np.random.default_rng(size)
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {
         "ask": ((size, size), (size, size)),

@@ -75,7 +75,7 @@ def _gpu(cuda: ctypes.CDLL, index: int, mig: dict[str, bool]) -> dict[str, Any]:
 
 
 def _from_nvml() -> tuple[str | None, dict[str, bool]]:
-    """The driver's version, and which GPUs are divided, by their UUIDs without punctuation."""
+    """Return the driver's version, and the divided GPUs by their UUIDs without punctuation."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
