@@ -201,7 +201,7 @@ class PinnedPool:
         return arena.id << SLAB_SHIFT | offset if offset < arena.nbytes else None
 
     def trim(self) -> None:
-        """Give up arenas without pieces in use, though released arrays may still be held."""
+        """Give up arenas without pieces in use; arrays of released pieces may still be held."""
         self._collect()
         for arena in self._arenas.values():
             if not arena.pieces:
