@@ -1,4 +1,4 @@
-"""The words of each command. This is all that ``--help`` loads."""
+"""Arguments of each command. ``--help`` loads only this module."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command.
+    """A command.
 
     Attributes:
-        name: the word for it; the module of the same name has its ``run``.
-        summary: what it does, in one line.
-        about: the same, for its own help.
-        examples: command lines, each with what it is for.
+        name: its word on the command line, and the name of the module with its ``run``.
+        summary: its purpose, in one line.
+        about: its purpose, for its own help.
+        examples: command lines with their purposes.
         add: adds its arguments to a parser.
     """
 
@@ -41,7 +41,7 @@ exit codes:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Leaves to others how a command ends, and does not pass over what it could not print."""
+    """Raises errors instead of exiting, and reports output that could not be printed."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the words.
@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of ``atomr-accel``; what it makes has ``command``, ``json`` and ``schema``."""
+    """Return the parser of ``atomr-accel``; results have ``command``, ``json`` and ``schema``."""
     top = _Parser(
         prog="atomr-accel",
         description="Look at devices, libraries and running programs of atomr_accel.",

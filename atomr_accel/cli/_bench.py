@@ -1,7 +1,7 @@
-"""``atomr-accel bench``: a few measurements, beside what else is installed.
+"""``atomr-accel bench``: a few measurements, compared with other installed packages.
 
-They tell how a machine does, and whether it does as it did. What is measured thoroughly is in the
-repository's benchmarks.
+They show how fast a machine is, and whether it has become slower. The benchmarks in the repository
+measure more thoroughly.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _RIVAL_SECONDS: Final = 300.0
 _PLOTS: Final = (".svg", ".png", ".pdf")
 
 Once = Callable[[], Awaitable[object]]
-"""What a measurement does once, to its end."""
+"""One run of a measurement, to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One of them.
+    """A measurement.
 
     Attributes:
-        name: the word for it.
-        what: what is done; ``{size}`` is the size.
+        name: its word on the command line.
+        what: a description; ``{size}`` stands for the size.
         sizes: the size for a CPU, or ``--quick``, and for a GPU.
-        work: how much is done at a size, in ``unit``.
-        unit: of the rate.
-        prepared: makes what does it once, on a device.
+        work: the amount of work at a size, in ``unit``.
+        unit: the unit of the rate, per second.
+        prepared: prepares a device, and returns the function that runs once.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Measurement:
     prepared: Callable[[Device, int], Awaitable[Once]]
 
     def of_size(self, size: int | str) -> str:
-        """What is done, with its size."""
+        """Return the description with the size filled in."""
         return self.what.format(size=size)
 
 
@@ -184,7 +184,7 @@ MEASUREMENTS: Final = (
 """All measurements; all of them in float32."""
 
 _RIVALS_CALL_IT: Final = {"batch": "many"}
-"""What rivals do where they have no such thing."""
+"""Measurements of rivals that stand in for ours."""
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -315,7 +315,7 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Device]:
 def _asked(
     rival: str, device: str, args: argparse.Namespace, measurements: list[Measurement]
 ) -> Answer:
-    """What a rival takes, in a process of its own, after ours has ended."""
+    """Measure a rival in its own process, after our measurements have ended."""
     small = _is_small(device, args)
     tasks = {
         name: Task(name, m.sizes[0] if small else m.sizes[1], args.repeats)
@@ -389,7 +389,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _check_plot(file: str) -> None:
-    """Refuse what cannot be drawn before anything is measured."""
+    """Raise ``Refusal`` for a plot that cannot be drawn, before any measurement."""
     if Path(file).suffix not in _PLOTS:
         raise Refusal(f"--plot takes a name that ends with {', '.join(_PLOTS)}", ExitCode.USAGE)
     if find_spec("matplotlib") is None:
@@ -397,7 +397,7 @@ def _check_plot(file: str) -> None:
 
 
 def _plot(document: BenchDocument, file: str) -> None:
-    """Bars of the ratios to each rival, or of our times if there is none."""
+    """Draw bars of the ratios to each rival, or of our times without rivals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.5 * len(document.measurements) + 1.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""``atomr-accel cache``: what is kept on disk, whether it is whole, and away with it."""
+"""``atomr-accel cache``: list, verify and clear the files that are kept on disk."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ KINDS: Final = {
     "dnn-plans": "cuDNN's plans",
     "pch": "headers, precompiled by NVRTC",
 }
-"""What each kind of our own is for."""
+"""Use of each kind of file that this package keeps."""
 
 _BY_THE_VENDOR: Final = "pch"
-"""The kind that a library writes by itself: in folders, without our hashes."""
+"""Kind of files that a library writes by itself: in folders, without our hashes."""
 
 _FOREIGN: Final = (
     ("cuda", "what CUDA's driver has compiled", "CUDA_CACHE_PATH", "~/.nv/ComputeCache"),
     ("cupy", "CuPy's kernels", "CUPY_CACHE_DIR", "~/.cupy/kernel_cache"),
     ("triton", "Triton's kernels", "TRITON_CACHE_DIR", "~/.triton/cache"),
 )
-"""Those of others: kind, use, the variable that says where they are, and the default."""
+"""Caches of other packages: kind, use, the variable with their folder, and the default."""
 
 _OURS: Final = re.compile(r"[0-9a-f]{64}|\..+")
 """Names of files in a cache, and of those that are not written to their end."""
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 class _Kind:
-    """A kind of our own, and where it is."""
+    """A kind of file that this package keeps, and its folder."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -103,7 +103,7 @@ class _Kind:
 def _wanted(base: Path | None, names: Sequence[str]) -> list[_Kind]:
     there = set(KINDS)
     if base is not None and not base.is_symlink():
-        with suppress(OSError):  # nothing was ever kept, or it may not be read: the kinds tell
+        with suppress(OSError):  # empty or unreadable: the kinds report it
             there |= {
                 path.name for path in base.iterdir() if path.is_dir() and not path.is_symlink()
             }
@@ -118,7 +118,7 @@ def _wanted(base: Path | None, names: Sequence[str]) -> list[_Kind]:
 
 
 def _files(kind: _Kind) -> Iterator[tuple[Path, int]]:
-    """The files of a kind, with their sizes; what is no file of a cache is passed over."""
+    """Yield the files of a kind, with their sizes; skip files that are not part of a cache."""
     if kind.name == _BY_THE_VENDOR and kind.problem is None:
         for where, _, names in os.walk(kind.folder):
             for path in (Path(where, name) for name in sorted(names)):
@@ -141,11 +141,11 @@ def _files(kind: _Kind) -> Iterator[tuple[Path, int]]:
 def _done(
     kind: _Kind, args: argparse.Namespace, count: Callable[[], None]
 ) -> tuple[KindPart, bool]:
-    """Do what is asked for to one kind; whether something is wrong then."""
+    """Carry out the action on one kind; return the result and whether a problem remains."""
     look = args.action == "verify" or args.damaged
     files = nbytes = damaged = removed = 0
     failed = False
-    known = kind.name != _BY_THE_VENDOR  # nobody can tell whether others are whole
+    known = kind.name != _BY_THE_VENDOR  # files of others cannot be verified
     for path, size in _files(kind):
         files, nbytes = files + 1, nbytes + size
         whole = not (look and known) or _is_whole(path)
@@ -176,7 +176,7 @@ def _done(
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file holds what it should; one that is being written does not count."""
+    """Return True if the content of a file matches its hash; files in writing count as whole."""
     try:
         return path.name.startswith(".") or is_whole(path)
     except FileNotFoundError:

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from ..device import Device
 
 Pair = tuple["NDArray[Any]", "NDArray[Any]"]
-"""What a device has computed, and what it should be."""
+"""The result of a device, and the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One of them.
+    """A check of a library.
 
     Attributes:
-        library: whose it is: the attribute of ``Device``.
-        what: what is computed.
-        tolerance: the largest deviation there may be, in units of the largest element.
-        compute: does it.
-        optional: whether nobody expects it: it comes with an extra of its own.
+        library: the library, as an attribute of ``Device``.
+        what: a description of the computation.
+        tolerance: the largest allowed deviation, in units of the largest element.
+        compute: runs the computation.
+        optional: whether the library may be missing, because it has an extra of its own.
     """
 
     library: str
@@ -73,7 +73,7 @@ async def _cub(device: Device, rng: np.random.Generator) -> Pair:
 
 
 async def _cutlass(device: Device, rng: np.random.Generator) -> Pair:
-    """What a GPU compiles for half a minute, the first time."""
+    """Multiply half-precision matrices. A GPU compiles this for half a minute the first time."""
     a, b = (rng.standard_normal((256, 128)).astype(np.float16) for _ in "ab")
     refs = [await device.put(each) for each in (a, b)]
     made = await device.cutlass.matmul(*refs, trans_b=True, dtype="float32")
@@ -125,7 +125,7 @@ async def _nvrtc(device: Device, rng: np.random.Generator) -> Pair:
 
 
 async def _rng(device: Device, rng: np.random.Generator) -> Pair:
-    """Numbers of one seed are the same again, and their mean is where it should be."""
+    """Check that the same seed gives the same numbers, and that their mean is right."""
     seed = int(rng.integers(1 << 31))
     once, again = [
         await device.get(await device.rng.default_rng(seed).random(1 << 16, np.float32))
@@ -148,7 +148,7 @@ async def _sparse(device: Device, rng: np.random.Generator) -> Pair:
 
 
 async def _sparselt(device: Device, rng: np.random.Generator) -> Pair:
-    """A pruned matrix times a dense one; nothing is rounded."""
+    """Multiply a pruned matrix by a dense one, with exact results."""
     a, b = rng.integers(-8, 9, (64, 64)), rng.integers(-8, 9, (64, 32))
     pruned = await device.sparselt.prune(await device.put(a.astype(np.float16)))
     structured = await device.sparselt.compress(pruned)
@@ -227,12 +227,12 @@ async def checked(device: Device, check: Check) -> CheckPart:
 
 
 def hash_of(text: str) -> int:
-    """A number that is the same in every process."""
+    """Return a number that is the same in every process."""
     return int.from_bytes(text.encode(), "little") % (1 << 32)
 
 
 def deviation(got: NDArray[Any], expected: NDArray[Any]) -> float | None:
-    """The largest deviation in units of the largest element; None if there is no number for it."""
+    """Return the largest deviation in units of the largest element; None if it is undefined."""
     if got.shape != expected.shape or not np.isfinite(got).all():
         return None
     if not expected.size:

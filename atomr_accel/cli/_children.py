@@ -1,4 +1,4 @@
-"""Child processes that load what the vendor has, so that nothing of it ends the command."""
+"""Child processes that load the vendor's libraries, so that a crash there spares the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-# The same path as here, and nothing imported before it is set: as hosts are started.
+# The same path as here, set before any import, as for hosts.
 _BOOT: Final = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from importlib import import_module; import_module(sys.argv[1]).main()"
@@ -20,21 +20,22 @@ class ChildFailed(Exception):
 
 
 def ask_child(module: str, question: bytes, seconds: float) -> bytes:
-    """Have a module answer a question in a process of its own.
+    """Have a module answer a question in its own process.
 
     Args:
-        module: of ``cli/host``; its ``main`` reads standard input and writes standard output.
-        question: what it reads.
-        seconds: after which it is killed.
+        module: a module of ``cli/host``; its ``main`` reads standard input and writes standard
+            output.
+        question: the standard input.
+        seconds: the time after which it is killed.
 
     Returns:
-        What it wrote.
+        The standard output.
 
     Raises:
         ChildFailed: it was killed, crashed or failed.
     """
     name = f"{__package__}.host.{module}"
-    # Entries of the path are as long as the program's: it may have been told "" for where it is.
+    # Absolute entries, because "" stands for the current folder.
     command = [sys.executable, "-P", "-c", _BOOT, name, *(os.path.abspath(p) for p in sys.path)]  # noqa: PTH100
     try:
         done = subprocess.run(

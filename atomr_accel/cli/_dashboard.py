@@ -26,10 +26,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """Run the program.
 
     Returns:
-        What it exits with.
+        The exit code.
 
     Raises:
-        Refusal: what serves the page is not installed, or it cannot be served there.
+        Refusal: a package for the page is not installed, or the port cannot be used.
     """
     for package in ("starlette", "hypercorn"):
         if find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""``atomr-accel doctor``: limits that will get in the way, each with what to do about it."""
+"""``atomr-accel doctor``: limits that may cause problems, each with its remedy."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _PINNED_LIMIT: Final = 1 << 30
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Look at all of it, and tell.
+    """Examine the machine, and print the findings.
 
     Returns:
-        ``WRONG`` if there is a problem, or with ``--strict`` a warning.
+        ``WRONG`` for a problem, or with ``--strict`` a warning; else ``OK``.
     """
     findings = examined(Machine(ask_vendor()))
     bad = {"problem", "warning"} if args.strict else {"problem"}
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def examined(machine: Machine) -> list[FindingPart]:
-    """What there is to say of a machine."""
+    """Return all findings about a machine."""
     findings = (examination(machine) for examination in EXAMINATIONS)
     return [finding for finding in findings if finding is not None]
 
@@ -293,7 +293,7 @@ def _environment(machine: Machine) -> FindingPart | None:
 
 
 def _system_calls(machine: Machine) -> FindingPart:
-    """Those that hosts and slabs need; an old kernel or a filter may refuse them."""
+    """Check the system calls for hosts and slabs; an old kernel or a filter may refuse them."""
     del machine
     refused = [name for name, call in _CALLS.items() if not _works(call)]
     if not refused:
@@ -318,7 +318,7 @@ def _works(call: Callable[[], int]) -> bool:
 
 
 def _tracing(machine: Machine) -> FindingPart | None:
-    """Nothing here traces processes; but whoever shares CUDA memory by other means may."""
+    """Check for tracing, which this package does not need, but other ways to share memory may."""
     scope = machine.number("proc/sys/kernel/yama/ptrace_scope")
     if machine.status("TracerPid") not in {None, "0"}:
         advice = "a traced process is slow to start hosts, and its deadlines pass meanwhile"
@@ -355,4 +355,4 @@ EXAMINATIONS: Final[tuple[Callable[[Machine], FindingPart | None], ...]] = (
     *(_shared_memory, _group_memory, _overcommit, _cache_folder),
     *(_system_calls, _tracing),
 )
-"""What is looked at, in this order; each tells nothing where there is nothing to tell."""
+"""Examinations, in their order; each returns None if it does not apply."""

@@ -1,7 +1,7 @@
-"""What ``--json`` prints: one object for each command, whose ``document`` says which.
+"""Documents that ``--json`` prints: one object per command, named by its ``document`` field.
 
-Times are seconds and sizes are bytes, unless a name says otherwise. Within a release of the
-package attributes may be added, and are never removed nor renamed.
+Times are seconds and sizes are bytes, unless a name says otherwise. Within a release of the package
+attributes may be added, and are never removed nor renamed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Document(Part, frozen=True, kw_only=True, tag_field="document"):
-    """Base of what is printed."""
+    """Base of printed documents."""
 
 
 class ErrorDocument(Document, frozen=True, kw_only=True, tag="error"):
-    """Instead of any other, where a command could not be done.
+    """Document of a command that failed, instead of its own document.
 
     Attributes:
-        command: which; empty where there is none of that name.
-        message: why, and what to do.
-        exit_code: what it exits with.
+        command: the command; empty if the word is unknown.
+        message: the reason, and the remedy.
+        exit_code: the exit code.
     """
 
     command: str
@@ -40,9 +40,9 @@ class DriverPart(Part, frozen=True, kw_only=True):
     """A GPU driver.
 
     Attributes:
-        version: its own, such as ``"580.65.06"``; None where it does not say.
-        cuda: the newest CUDA it can do, such as ``"13.0"``; None without a driver.
-        problem: why it cannot be used; None if it can.
+        version: its version, such as ``"580.65.06"``; None if it does not report one.
+        cuda: the newest CUDA version it supports, such as ``"13.0"``; None without a driver.
+        problem: the reason why it cannot be used; None if it can.
     """
 
     version: str | None
@@ -51,15 +51,15 @@ class DriverPart(Part, frozen=True, kw_only=True):
 
 
 class GpuPart(Part, frozen=True, kw_only=True):
-    """A GPU, as its driver tells.
+    """A GPU, as its driver reports it.
 
     Attributes:
-        index: as CUDA counts.
-        name: the vendor's.
+        index: CUDA's index.
+        name: the vendor's name.
         memory: bytes.
         compute_capability: such as ``"9.0"``.
         compute_mode: ``"default"``, ``"exclusive-process"`` or ``"prohibited"``.
-        mig: whether it is divided, or a part of one that is; None if that cannot be told.
+        mig: whether it is divided, or a part of a divided one; None if unknown.
     """
 
     index: int
@@ -71,15 +71,15 @@ class GpuPart(Part, frozen=True, kw_only=True):
 
 
 class LibraryPart(Part, frozen=True, kw_only=True):
-    """A library or package that is of use.
+    """A useful library or package.
 
     Attributes:
-        name: of the package, or of the vendor's library.
-        use: what it is for.
-        version: what it says; None if it is missing.
-        path: where a vendor's library was found.
-        extra: the extra of atomr-accel that brings it; None for what is required anyway.
-        problem: why it cannot be used; None if it can, or nobody wants it.
+        name: the name of the package, or of the vendor's library.
+        use: its purpose.
+        version: its version; None if it is missing.
+        path: the file of a vendor's library.
+        extra: the extra of atomr-accel that installs it; None for required packages.
+        problem: the reason why it cannot be used; None if it can, or if it is optional.
     """
 
     name: str
@@ -91,18 +91,18 @@ class LibraryPart(Part, frozen=True, kw_only=True):
 
 
 class CheckPart(Part, frozen=True, kw_only=True):
-    """A library computed something, which was compared with NumPy.
+    """A result of a library, compared with NumPy's.
 
     Attributes:
         device: such as ``"cuda:0"``.
         library: such as ``"blas"``.
-        what: what was computed.
+        what: a description of the computation.
         outcome: ``"ok"``, ``"wrong"`` (beyond the tolerance), ``"missing"`` (not installed),
             ``"unsupported"``, or ``"failed"``.
         error: the largest deviation, in units of the largest element; None without a result.
-        tolerance: what it may be.
-        seconds: how long it took, with all that had to be loaded.
-        detail: what went wrong; None if nothing did.
+        tolerance: the largest allowed deviation.
+        seconds: the duration, including the time to load the library.
+        detail: the reason of a failure; None without one.
     """
 
     device: str
@@ -132,19 +132,19 @@ class OpenedPart(Part, frozen=True, kw_only=True):
 
 
 class ProbeDocument(Document, frozen=True, kw_only=True, tag="probe"):
-    """What ``probe`` has found.
+    """Findings of ``probe``.
 
     Attributes:
-        version: of atomr_accel.
-        python: its version.
+        version: the version of atomr_accel.
+        python: the version of Python.
         platform: the system.
         driver: the GPU driver.
-        gpus: what it drives.
-        backends: names of the backends that are installed.
-        libraries: what is installed and what is missing.
-        devices: which devices could be opened.
-        checks: what they have computed.
-        advice: what to install or change.
+        gpus: the GPUs of the driver.
+        backends: the names of the installed backends.
+        libraries: installed and missing libraries.
+        devices: the devices, and whether they could be opened.
+        checks: the results of computations on them.
+        advice: steps to install or change something.
         ok: whether a device could be opened, and no check was wrong, missing or failed.
     """
 
@@ -167,14 +167,14 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 
 class FindingPart(Part, frozen=True, kw_only=True):
-    """One thing that was looked at.
+    """A finding about one aspect of the machine.
 
     Attributes:
-        name: what.
-        level: ``"problem"`` stops programs, ``"warning"`` will under load or is slow, ``"note"``
-            is good to know, ``"ok"`` is as it should be.
-        found: what there is.
-        advice: what to do; empty where nothing is to be done.
+        name: the aspect.
+        level: ``"problem"`` stops programs, ``"warning"`` will under load or is slow, ``"note"`` is
+            good to know, ``"ok"`` needs no action.
+        found: the present state.
+        advice: the remedy; empty if there is nothing to do.
     """
 
     name: str
@@ -184,11 +184,11 @@ class FindingPart(Part, frozen=True, kw_only=True):
 
 
 class DoctorDocument(Document, frozen=True, kw_only=True, tag="doctor"):
-    """What ``doctor`` has found.
+    """Findings of ``doctor``.
 
     Attributes:
-        findings: one for each thing that was looked at.
-        ok: whether there is no problem (with ``--strict``: no warning either).
+        findings: one for each aspect.
+        ok: whether all is free of problems (with ``--strict``, of warnings too).
     """
 
     findings: list[FindingPart]
@@ -199,17 +199,17 @@ class DoctorDocument(Document, frozen=True, kw_only=True, tag="doctor"):
 
 
 class HardwarePart(Part, frozen=True, kw_only=True):
-    """A GPU, as NVML tells; what it does not tell is None.
+    """A GPU, as NVML reports it; unknown values are None.
 
     Attributes:
-        index: as NVML counts.
-        name: the vendor's.
+        index: NVML's index.
+        name: the vendor's name.
         utilisation: percent of the time in which a kernel ran.
         memory_used: bytes.
         memory_total: bytes.
         watts: power.
         celsius: temperature.
-        throttled: why its clocks are held down, by NVML's names.
+        throttled: the reasons for lowered clocks, by NVML's names.
     """
 
     index: int
@@ -237,11 +237,11 @@ class ProgramPart(Part, frozen=True, kw_only=True):
 
 
 class TopDocument(Document, frozen=True, kw_only=True, tag="top"):
-    """What ``top --once`` has seen.
+    """Observations of ``top --once``.
 
     Attributes:
         time: seconds since the epoch.
-        programs: those that were looked at.
+        programs: the observed programs.
         hardware: the GPUs of the machine; empty without NVML.
     """
 
@@ -254,12 +254,12 @@ class TopDocument(Document, frozen=True, kw_only=True, tag="top"):
 
 
 class RivalPart(Part, frozen=True, kw_only=True):
-    """What a rival took.
+    """Time of a rival.
 
     Attributes:
         name: ``"numpy"``, ``"torch"`` or ``"cupy"``.
         seconds: the median.
-        ratio: our median by it: below 1, we are faster.
+        ratio: our median divided by it; below 1, we are faster.
     """
 
     name: str
@@ -272,13 +272,13 @@ class MeasurementPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         name: such as ``"gemm"``.
-        what: what was done, with its sizes.
+        what: a description, with the sizes.
         seconds: the median; None with ``--list``, which measures nothing.
-        least: the shortest; likewise.
-        most: the longest; likewise.
-        rate: how much in a second, in ``unit``; likewise.
+        least: the shortest time; None with ``--list``.
+        most: the longest time; None with ``--list``.
+        rate: the amount of work per second, in ``unit``; None with ``--list``.
         unit: such as ``"GFLOP/s"``.
-        rivals: the same by others.
+        rivals: the times of rivals for the same work.
     """
 
     name: str
@@ -292,15 +292,15 @@ class MeasurementPart(Part, frozen=True, kw_only=True):
 
 
 class BenchDocument(Document, frozen=True, kw_only=True, tag="bench"):
-    """What ``bench`` has measured.
+    """Measurements of ``bench``.
 
     Attributes:
-        version: of atomr_accel.
+        version: the version of atomr_accel.
         device: such as ``"cuda:0"``; None with ``--list``.
-        repeats: how often each was taken; None with ``--list``.
-        rivals: versions of those that are installed, by name.
-        left_out: why others were not measured, by name.
-        measurements: in their order.
+        repeats: the number of repeats of each; None with ``--list``.
+        rivals: the versions of installed rivals, by name.
+        left_out: the reasons why other rivals were not measured, by name.
+        measurements: the measurements, in their order.
     """
 
     version: str
@@ -315,13 +315,13 @@ class BenchDocument(Document, frozen=True, kw_only=True, tag="bench"):
 
 
 class TraceDocument(Document, frozen=True, kw_only=True, tag="trace"):
-    """What ``trace`` has written. The program prints where it likes.
+    """Result of ``trace``. The program's own output is separate.
 
     Attributes:
-        program: what was run.
-        files: timelines that were written, one for each system that may have devices.
-        exit_code: the program's.
-        problem: why others could not be written; None if all were.
+        program: the program that ran.
+        files: the timelines, one for each system that may have devices.
+        exit_code: the program's exit code.
+        problem: the reason why further files could not be written; None if all were.
     """
 
     program: str
@@ -331,12 +331,12 @@ class TraceDocument(Document, frozen=True, kw_only=True, tag="trace"):
 
 
 class DashboardDocument(Document, frozen=True, kw_only=True, tag="dashboard"):
-    """What ``dashboard`` has shown.
+    """Result of ``dashboard``.
 
     Attributes:
-        program: what was run.
-        urls: pages that were open, without their tokens.
-        exit_code: the program's.
+        program: the program that ran.
+        urls: the pages that were open, without their tokens.
+        exit_code: the program's exit code.
     """
 
     program: str
@@ -348,18 +348,18 @@ class DashboardDocument(Document, frozen=True, kw_only=True, tag="dashboard"):
 
 
 class KindPart(Part, frozen=True, kw_only=True):
-    """What is kept of one kind.
+    """Files of one kind.
 
     Attributes:
         kind: its name, for ``cache clear KIND``.
-        use: what it is for.
-        folder: where it is.
-        ours: whether it is this package's; what is not is neither verified nor cleared.
-        files: how many.
-        nbytes: of all of them.
-        damaged: how many do not hold what they should; None where that was not looked at.
-        removed: how many were removed, or would be with ``--dry-run``.
-        problem: why it is not used; None if it is.
+        use: its purpose.
+        folder: its folder.
+        ours: whether it belongs to this package; other kinds are neither verified nor cleared.
+        files: the number of files.
+        nbytes: the size of all files.
+        damaged: the number of files whose content does not match; None if they were not checked.
+        removed: the number of files removed, or that ``--dry-run`` would remove.
+        problem: the reason why the kind is not used; None if it is.
     """
 
     kind: str
@@ -374,14 +374,14 @@ class KindPart(Part, frozen=True, kw_only=True):
 
 
 class CacheDocument(Document, frozen=True, kw_only=True, tag="cache"):
-    """What ``cache`` has found or done.
+    """Findings or results of ``cache``.
 
     Attributes:
         action: ``"list"``, ``"verify"`` or ``"clear"``.
-        folder: where this package keeps things; None if it keeps nothing.
-        kinds: what there is.
-        dry_run: whether nothing was removed.
-        ok: whether nothing is damaged, and all that was to be removed is gone.
+        folder: the folder of this package's files; None if it keeps none.
+        kinds: the kinds of files.
+        dry_run: whether removal was only simulated.
+        ok: whether all files are intact, and all files to remove are gone.
     """
 
     action: str
@@ -395,24 +395,24 @@ class CacheDocument(Document, frozen=True, kw_only=True, tag="cache"):
 
 
 class StressDocument(Document, frozen=True, kw_only=True, tag="stress"):
-    """What ``stress`` has seen.
+    """Observations of ``stress``.
 
     Attributes:
         device: such as ``"cpu:0"``.
         isolation: ``"process"`` or ``"thread"``.
-        seed: of data, faults and waits.
-        seconds: how long it ran.
-        rounds: results that were checked.
-        wrong: those that were not right.
-        broken: rounds that a fault has ended, and that were done again.
-        unexpected: errors that no fault explains, in words, the first few.
-        faults: how many there were, by kind.
+        seed: the seed of data, faults and waits.
+        seconds: the duration.
+        rounds: the number of checked results.
+        wrong: the number of wrong results.
+        broken: rounds that a fault ended, and that were repeated.
+        unexpected: the first few errors that no fault explains, as text.
+        faults: the number of faults, by kind.
         recoveries: seconds from each fault to the next right result.
-        sealed_intact: whether sealed buffers held what they should at the end.
-        leaked_bytes: device memory in use at the end that was not at the beginning.
-        leaked_descriptors: the same of file descriptors.
+        sealed_intact: whether sealed buffers kept their content to the end.
+        leaked_bytes: device memory in use at the end but not at the start.
+        leaked_descriptors: file descriptors open at the end but not at the start.
         verdict: ``"sound"`` or ``"unsound"``.
-        reasons: why it is unsound.
+        reasons: the reasons why it is unsound.
     """
 
     device: str
@@ -446,7 +446,7 @@ DOCUMENTS: Final[dict[str, type[Document]]] = {
 
 
 def encoded(document: Document, *, in_a_line: bool = False) -> bytes:
-    """A document as JSON and a newline; indented, unless it is to be in a line."""
+    """Encode a document as JSON with a newline; indented unless ``in_a_line``."""
     try:
         text = msgspec.json.encode(document)
     except UnicodeEncodeError:
@@ -466,15 +466,15 @@ def _encodable(value: object) -> object:
 
 
 def decoded(command: str, data: bytes | str) -> Document:
-    """What a command has printed, checked against its schema.
+    """Decode the output of a command, and check it against its schema.
 
     Raises:
-        msgspec.ValidationError: it is no such document.
+        msgspec.ValidationError: the data does not fit the schema.
     """
     return msgspec.json.decode(data, type=DOCUMENTS[command] | ErrorDocument)
 
 
 def schema(command: str) -> str:
-    """The JSON Schema of what a command prints."""
+    """Return the JSON Schema of a command's output."""
     made = msgspec.json.schema(DOCUMENTS[command] | ErrorDocument)
     return msgspec.json.format(msgspec.json.encode(made), indent=2).decode() + "\n"

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and what it says if it could not do what it was asked."""
+"""Ends of a command: its exit code, and its message on failure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What ``atomr-accel`` exits with. ``trace`` and ``dashboard`` exit as their program does."""
+    """Exit codes of ``atomr-accel``. ``trace`` and ``dashboard`` return their program's code."""
 
     OK = 0
-    """It was done, and what was looked at is well."""
+    """Success: the command ran and found no problem."""
     WRONG = 1
-    """It was done, and something is wrong: a check that failed, a damaged file, a bad verdict."""
+    """The command ran and found a problem: a failed check, a damaged file, a bad verdict."""
     USAGE = 2
-    """The words were not understood."""
+    """The command line is invalid."""
     UNAVAILABLE = 3
-    """It could not be done: no such device, no such program, something is not installed."""
+    """The command could not run: the device or program is missing, or a package is not
+    installed."""
     INTERRUPTED = 130
     """Ctrl-C."""
     PIPE = 141
-    """Whoever read the output has gone."""
+    """The reader of the output is gone."""
 
 
 class Refusal(Exception):
@@ -42,11 +43,11 @@ class Refusal(Exception):
 
 
 class Misunderstood(Refusal):
-    """The words of a command line were not understood.
+    """A command line is invalid.
 
     Args:
-        message: what is wrong with them.
-        usage: how the command is used, for people.
+        message: the error.
+        usage: the usage of the command, as text.
     """
 
     def __init__(self, message: str, usage: str) -> None:
@@ -55,11 +56,11 @@ class Misunderstood(Refusal):
 
 
 class CannotWrite(Exception):
-    """Standard output does not take what is written: the disk is full, say."""
+    """Standard output cannot be written, for example because the disk is full."""
 
 
 def standard_output() -> TextIO:
-    """Where results go.
+    """Return standard output, which gets the results.
 
     Raises:
         CannotWrite: it was closed before the command began.
@@ -70,11 +71,11 @@ def standard_output() -> TextIO:
 
 
 def print_text(text: str) -> None:
-    """Print text as it is.
+    """Print text without changes.
 
     Raises:
         CannotWrite: it was not written.
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: the reader is gone.
     """
     output = standard_output()
     with writing():
@@ -84,11 +85,11 @@ def print_text(text: str) -> None:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Tell errors of writing the output from all others.
+    """Turn errors of the block, which writes output, into ``CannotWrite``.
 
     Raises:
         CannotWrite: it was not written.
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: the reader is gone.
     """
     try:
         yield

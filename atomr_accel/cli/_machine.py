@@ -1,4 +1,4 @@
-"""What ``doctor`` looks at: limits of this process, and files of the system."""
+"""Facts that ``doctor`` examines: limits of this process, and files of the system."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Machine:
     """A machine, or a folder that stands for one.
 
     Attributes:
-        told: what drivers and libraries say of themselves.
-        root: where ``proc``, ``sys``, ``dev`` and ``tmp`` are.
+        told: the reports of drivers and libraries.
+        root: the parent of ``proc``, ``sys``, ``dev`` and ``tmp``.
         environ: the environment.
-        limits: soft and hard limits, by the names of ``resource``, in place of this process's.
+        limits: soft and hard limits, by the names of ``resource``, instead of this process's.
     """
 
     told: Told
@@ -33,33 +33,33 @@ class Machine:
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def limit(self, name: str) -> tuple[int, int]:
-        """The soft and the hard limit of something, such as ``"RLIMIT_NOFILE"``."""
+        """Return the soft and the hard limit of a resource, such as ``"RLIMIT_NOFILE"``."""
         if name in self.limits:
             return self.limits[name]
         return resource.getrlimit(getattr(resource, name))
 
     def text(self, path: str) -> str | None:
-        """What is in a file, without spaces around it; None if it cannot be read."""
+        """Return the stripped content of a file; None if it cannot be read."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
 
     def number(self, path: str) -> int | None:
-        """The number in a file; None if there is none, as where it says ``max``."""
+        """Return the number in a file; None for other content, such as ``max``."""
         text = self.text(path)
         return int(text) if text is not None and text.lstrip("-").isdigit() else None
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return True if this file exists."""
         return (self.root / path).exists()
 
     def device_files(self) -> list[Path]:
-        """The files of the GPU's driver that a program opens."""
+        """Return the files of the GPU's driver that a program opens."""
         return sorted((self.root / "dev").glob("nvidia*[0-9l]"))
 
     def space(self, path: str) -> tuple[int, int] | None:
-        """Bytes of a file system and those of them that are free; None if it is not there."""
+        """Return the size and the free bytes of a file system; None if it is missing."""
         try:
             about = os.statvfs(self.root / path)
         except OSError:
@@ -83,7 +83,7 @@ class Machine:
         return [(each, value) for each, value in groups if value is not None]
 
     def status(self, name: str) -> str | None:
-        """A field of this process's status, such as ``"Seccomp"``."""
+        """Return a field of this process's status, such as ``"Seccomp"``."""
         for line in (self.text("proc/self/status") or "").splitlines():
             key, _, value = line.partition(":")
             if key == name:
@@ -92,5 +92,5 @@ class Machine:
 
 
 def _up(group: Path) -> tuple[Path, ...]:
-    """A group and all those above it."""
+    """Return a group and all groups above it."""
     return group, *group.parents

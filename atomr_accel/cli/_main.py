@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv)
         if sys.stdout is not None:
             with writing():
-                sys.stdout.flush()  # here, where it can still be told that nobody reads
+                sys.stdout.flush()  # here, where a missing reader can still be reported
     except BrokenPipeError:
         _discard_output()
         return ExitCode.PIPE
@@ -83,16 +83,16 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether it is Ctrl-C and nothing else; in the middle of tasks trio makes a group of it."""
+    """Return True for Ctrl-C alone; inside tasks, trio wraps it in a group."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(KeyboardInterrupt)[1] is None
     return isinstance(error, KeyboardInterrupt)
 
 
 def _fill_standard_descriptors() -> None:
-    """Put something where standard input, output and errors should be, and are not.
+    """Open the null device in place of missing standard input, output and errors.
 
-    Or the next socket that is opened would be there, and take what is printed.
+    Otherwise the next socket would get one of these numbers, and receive the printed text.
     """
     for number in range(3):
         try:
@@ -102,7 +102,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _discard_output() -> None:
-    """Have what is still in buffers go nowhere, or Python would complain at its end."""
+    """Send buffered output to the null device, or Python would complain as it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     with contextlib.suppress(OSError, ValueError):  # a stand-in for the output has no descriptor
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,8 +1,8 @@
-"""What commands print: tables and lines for people, or one JSON object.
+"""Output of commands: tables and lines for people, or one JSON object.
 
-On a terminal rich draws, if it is installed. Otherwise, and where ``NO_COLOR`` is set, it is plain
-text. Standard output has the result and nothing else; progress goes to standard error, and only
-if that is a terminal.
+On a terminal rich draws, if it is installed. Otherwise, and if ``NO_COLOR`` is set, the output is
+plain text. Standard output has the result and nothing else. Progress goes to standard error, and
+only if that is a terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._documents import Document
 
 Tone = Literal["good", "note", "warning", "bad", "dim"]
-"""What a word means; a colour where there are colours."""
+"""Meaning of a word, shown as a colour if colours are on."""
 
 _STYLES: Final[dict[Tone, str]] = {
     "good": "green",
@@ -37,20 +37,20 @@ _STYLES: Final[dict[Tone, str]] = {
 }
 _GAP: Final = "  "
 _LEAST_LAST: Final = 20
-"""The last column of a plain table is never made narrower than this."""
+"""Least width of the last column of a plain table."""
 
 
 @final
 class Output:
-    """Where a command puts what it has found.
+    """Destination for the results of a command.
 
     Args:
         as_json: print documents as JSON, and no text.
 
     Attributes:
-        as_json: that.
-        on_terminal: whether somebody looks at it.
-        printed: whether there was a document yet.
+        as_json: whether documents are printed as JSON.
+        on_terminal: whether standard output is a terminal for text.
+        printed: whether a document was printed.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -115,19 +115,19 @@ class Output:
             output.write(f"{printable(title)}\n{text}\n")
 
     def console(self) -> Console | None:
-        """What rich draws on; None where it does not."""
+        """Console for rich; None without rich or a terminal, and with JSON."""
         return None if self.as_json else _console(sys.stdout)
 
     @contextmanager
     def progress(self, what: str, total: float) -> Iterator[Callable[[float], None]]:
-        """A bar on standard error, while the block runs, if that is a terminal.
+        """Show a bar on standard error while the block runs, if that is a terminal.
 
         Args:
-            what: what is being done.
-            total: how much there is to do.
+            what: a description of the work.
+            total: the amount of work.
 
         Yields:
-            A function that is told how much has been done altogether.
+            A function to call with the amount of work done so far.
         """
         if (console := _console(sys.stderr)) is None:
             yield _nothing
@@ -141,11 +141,11 @@ class Output:
 
 
 class Toned(str):
-    """Text of a cell, with what it means.
+    """Text of a cell, with a tone.
 
     Args:
-        text: what to print.
-        tone: what it means.
+        text: the text to print.
+        tone: its meaning.
     """
 
     __slots__ = ("tone",)
@@ -159,23 +159,23 @@ class Toned(str):
 
 
 Cell = str | int | float | None
-"""What a table may have in a cell; None is empty, a float is rounded, ``Toned`` has a colour."""
+"""A cell of a table; None is empty, a float is rounded, ``Toned`` has a colour."""
 
 
 def printable(text: str) -> str:
-    """Text without what would do something to a terminal; names may be anybody's."""
+    """Escape characters that may act on a terminal, because names may have any content."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as text that can be printed and encoded, whatever bytes are in it."""
+    """Return a path as text that can be printed and encoded, even with unusual bytes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def said(cell: Cell) -> str:
-    """What is printed for a cell."""
+    """Return the text of a cell."""
     if cell is None:
         return ""
     return f"{cell:.3g}" if isinstance(cell, float) else printable(str(cell))
@@ -223,7 +223,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: i
 
 
 def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """The same for rich."""
+    """Return the table for rich."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -249,7 +249,7 @@ def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """A console of rich, if there is anybody to look at it."""
+    """Return a console of rich, if the output is a terminal."""
     if stream is None or not _is_terminal(stream) or os.environ.get("NO_COLOR"):
         return None
     if os.environ.get("TERM") == "dumb" or find_spec("rich") is None:
@@ -267,9 +267,9 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _width(on_terminal: bool) -> int | None:
-    """How wide text may be: as the terminal; what is read by a program is not wrapped."""
+    """Return the width of the terminal; None to leave text for programs unwrapped."""
     return shutil.get_terminal_size().columns if on_terminal else None
 
 
 def _nothing(done: float) -> None:
-    """The progress that nobody looks at."""
+    """Ignore progress, for output without a terminal."""

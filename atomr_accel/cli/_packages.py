@@ -1,4 +1,4 @@
-"""What is of use to this package: the vendor's libraries, and packages beside the required ones."""
+"""Useful packages: the vendor's libraries, and required and optional Python packages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ._documents import LibraryPart
 
 @dataclass(frozen=True, slots=True)
 class Useful:
-    """Something that may be installed.
+    """A library or package that may be installed.
 
     Attributes:
-        name: of the package, or of the library as cuda-pathfinder knows it.
-        use: what it is for.
-        extra: which extra of this package brings it; None for what others bring.
+        name: the name of the package, or of the library in cuda-pathfinder.
+        use: its purpose.
+        extra: the extra of this package that installs it; None for a separate package.
     """
 
     name: str
@@ -54,7 +54,7 @@ REQUIRED: Final = tuple(
     Useful(name, "required")
     for name in ("trio", "numpy", "scipy", "ml_dtypes", "msgspec", "cloudpickle", "platformdirs")
 )
-"""What this package does not work without."""
+"""Packages that this package requires."""
 
 OPTIONAL: Final = (
     Useful("nvidia-cutlass", "device.cutlass", "cutlass12"),
@@ -69,14 +69,14 @@ OPTIONAL: Final = (
     Useful("cupy", "CuPy in device.run"),
     Useful("jax", "JAX in device.run"),
 )
-"""What it works without."""
+"""Packages that this package can use."""
 
 _SOLD_AS: Final = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x")}
 """Packages of several names."""
 
 
 def version_of(package: str) -> str | None:
-    """The version of a package that is installed; None if it is not."""
+    """Return the version of an installed package; None if it is missing."""
     for name in _SOLD_AS.get(package, (package,)):
         try:
             return version(name)
@@ -86,10 +86,10 @@ def version_of(package: str) -> str | None:
 
 
 def packages(wanted: tuple[Useful, ...], *, needed: bool) -> list[LibraryPart]:
-    """What there is of some packages.
+    """Return the state of some packages.
 
     Args:
-        wanted: which.
+        wanted: the packages.
         needed: whether a missing one is a problem.
     """
     parts = []
@@ -105,10 +105,10 @@ def packages(wanted: tuple[Useful, ...], *, needed: bool) -> list[LibraryPart]:
 
 
 def libraries(told: Mapping[str, Mapping[str, str | None]], *, needed: bool) -> list[LibraryPart]:
-    """What there is of the vendor's libraries.
+    """Return the state of the vendor's libraries.
 
     Args:
-        told: what they say of themselves, by name.
+        told: their own reports, by name.
         needed: whether a missing one is a problem.
     """
     parts = []

@@ -1,4 +1,4 @@
-"""``atomr-accel probe``: what is there, what is missing, and whether it computes right."""
+"""``atomr-accel probe``: installed and missing parts, and checks of computations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BAD: Final = {"wrong", "failed", "missing"}
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Look, compute, tell.
+    """Open the devices, run the checks, and print the results.
 
     Returns:
         ``OK``; ``WRONG`` if a check was not right; ``UNAVAILABLE`` if no device could be opened.
@@ -66,10 +66,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def chosen(names: Sequence[str] | None) -> tuple[Check, ...]:
-    """The checks of some libraries; all of them by default.
+    """Return the checks of some libraries; all of them by default.
 
     Raises:
-        Refusal: there is no library of that name.
+        Refusal: no library has that name.
     """
     known = {check.library: check for check in CHECKS}
     for name in names or ():
@@ -81,7 +81,7 @@ def chosen(names: Sequence[str] | None) -> tuple[Check, ...]:
 
 
 def places(backend: str, indices: Sequence[int] | None, told: Told) -> list[tuple[str, int]]:
-    """Which devices to look at: ``all`` are those that the driver tells of, and the CPU."""
+    """Return the devices to probe: ``all`` are those of the driver, and the CPU."""
     if backend in {"all", "auto"}:
         gpus = [("cuda", gpu.index) for gpu in told.gpus]
         found = [*gpus, ("cpu", 0)]
@@ -183,19 +183,19 @@ def _document(
 
 
 def extra_for(cuda: str | None) -> str:
-    """The extra that a driver can run; of CUDA 12, which is the default, if nobody knows."""
+    """Return the extra that a driver can run; without a known CUDA version, ``cuda12``."""
     major = int(cuda.partition(".")[0]) if cuda else 12
     return "cuda13" if major >= 13 and _has_major(13) else "cuda12"
 
 
 def _has_major(major: int) -> bool:
-    """Whether packages of that CUDA are installed: those of two do not mix."""
+    """Return True if installed packages are of this CUDA version; two versions do not mix."""
     found = version_of("cuda-bindings")
     return found is not None and found.startswith(f"{major}.")
 
 
 def advice(told: Told, parts: list[LibraryPart], opened: list[OpenedPart]) -> list[str]:
-    """What to install or change, the most urgent first."""
+    """Return steps to install or change something, the most urgent first."""
     said = []
     driver = told.driver
     missing = [part for part in parts if part.problem is not None]

@@ -1,4 +1,4 @@
-"""Somebody else's program, run in this process as `python` would, with something beside it."""
+"""Running a user's program in this process as `python` would, with a companion for its systems."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 
 def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool) -> int:
-    """Run a program, and something beside each system that it opens.
+    """Run a program, with a companion for each system that it opens.
 
     Args:
-        companion: what is opened beside each.
+        companion: the context manager to open around each system.
         args: ``program``, ``module`` and ``arguments``.
-        as_json: what the program prints goes to standard error: the output is one JSON object.
+        as_json: send the program's output to standard error, because standard output is one JSON
+            object.
 
     Returns:
-        What the program exits with.
+        The exit code of the program.
 
     Raises:
-        Refusal: there is no such program, or what was to be beside it refused.
-        KeyboardInterrupt: the program was interrupted, and has let that pass.
+        Refusal: the program does not exist, or its companion refused.
+        KeyboardInterrupt: the program was interrupted, and did not handle that.
     """
     if not args.module and not Path(args.program).exists():
         raise Refusal(f"there is no {path_text(args.program)}")
@@ -48,7 +49,7 @@ def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool)
 
 @contextmanager
 def _output_aside() -> Iterator[None]:
-    """Have standard error where standard output is: hosts and child processes write there, too."""
+    """Redirect standard output to standard error, also for hosts and child processes."""
     output = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     try:
@@ -80,7 +81,7 @@ def _require_module(name: str) -> None:
 
 @contextmanager
 def _as_main(args: argparse.Namespace) -> Iterator[None]:
-    """What `python` does before it runs a program: its words, and where it finds its modules."""
+    """Set the arguments and the module path, as `python` does before it runs a program."""
     argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
     sys.argv = [args.program, *args.arguments]
     first = str(Path.cwd() if args.module else Path(args.program).resolve().parent)
@@ -93,7 +94,7 @@ def _as_main(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _ended(args: argparse.Namespace) -> int:
-    """Run it to its end; what it exits with, as `python` would."""
+    """Run the program to its end; return the exit code that `python` would return."""
     try:
         if args.module:
             _require_module(args.program)
@@ -108,7 +109,7 @@ def _ended(args: argparse.Namespace) -> int:
     except (KeyboardInterrupt, Refusal):
         raise
     except BaseException as error:  # noqa: BLE001 (told, as Python does)
-        # Without the frames of this module and of runpy, which are of no interest to anybody.
+        # Without the frames of this module and of runpy, which do not concern the program.
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
             trace = trace.tb_next
@@ -121,6 +122,6 @@ _STDOUT: Final = 1
 _STDERR: Final = 2
 
 _LARGEST_CODE: Final = 0xFF
-"""What becomes of an exit code: the system keeps its last eight bits."""
+"""Mask for an exit code, because the system keeps its last eight bits."""
 
 _OURS: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})

@@ -1,8 +1,8 @@
 """``atomr-accel stress``: load, faults, and every result compared; then a verdict.
 
-Clients compute with three libraries on sealed and plain buffers; each is asked again for as long as
-faults take its results away, as in a program. One task breaks the device. What is done to the data
-is exact in every order (small whole numbers), so a result is right in every bit or it is wrong.
+Clients compute with three libraries on sealed and plain buffers. They repeat each call that a fault
+has interrupted, as a program would. One task breaks the device. All computations use small whole
+numbers, which are exact in every order, so a result is right in every bit or it is wrong.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ _ROWS, _DEPTH, _COLUMNS = 32, 48, 40
 _LARGEST: Final = 8
 """Sums of products of whole numbers up to this are exact in float32, also in TF32."""
 _HANG_SECONDS: Final = 3.0
-"""After so long an op counts as hung: nothing here takes a twentieth of it."""
+"""Time after which an op counts as hung: all ops here take less than a twentieth of it."""
 _TOLD: Final = 5
-"""Unexpected errors that are told."""
+"""Number of unexpected errors to report."""
 _PATIENCE: Final = 60.0
-"""Seconds after which a device that is not back is not coming back."""
+"""Seconds after which a device counts as lost."""
 
 Standby = Literal["auto", "warm", "hot"]
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened so far.
+    """Counts of events so far.
 
     Attributes:
-        broken_at: when the fault happened that no right result has followed yet.
+        broken_at: the time of a fault that has no right result after it yet.
         breaking: whether a fault is being caused.
-        unexplained: faults that nobody has caused.
-        scope: ends load and faults when it is cancelled, or the time is over.
+        unexplained: faults that the command did not cause.
+        scope: ends load and faults when it is cancelled, or when the time is over.
     """
 
     rounds: int = 0
@@ -83,7 +83,7 @@ class Tally:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def right(self, generation: int, present: int) -> None:
-        """A round has ended well, in the generation that is the present one or before it."""
+        """Count a round that ended well, in the present generation or an earlier one."""
         self.rounds += 1
         if self.broken_at is not None and generation == present:
             self.recoveries.append(time.perf_counter() - self.broken_at)
@@ -170,7 +170,7 @@ async def _session(args: argparse.Namespace, tally: Tally, advance: Callable[[fl
         backend=args.backend,
         isolation=isolation,
         standby=None if isolation == "thread" else standby,
-        # As many faults as come: whether the device comes back each time is what is asked.
+        # Any number of faults: the device must come back after each.
         max_restarts=1_000_000,
         backoff=Backoff(initial=0.0, base=0.0, maximum=0.0),
         op_deadline=None if args.no_faults else _HANG_SECONDS,
@@ -208,15 +208,15 @@ async def _tell_time(advance: Callable[[float], None]) -> None:
 
 
 async def _warmed(device: Device, weights: GpuRef, data: np.ndarray[Any, Any]) -> None:
-    """Do one round of each kind, so that what libraries keep is there."""
+    """Do one round of each kind, so that libraries have allocated the memory that they keep."""
     await _round(device, weights, data, np.random.default_rng(0), Tally())
 
 
 async def _used(device: Device, warm: Callable[[], Awaitable[object]]) -> int:
-    """Bytes in use, once libraries have what they keep and garbage is gone."""
+    """Return the bytes in use, after libraries have warmed up and garbage is collected."""
     await device.retry(warm, attempts=100)
     collect_garbage()  # errors hold refs in cycles
-    # What clients were cancelled in ends, and frees its buffers; nobody tells of that.
+    # Cancelled ops end and free their buffers without an event to wait for.
     while (now := device.statistics()).in_flight or now.memory.dropped:  # noqa: ASYNC110
         await trio.sleep(0.01)
     return now.memory.used
@@ -279,7 +279,7 @@ async def _breaker(device: Device, seed: int, every: float, tally: Tally) -> Non
 
 
 WAYS: Final = (*FAULTS, "kill_host", "hang")
-"""How a device is broken: by a kernel of a name, or otherwise."""
+"""Ways to break a device: kernels by name, killing the host, and a hang."""
 
 
 async def _break(device: Device, way: str, tally: Tally) -> None:
@@ -329,6 +329,6 @@ def _show(document: StressDocument, out: Output) -> None:
 
 
 def _descriptors() -> int:
-    """How many descriptors this process has; 0 where that cannot be told."""
+    """Return the number of descriptors of this process; 0 if it is unknown."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.exists() else 0

@@ -1,4 +1,4 @@
-"""``atomr-accel top``: what running programs do, as their dashboards tell it."""
+"""``atomr-accel top``: the work of running programs, as their dashboards report it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ._output import Output
 
 _SECONDS: Final = 5.0
-"""A program whose page has not answered after so long is busy with something else."""
+"""Limit of the wait for an answer; a program that takes longer is busy."""
 _EVENTS: Final = 5
 _ACTORS: Final = 20
 _TONES: Final[dict[str, Tone]] = {
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
                 out.table(*block)
             out.document(first)
         elif out.as_json:
-            # One object in each line: what is read as it comes is not indented.
+            # One object per line, because readers of a stream parse lines.
             _keep_looking(args, read, first, partial(out.document, in_a_line=True))
         else:
             _live(args, read, first, out)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def looked(pid: int | None, read: Callable[[], list[HardwarePart]]) -> TopDocument:
-    """What there is to see now.
+    """Return the present state of all programs and GPUs.
 
     Raises:
         Refusal: no program has a dashboard open, or not this one.
@@ -92,7 +92,7 @@ def looked(pid: int | None, read: Callable[[], list[HardwarePart]]) -> TopDocume
 
 
 def _asked(dashboard: RunningDashboard) -> ProgramPart | None:
-    """What a dashboard answers; None if it has just gone."""
+    """Return the answer of a dashboard; None if its program is gone."""
     place = urlsplit(dashboard.url)
     # Straight there: no proxy has business with it.
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_SECONDS)
@@ -113,7 +113,7 @@ def _asked(dashboard: RunningDashboard) -> ProgramPart | None:
 
 
 def _hardware(stack: ExitStack) -> Callable[[], list[HardwarePart]]:
-    """What reads the GPUs; of nothing where NVML is not there."""
+    """Return a function that reads the GPUs; it returns an empty list without NVML."""
     try:
         nvml = NvmlLibrary()
     except Exception:  # noqa: BLE001 (no package, no driver, or one that fails)
@@ -123,7 +123,7 @@ def _hardware(stack: ExitStack) -> Callable[[], list[HardwarePart]]:
     def read() -> list[HardwarePart]:
         try:
             return [_hardware_part(gpu) for gpu in nvml.read()]
-        except Exception:  # noqa: BLE001 (NVML's own: a card may be lost while somebody looks)
+        except Exception:  # noqa: BLE001 (NVML's own: a card may be lost meanwhile)
             return []
 
     return read
@@ -146,7 +146,7 @@ def _hardware_part(gpu: GpuReading) -> HardwarePart:
 
 
 def blocks(document: TopDocument) -> list[Block]:
-    """The tables of a look: GPUs, then devices, lanes, actors and events of each program."""
+    """Return the tables: GPUs, then devices, lanes, actors and events of each program."""
     made: list[Block] = []
     if document.hardware:
         columns = ("#", "GPU", "busy", "memory", "power", "temperature", "held down by")
@@ -239,7 +239,7 @@ def _state(value: object) -> Cell:
 
 
 def _of(state: Mapping[str, object], name: str) -> State:
-    """A part of a state that has names; empty if it is not there: releases differ."""
+    """Return a part of a state that has names; empty if this release does not have it."""
     part = state.get(name)
     return part if isinstance(part, dict) else {}
 

@@ -27,10 +27,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """Run the program.
 
     Returns:
-        What it exits with.
+        The exit code.
 
     Raises:
-        Refusal: there is no place for the timeline.
+        Refusal: the timeline cannot be written to this place.
     """
     first = Path(args.output)
     _require_writable(first)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         code = run_beside(timeline, args, as_json=out.as_json)
     except Refusal:
         raise
-    except BaseException:  # a program that was interrupted has a timeline, too
+    except BaseException:  # an interrupted program has a timeline too
         _tell(files, problems)
         raise
     document = TraceDocument(
@@ -91,11 +91,11 @@ def _require_writable(file: Path) -> None:
 
 
 def _tell(files: list[Path], problems: list[str]) -> list[str]:
-    """Say on standard error what was written and what was not.
+    """Report on standard error which files were written.
 
     Returns:
-        The names of those that something was written to. Of a program that failed itself, nothing
-        else tells that its timeline did, too.
+        The names of the files with content. If the program itself failed too, only this report
+        shows that its timeline failed.
     """
     names = [path_text(file) for file in files if file.exists() and file.stat().st_size]
     for problem in problems:
@@ -112,5 +112,5 @@ def _tell(files: list[Path], problems: list[str]) -> list[str]:
 
 
 def numbered(file: Path, number: int) -> Path:
-    """The name of another file: ``run-2.pftrace`` is the second."""
+    """Return the name of a further file: ``run-2.pftrace`` is the second."""
     return file if number == 0 else file.with_stem(f"{file.stem}-{number + 1}")

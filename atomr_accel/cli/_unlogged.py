@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Log and warn of nothing that happens to devices inside; the document tells of it."""
+    """Silence logs and warnings about devices in the block; the document reports them."""
     log, silence = logging.getLogger("atomr_accel"), logging.NullHandler()
     propagate, log.propagate = log.propagate, False
     log.addHandler(silence)  # or Python would print it for want of a handler

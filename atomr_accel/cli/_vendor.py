@@ -1,4 +1,4 @@
-"""What drivers and the vendor's libraries say of themselves, asked in a child process."""
+"""Reports of drivers and of the vendor's libraries, read in a child process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._children import ChildFailed, ask_child
 from ._documents import DriverPart, GpuPart
 
 _SECONDS = 60.0
-"""A driver that wakes a machine's GPUs takes its time, and so does a cold disk."""
+"""Limit of the wait; a driver that wakes GPUs, or a cold disk, takes its time."""
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -16,7 +16,7 @@ class Told(msgspec.Struct, frozen=True):
 
     Attributes:
         driver: the GPU driver.
-        gpus: what it drives.
+        gpus: the GPUs of the driver.
         libraries: version, path and problem of each library, by its name.
     """
 

@@ -1,7 +1,7 @@
 """A live page about a system of actors and its devices, for a browser.
 
-``async with open_dashboard(system) as page:`` serves it at ``page.url``, on this machine alone and
-to whoever has its token. `running` tells which programs of this user have one open.
+``async with open_dashboard(system) as page:`` serves it at ``page.url``, on this machine alone, and
+only to requests with its token. `running` lists the programs of this user that have one open.
 """
 
 from ._open import Dashboard, open_dashboard

@@ -1,4 +1,4 @@
-"""The connections of a page: no more than some, so that the program keeps its descriptors."""
+"""The connections of a page, limited in number so that the program keeps its descriptors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Connection:
 
 
 _CURRENT: Final[ContextVar[_Connection]] = ContextVar("atomr_accel.dashboard.connection")
-"""That of a request: tasks inherit it."""
+"""Connection of the current request; tasks inherit it."""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ class Server:
         self._open: Final[dict[_Connection, None]] = {}  # the oldest first
 
     async def run(self, listener: socket.socket, left: trio.Event) -> None:
-        """Serve until the block is left, and some time longer what is being answered."""
+        """Serve until the block ends, and give current answers some more time."""
         listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
         async with PlainNursery() as answering:
             async with PlainNursery() as accepting:
@@ -117,7 +117,7 @@ class Server:
             await trio.aclose_forcefully(stream)
 
     def _make_room(self) -> bool:
-        """Have the oldest connection give way that nobody with the token waits at."""
+        """End the oldest connection without a request by token; return True if there is room."""
         if len(self._open) < MOST_CONNECTIONS:
             return True
         oldest = next((each for each in self._open if not each.telling), None)

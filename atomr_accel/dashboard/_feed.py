@@ -1,4 +1,4 @@
-"""States of a system for whoever looks: all of one first, then what has changed, as it changes."""
+"""States of a system for its pages: a complete state first, then changes as they happen."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ State = Mapping[str, Json]
 
 
 class Feed:
-    """What a page shows, for any number of pages.
+    """States and changes for any number of pages.
 
-    Nothing is queued for any of them: who reads slowly gets the difference between what it has
-    had and what is so by then.
+    Pages have no queues. A slow page gets the difference between the state that it has and the
+    present one.
 
     Attributes:
-        history: what is kept of what happens, whether somebody looks or not.
+        history: events and curves, kept with or without pages.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Feed:
         self._over = False
 
     async def run(self) -> None:
-        """Make states while somebody looks, and the points of curves always.
+        """Make states while pages are open, and the points of curves always.
 
-        What fails is logged: a program does not end because it was looked at.
+        Errors are logged, so that the dashboard cannot end the program.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_again_and_again, self._beat)
@@ -91,7 +91,7 @@ class Feed:
         await self.look(thoroughly=trio.current_time() >= self._actors_due)
 
     async def look(self, *, thoroughly: bool = True) -> State:
-        """The state now.
+        """Return the present state.
 
         Args:
             thoroughly: look at all actors, too.
@@ -119,7 +119,7 @@ class Feed:
 
     @property
     def full(self) -> bool:
-        """Whether as many look as may."""
+        """True if the number of pages is at its limit."""
         return self._lookers >= MOST_LOOKERS
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
@@ -138,7 +138,7 @@ class Feed:
             yield _event("end", "{}")
 
     def close(self) -> None:
-        """Tell all pages that there is no more to come."""
+        """Send all pages the end of the feed."""
         self._over = True
         self._changed.set()
 

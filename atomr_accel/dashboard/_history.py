@@ -26,27 +26,28 @@ COARSER: Final = {10: 360, 300: 288}
 """Points of the curves of the last hour and of the last day, by the seconds that a point covers."""
 
 POINT: Final = ("at", "ops", "failed", "p50", "p99", "in_flight", "used")
-"""What a point of a curve is a list of: seconds since 1970; ops that were answered per second, and
-of those the ones with an error; milliseconds from submitting an op to its answer, the median and
-the 99th percentile, null where there were none; ops in flight; bytes of memory in use."""
+"""Fields of a point of a curve. ``at`` is in seconds since 1970, ``ops`` are answers per second,
+and ``failed`` are those with an error. ``p50`` and ``p99`` are the median and the 99th percentile
+of the milliseconds from submission to answer, or null without ops. ``in_flight`` counts ops, and
+``used`` is memory in bytes."""
 
 LONGEST: Final = 400
-"""Characters of a text: an error may say as much as who made it likes."""
+"""Characters of a text, because the message of an error may be of any length."""
 
 _MOST_LATENCIES: Final = 2048
-"""Of a second, the first of them."""
+"""Latencies kept per second; the first ones count."""
 
 _TOLD_BY_DEVICES: Final = frozenset({"Context", "Standby", "Lane"})
-"""Parts of which the device tells more, and sooner, than their restarts do."""
+"""Parts whose events the device reports itself, in more detail and sooner than their restarts."""
 
 
 def shortened(text: str) -> str:
-    """A text, cut where it is too long to be shown."""
+    """Return a text, cut to the length that is shown."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def described(error: BaseException) -> str:
-    """An error in a line or some."""
+    """Return a description of an error in one line or a few."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 (the program's own class, which may do anything)
@@ -55,9 +56,9 @@ def described(error: BaseException) -> str:
 
 
 class Ring:
-    """The last of many values, by numbers that grow, as an object for JSON.
+    """The last of many values, under increasing numbers, as an object for JSON.
 
-    A patch between two states of it has what is new, and takes away what is too old.
+    A patch between two of its states adds new values and removes old ones.
     """
 
     def __init__(self, most: int) -> None:
@@ -68,7 +69,7 @@ class Ring:
     def add(self, value: Json) -> None:
         """Add a value; the oldest makes room for it."""
         self._number += 1
-        values = {**self._values, str(self._number): value}  # who has the old ones keeps them
+        values = {**self._values, str(self._number): value}  # holders of the old dict keep it
         if len(values) > self._most:
             del values[next(iter(values))]
         self._values = values
@@ -158,7 +159,7 @@ def _milliseconds(latencies: list[int], share: float) -> float | None:
 
 @final
 class History(DeviceInstrument):
-    """What is kept whether somebody looks or not."""
+    """Events and curves of a system, kept with or without pages."""
 
     sampled = True
 
@@ -170,24 +171,24 @@ class History(DeviceInstrument):
 
     @property
     def events(self) -> dict[str, Json]:
-        """What has happened, by number."""
+        """Events by number."""
         return self._events.values
 
     @property
     def curves(self) -> dict[str, Json]:
-        """The points of each device's curve, by number."""
+        """Points of each device's curve, by number."""
         return {path: pulse.points.values for path, pulse in self._pulses.items()}
 
     @property
     def past(self) -> dict[str, Json]:
-        """The coarser curves of each device, by the seconds that a point covers."""
+        """Coarser curves of each device, by the seconds that a point covers."""
         return {
             path: {str(seconds): curve.points.values for seconds, curve in pulse.coarser.items()}
             for path, pulse in self._pulses.items()
         }
 
     def beat(self, devices: Iterable[Device]) -> None:
-        """Add a point to the curves of these devices; all others are gone."""
+        """Add a point to the curves of these devices, and drop the curves of all others."""
         devices = list(devices)
         for device in devices:
             device._core.tell_done()
@@ -202,7 +203,7 @@ class History(DeviceInstrument):
         self._of.clear()
 
     def note_xid(self, path: str, xid: Xid) -> None:
-        """Note what the driver has reported of the GPU of a device."""
+        """Note an error that the driver has reported for the GPU of a device."""
         fault = "" if xid.fault is None else f", which explains the fault in {xid.fault.op}"
         self._note("xid", path, shortened(f"Xid {xid.number}: {xid.meaning}{fault}"))
 
@@ -217,7 +218,7 @@ class History(DeviceInstrument):
             event["generation"] = generation
         self._events.add(event)
 
-    # --- what the system tells ---------------------------------------------------------------
+    # --- hooks -------------------------------------------------------------------------------
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Note it."""

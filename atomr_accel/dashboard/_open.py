@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("atomr_accel.dashboard")
 
 _STUCK_MS: Final = 10_000
-"""A page that takes nothing for so long has gone, even if nobody has said so."""
+"""Milliseconds after which a page that receives no data counts as gone."""
 
 _GRACE: Final = 1.0
 """Seconds that answers may still take when the block is left."""
@@ -41,11 +41,11 @@ class Dashboard(metaclass=NoPublicConstructor):
     """A dashboard that is open. `open_dashboard` makes one.
 
     Attributes:
-        url: the page's address, with the token. The token is in the fragment, which browsers do
-            not send, so that it is in nobody's log.
+        url: the page's address, with the token. The token is in the fragment, which browsers do not
+            send, so it does not get into logs.
         address: the same without the token, such as ``"http://127.0.0.1:40123/"``.
-        token: what requests to ``/state`` and ``/events`` need, as ``Authorization: Bearer TOKEN``
-            or as the query ``token``.
+        token: the token for requests to ``/state`` and ``/events``, as ``Authorization: Bearer
+            TOKEN`` or as the query ``token``.
     """
 
     _made_by = "open_dashboard(system)"
@@ -73,27 +73,28 @@ async def open_dashboard(
 ) -> AsyncIterator[Dashboard]:
     """Serve a live page about a system and its devices until the block is left.
 
-    It shows, and changes nothing. Its server is a task of this ``trio.run``. It has 64 connections
-    at most. Then the oldest one that is not being told anything gives way to a new one.
+    The page only shows the system, and cannot change it. Its server is a task of this ``trio.run``,
+    with at most 64 connections. Beyond that, a new connection replaces the oldest one that is not
+    being sent data of the program.
 
     Args:
-        system: what to show: what `open_system` gives, or ``device.system`` of `open_device`.
-        host: the address to listen at. By default none but programs on this machine reach it.
-        port: the port; 0 for any that is free.
-        public: allow a ``host`` that other machines reach. What goes over the network there,
-            the token too, can be read on its way; a tunnel, such as ``ssh -L``, is better.
-        names: host names by which browsers may call it, beside ``localhost`` and addresses.
-        announce: have `running` tell of it.
-        nvml: what `open_nvml` of ``atomr_accel.telemetry`` gives, to show what GPUs say of
-            themselves, and Xids as events.
+        system: the system to show, from `open_system`, or ``device.system`` of `open_device`.
+        host: the address to listen on. By default, only programs on this machine reach it.
+        port: the port; 0 for a free one.
+        public: allow a ``host`` that other machines reach. The data and the token then cross the
+            network without encryption; a tunnel, such as ``ssh -L``, is better.
+        names: host names that browsers may use, besides ``localhost`` and addresses.
+        announce: whether `running` lists it.
+        nvml: a monitor from `open_nvml` of ``atomr_accel.telemetry``, to show readings of GPUs, and
+            Xids as events.
 
-        patterns: patterns to show by name, such as ``{"generate": batcher}``: anything whose
+        patterns: patterns to show by name, such as ``{"generate": batcher}``: objects whose
             ``statistics()`` returns a dataclass.
 
     Raises:
         TypeError: a pattern has no ``statistics()`` that returns a dataclass.
         LibraryMissing: Starlette or Hypercorn is not installed.
-        ValueError: ``host`` is reached from other machines, and ``public`` is not said.
+        ValueError: other machines reach ``host``, and ``public`` is False.
         OSError: the port is taken.
     """
     check_instance("a dashboard's system", system, ActorSystem)
@@ -194,5 +195,5 @@ def _announce(stack: ExitStack, system: ActorSystem, dashboard: Dashboard) -> No
 
 
 def _in_unicode(text: str) -> str:
-    """A text without the unpaired surrogates that stand for bytes of a command line."""
+    """Return a text without the unpaired surrogates that stand for bytes of a command line."""
     return text.encode("utf-8", "replace").decode("utf-8")

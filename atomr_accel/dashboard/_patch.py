@@ -1,4 +1,4 @@
-"""What is different between two states, as a JSON merge patch (RFC 7386)."""
+"""JSON merge patches (RFC 7386) between two states."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | list[float | None] | Mapping[str, Json]"
-"""A state: no null but in lists, since in a patch it stands for what is gone."""
+"""A state: null only in lists, because in a patch it removes a key."""
 
 
 def merge_patch(old: Mapping[str, Json], new: Mapping[str, Json]) -> dict[str, object]:
-    """What has to be merged into ``old`` to make it ``new``; empty if they are equal.
+    """Return the patch that turns ``old`` into ``new``; empty if they are equal.
 
-    What is the same object in both is not looked into: whoever makes states keeps what has not
-    changed, and then a patch costs no more than what has.
+    Identical objects are skipped. States share the objects that have not changed, so a patch costs
+    only as much as the changes.
     """
     patch: dict[str, object] = {}
     for key, value in new.items():

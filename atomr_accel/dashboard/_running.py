@@ -1,8 +1,8 @@
-"""Which programs have a dashboard open: one file for each, which its user alone can read.
+"""Programs with an open dashboard: one file for each, which only its user can read.
 
-They lie in the user's runtime directory, which is gone after a reboot. A program that was killed
-leaves its file behind. Whoever looks knows that by the process: there is none of that number any
-more, or it was started at another time.
+The files are in the user's runtime directory, which is emptied at a reboot. A program that was
+killed leaves its file behind. Its file is recognised as stale because no process has its id, or
+because that process started at another time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LARGEST: Final = 1 << 16
-"""Bytes of a file that somebody has a look at."""
+"""Bytes of a file that are read at most."""
 
 
 class RunningDashboard(msgspec.Struct, frozen=True):
@@ -29,12 +29,12 @@ class RunningDashboard(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: the program's process id.
-        started: when that process was started, in clock ticks since the machine was
-            (``starttime`` of proc(5)): a process id is used again.
+        started: the start of that process in clock ticks since the machine started (``starttime``
+            of proc(5)), because a process id may be used again.
         system: the name of the system of actors.
-        command: the program's command line, cut where it is long.
-        url: where the dashboard is, without the token.
-        token: who has it may look. Send it as ``Authorization: Bearer TOKEN``, or as the query
+        command: the program's command line, cut if it is long.
+        url: the address of the dashboard, without the token.
+        token: the token for requests. Send it as ``Authorization: Bearer TOKEN``, or as the query
             ``token``.
     """
 
@@ -47,12 +47,12 @@ class RunningDashboard(msgspec.Struct, frozen=True):
 
 
 def folder() -> Path:
-    """Where the files are: a directory of this user alone, made if it is not there.
+    """Return the folder of the files, which is made if necessary and belongs to this user alone.
 
     Raises:
-        PermissionError: it is somebody else's, or others can write to it.
+        PermissionError: it belongs to another user, or others can write to it.
     """
-    with warnings.catch_warnings():  # where there is no XDG_RUNTIME_DIR, the next best will do
+    with warnings.catch_warnings():  # without XDG_RUNTIME_DIR another folder is used
         warnings.simplefilter("ignore")
         path = platformdirs.user_runtime_path("atomr-accel") / "dashboards"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,10 +68,10 @@ def folder() -> Path:
 
 @contextmanager
 def announced(dashboard: RunningDashboard) -> Iterator[Path]:
-    """Have `running` find a dashboard for as long as the block lasts.
+    """Let `running` find a dashboard for the length of the block.
 
     Raises:
-        OSError: there is no place for its file.
+        OSError: its file cannot be written.
     """
     path = folder() / f"{dashboard.pid}-{dashboard.url.rpartition(':')[2].rstrip('/')}.json"
     draft = path.with_suffix(".new")
@@ -80,7 +80,7 @@ def announced(dashboard: RunningDashboard) -> Iterator[Path]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
         file.write(msgspec.json.encode(dashboard))
-    draft.rename(path)  # whoever looks sees all of it or nothing
+    draft.rename(path)  # readers see all of it or nothing
     try:
         yield path
     finally:
@@ -88,9 +88,9 @@ def announced(dashboard: RunningDashboard) -> Iterator[Path]:
 
 
 def running() -> list[RunningDashboard]:
-    """The dashboards that programs of this user have open on this machine, oldest program first.
+    """Return the dashboards of this user's programs on this machine, oldest program first.
 
-    Files of programs that have ended without removing theirs are removed.
+    Files of programs that ended without removing theirs are removed.
 
     Raises:
         PermissionError: the directory of the files is not safe to read.
@@ -107,7 +107,7 @@ def running() -> list[RunningDashboard]:
 
 
 def _read(path: Path) -> RunningDashboard | None:
-    """What a file says; None if it is not one of ours."""
+    """Read a file; return None if this package did not write it for this user."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):

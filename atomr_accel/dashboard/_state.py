@@ -6,17 +6,17 @@
     program     pid, command, python, version, started
     system      name, actors, dead_letters
     actors      by path: kind, state, restarts, depth and, of devices and their parts, generation
-    devices     by path: name, backend, isolation, info, and what Device.statistics() tells, lanes
-                by name and transfers by number; memory.slabs are by number: nbytes, kind, used and
+    devices     by path: name, backend, isolation, info, the fields of Device.statistics(), lanes
+                by name and transfers by number; memory.slabs by number: nbytes, kind, used and
                 cells, a digit for how full each part of the slab is; with NVML, gpu: busy (a
                 share), power, power_limit, temperature, throttled
     patterns    by name: kind, and the fields of the pattern's statistics(); of its parts, rows
-    curves      by path of a device, by number, one each second: a list of what POINT names
+    curves      by path of a device, by number, one each second: a list of the fields in POINT
     past        by path of a device, "10" and "300": the same for the last hour and the last day,
                 with a point for each 10 and 300 seconds
     events      by number: at, kind, path, text, and of devices generation
 
-Nothing in it is null but in the lists of curves: what is not known is left out.
+Unknown values are left out; null occurs only in the lists of curves.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _AT_ONCE: Final = 64
 
 
 class Observer:
-    """Looks at a system, and keeps what has not changed since it last did.
+    """Observes a system, and keeps the parts that have not changed since the last time.
 
     Attributes:
-        program: what there is to tell of the program.
+        program: the facts about the program.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Observer:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices in the system."""
+        """Devices of the system."""
         return self._system.devices if isinstance(self._system, System) else ()
 
     def system(self, actors: int) -> dict[str, Json]:
-        """The system, which has so many actors."""
+        """Return the state of the system, with its number of actors."""
         return {
             "name": self._system.name,
             "actors": actors,
@@ -98,7 +98,7 @@ class Observer:
         }
 
     def path_of(self, uuid: str) -> str:
-        """The path of the device that NVML knows by a UUID; of others, the UUID."""
+        """Return the path of the device with NVML's UUID; for other GPUs, the UUID."""
         paths = (device.ref.path for device in self.devices if _uuid(device) == uuid)
         return next(paths, uuid)
 
@@ -134,7 +134,7 @@ class Observer:
         return self._devices
 
     def patterns(self) -> dict[str, Json]:
-        """The statistics of all patterns, by name."""
+        """Return the statistics of all patterns, by name."""
         before = self._shown_patterns
         self._shown_patterns = {
             name: _kept(before.get(name), _pattern(pattern))
@@ -184,12 +184,12 @@ class Observer:
 
 
 def _kept(before: Json | None, now: Json) -> Json:
-    """The state before, if nothing has changed: see ``merge_patch``."""
+    """Return ``before`` if the two are equal, else ``now``: see ``merge_patch``."""
     return before if before is not None and before == now else now
 
 
 def command() -> str:
-    """The program's command line."""
+    """Return the program's command line."""
     return shortened(" ".join(sys.orig_argv) or sys.executable)
 
 
@@ -207,7 +207,7 @@ def _actor(cell: Cell) -> dict[str, Json]:
 
 
 def _pattern(pattern: HasStatistics) -> dict[str, Json]:
-    """The statistics of a pattern: plain values as they are, parts as rows by name."""
+    """Return the statistics of a pattern: plain values, and parts as rows by name."""
     state: dict[str, Json] = {"kind": type(pattern).__name__}
     statistics = pattern.statistics()
     for field in fields(statistics):  # type: ignore[arg-type] # open_dashboard checks it
@@ -221,7 +221,7 @@ def _pattern(pattern: HasStatistics) -> dict[str, Json]:
 
 
 def _parts(value: object) -> dict[str, Json]:
-    """The parts of a pattern by name, if a value is a collection of them."""
+    """Return the parts of a pattern by name, if a value is a collection of them."""
     parts: dict[str, Json] = {}
     members: list[tuple[object, object]] = []
     if isinstance(value, Mapping):
@@ -239,7 +239,7 @@ def _parts(value: object) -> dict[str, Json]:
 
 
 def _simple(value: object) -> Json | None:
-    """A value as JSON has it; None for what has no short form."""
+    """Return a value for JSON; None for types without a short form."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, float):
@@ -250,14 +250,14 @@ def _simple(value: object) -> Json | None:
 
 
 def _digit(part: float) -> str:
-    """How full a part is, from 0 (free) to 9; whatever is neither free nor full is between."""
+    """Return how full a part is, from 0 (free) to 9 (full); other values lie between."""
     if part <= 0:
         return "0"
     return "9" if part >= 1 else str(1 + min(7, int(part * 8)))
 
 
 def _plain(statistics: Any) -> dict[str, Json]:
-    """Statistics as an object for JSON, without what is not known."""
+    """Return statistics as an object for JSON, without unknown values."""
     plain: dict[str, Json] = {}
     for field in fields(statistics):
         value = getattr(statistics, field.name)
@@ -271,7 +271,7 @@ def _plain(statistics: Any) -> dict[str, Json]:
 
 
 def _plain_reading(reading: GpuReading) -> dict[str, Json]:
-    """What NVML says of a GPU, as far as a page has room for it."""
+    """Return the values of a GPU's reading that the page shows."""
     plain: dict[str, Json] = {}
     if reading.utilization is not None:
         plain["busy"] = round(reading.utilization.gpu, 3)

@@ -1,10 +1,10 @@
-"""The dashboard as an ASGI application: who may see what, and how it gets there.
+"""The dashboard as an ASGI application: access rules, files and states.
 
-Whoever can run programs on this machine, and every page that is open in the user's browser, can
-send requests here. So what tells anything of the program needs the token; a request has to name
-this machine by an address or as ``localhost``, which keeps out pages that have their own name
-resolved to it (DNS rebinding); and no other page may read an answer or show it in a frame. There
-are no cookies: a browser would send them to every other port of this machine, too.
+All programs on this machine, and all pages in the user's browser, can send requests here. Requests
+for facts about the program therefore need the token. A request must also name this machine by an
+address or as ``localhost``, which keeps out pages that have their own name resolved to it (DNS
+rebinding). Other pages may neither read an answer nor show it in a frame. The page uses no cookies,
+because a browser would send them to every other port of this machine too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FILES: Final = {
     "/style.css": ("style.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-"""What anybody may have: it tells nothing of the program."""
+"""Files that need no token, because they have no facts about the program."""
 
 _LONGEST_QUERY: Final = 1024
 """Bytes; the token is all that a query may have."""
@@ -110,7 +110,7 @@ def _file(name: str, media_type: str) -> Response:
 
 
 class _Guard:
-    """Refuses what is not to be answered, and says in all answers what may be done with them."""
+    """Refuses invalid requests, and adds security headers to all answers."""
 
     def __init__(self, app: ASGIApp, token: str, names: frozenset[str]) -> None:
         self._app = app
@@ -128,7 +128,7 @@ class _Guard:
             await send(message)
 
         refusal = self._refusal(scope)
-        # What anybody may have gives way, as what is refused does.
+        # Requests without a token, and refused ones, may be ended for others.
         told = nullcontext() if refusal or scope["path"] in _FILES else telling()
         with told:
             await (refusal or self._app)(scope, receive, send_with_headers)
@@ -157,7 +157,7 @@ class _Guard:
 
 
 class _Events(Response):
-    """A stream of server-sent events, until whoever asked for it has gone."""
+    """A stream of server-sent events, until its reader is gone."""
 
     media_type = "text/event-stream"
 
@@ -172,7 +172,7 @@ class _Events(Response):
             await refusal(scope, receive, send)
             return
         async with aclosing(self._feed.messages()) as messages:
-            # This one counts from here on: whoever comes while its answer begins sees it.
+            # Count this page now, so that a request during its first answer sees it.
             await self._stream(await anext(messages), messages, receive, send)
 
     async def _stream(
@@ -197,5 +197,5 @@ class _Events(Response):
             async for message in others:
                 await tell(message)
             nursery.cancel_scope.cancel()
-        # Not in the nursery: the end of an answer looks like the client's to who waits for that.
+        # Outside the nursery, where the end of an answer would look like the client's end.
         await tell(b"", more=False)

@@ -1,4 +1,4 @@
-"""What is told of finished ops, many at a time: noted op by op, where that has to be quick."""
+"""Reports of finished ops to instruments, collected so that a busy lane reports many at a time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from ._op import Op
 
 _TOGETHER: Final = 64
-"""Ops that are told of together, or more, while others are in flight."""
+"""Number of collected ops at which a report is sent while other ops are in flight."""
 
 _MEMORY_LANE: Final = "memory"
-"""Its ops are told of one by one, since what they have moved is known until they are settled."""
+"""Lane whose ops are reported one by one, because an op forgets its size once it is settled."""
 
 
 @final
 class DoneOps:
-    """Ops of a lane that are done, until instruments are told of them.
+    """Finished ops of a lane that instruments have not heard of yet.
 
     Args:
-        device: theirs.
+        device: the device of the lane.
         lane: the lane's name.
         in_flight: the device's ops in flight.
 
     Attributes:
-        waiting: whether there are any, or what hosts tell of them.
+        waiting: whether there are ops or host times to report.
     """
 
     __slots__ = (
@@ -50,13 +50,13 @@ class DoneOps:
         self.waiting = False
 
     def wanted(self) -> bool:
-        """Whether what is done now is to be noted here, rather than told at once."""
+        """Return True if finished ops are collected here instead of being reported at once."""
         methods = self._instruments.methods
         wanted = "ops_finished" in methods and "op_finished" not in methods
         return wanted and self._lane != _MEMORY_LANE
 
     def of(self, name: str) -> FinishedOps:
-        """Where those of a name are noted: all but when they were answered."""
+        """Return the collection to which finished ops of this name are added."""
         ops = self._by_name.get(name)
         if ops is None:
             ops = self._by_name[name] = FinishedOps(self._device, self._lane, name, "done")
@@ -64,15 +64,15 @@ class DoneOps:
         return ops
 
     def measure(self, measured: Measured) -> None:
-        """What a host tells of ops that it is about to answer."""
+        """Keep the times that a host sent for ops that it is about to answer."""
         self._measured.append(measured)
         self.waiting = True
 
     def answer(self, received: int, *, idle: bool) -> None:
-        """What was noted since the last time was answered together.
+        """Note when newly collected ops were answered, and report them if enough are waiting.
 
         Args:
-            received: when.
+            received: the time of the answers, in nanoseconds of ``time.monotonic_ns``.
             idle: whether the lane has nothing in flight.
         """
         number = 0
@@ -83,7 +83,7 @@ class DoneOps:
             self.tell()
 
     def tell(self) -> None:
-        """Tell of all of it."""
+        """Report all collected ops."""
         by_name, self._by_name = self._by_name, {}
         measured, self._measured = self._measured, []
         self.waiting = False
@@ -96,7 +96,7 @@ class DoneOps:
                 self._instruments("ops_finished", ops)
 
     def tell_of(self, op: Op, outcome: Outcome) -> None:
-        """Tell of one op alone, at once."""
+        """Report one op alone, at once."""
         ops = FinishedOps(self._device, self._lane, op.name, outcome)
         if op.submitted_at < 0:
             ops.untimed.append(op.seq)

@@ -1,7 +1,7 @@
-"""What host processes write to their descriptors 1 and 2: above all what kernels print.
+"""Output of host processes on descriptors 1 and 2, above all the output of kernels.
 
-The driver knows no other place for that. What functions of ``device.run`` print by Python's
-``print`` is not among it: it goes where the program's own does (``host._host``).
+The driver offers no other place for that output. Text that functions of ``device.run`` print with
+Python's ``print`` goes to the program's own output instead (``host._host``).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _ROOM: Final = 1 << 18
 """Bytes that a pipe has room for, so that a host need not wait for a program that is busy."""
 
 _LONGEST: Final = 4096
-"""Bytes of a line; the rest of it is told as another one."""
+"""Bytes of a line; a longer line is logged in several pieces."""
 
 _MOST_LAST: Final = 50
-"""Lines of a host's standard error that its fault is told with."""
+"""Number of final lines of a host's standard error that its fault carries."""
 
 
 @final
 class _Pipe:
-    """The reading end of one.
+    """The reading end of one pipe.
 
     Attributes:
         fd: the descriptor; -1 when it is closed.
-        level: that of what comes there.
+        level: the logging level of lines from this pipe.
         rest: the line that has not ended.
     """
 
@@ -57,16 +57,16 @@ class _Pipe:
 class HostOutput:
     """The program's ends of the pipes that a host has as its descriptors 1 and 2.
 
-    Lines become log records of ``atomr_accel.kernels``: ``INFO``, and those of descriptor 2
-    ``WARNING``. While the logger does not take the former they go to the program's standard
-    output, where any CUDA program has them.
+    Lines become log records of ``atomr_accel.kernels``: ``INFO`` for descriptor 1, ``WARNING`` for
+    descriptor 2. While the logger ignores ``INFO``, the lines of descriptor 1 go to the program's
+    standard output, as in any CUDA program.
 
     Args:
-        out: reads what the host writes to 1.
-        err: what it writes to 2.
+        out: the reading end of the pipe at the host's descriptor 1.
+        err: the reading end of the pipe at the host's descriptor 2.
 
     Attributes:
-        last: the last lines of 2.
+        last: the last lines of descriptor 2.
     """
 
     def __init__(self, out: int, err: int) -> None:
@@ -76,10 +76,10 @@ class HostOutput:
         self.last: Final[deque[str]] = deque(maxlen=_MOST_LAST)
 
     async def run(self, fields: Mapping[str, Any]) -> None:
-        """Tell what comes, until the host has ended; another's ``run`` goes on from here.
+        """Log output until the host has ended. Another task's ``run`` may continue from here.
 
         Args:
-            fields: what log records have in ``extra`` from now on.
+            fields: the ``extra`` of log records from now on.
         """
         self._fields = fields
         async with self._turn, trio.open_nursery() as nursery:
@@ -94,11 +94,11 @@ class HostOutput:
                     return
 
     def drain(self) -> None:
-        """Tell what the host has written by now."""
-        self._drain(_ROOM)  # it may be writing all the time
+        """Log the output that the host has written by now."""
+        self._drain(_ROOM)  # bounded, because it may write without pause
 
     def glance(self) -> None:
-        """Tell that as far as it takes no time to speak of; the rest comes as it would have."""
+        """Log at most one piece of the output, which is quick; the rest follows as usual."""
         self._drain(_PIECE)
 
     def _drain(self, most: int) -> None:
@@ -109,11 +109,11 @@ class HostOutput:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is read any more."""
+        """True if both pipes are closed."""
         return all(pipe.fd < 0 for pipe in self._pipes)
 
     def close(self) -> None:
-        """Tell the rest. Nobody reads what comes later."""
+        """Log the remaining output and close the pipes. Later output is lost."""
         self.drain()
         for pipe in self._pipes:
             if pipe.rest:
@@ -125,11 +125,11 @@ class HostOutput:
                 pipe.fd = -1
 
     def _read(self, pipe: _Pipe) -> int | None:
-        """Tell the lines that the next piece completes.
+        """Log the lines that the next piece completes.
 
         Returns:
-            How long that is: 0 at the end, None if there is nothing at the moment, as after
-            another task has told it.
+            The length of the piece: 0 when the host has ended; None without data at the moment, for
+            example because another task has read it.
         """
         try:
             data = os.read(pipe.fd, _PIECE) if pipe.fd >= 0 else b""
@@ -161,7 +161,7 @@ def output_pipes() -> tuple[HostOutput, tuple[int, int]]:
     """Pipes for a host's descriptors 1 and 2; the writing ends are the caller's to close.
 
     Raises:
-        OSError: there is no room for another descriptor.
+        OSError: the process has no free descriptor.
     """
     ends: list[int] = []
     try:
@@ -175,6 +175,6 @@ def output_pipes() -> tuple[HostOutput, tuple[int, int]]:
     for fd in (out, err):
         os.set_blocking(fd, False)
         if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # a user may have so much, and no more
+            with contextlib.suppress(OSError):  # a user's pipes have a limit
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _ROOM)
     return HostOutput(out, err), (to_out, to_err)

@@ -1,4 +1,4 @@
-"""Hooks for whoever watches devices from outside: what happens to ops, memory and contexts."""
+"""Hooks for observers of devices: events of ops, memory and contexts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ if TYPE_CHECKING:
     from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
 
 Outcome = Literal["done", "failed", "withdrawn", "lost"]
-"""How an op ends: it was executed; it raised an error of its own; its caller was cancelled before
-it was sent; or its context failed, or its device was closed, while it was in flight."""
+"""Outcome of an op: it was executed (``done``); it raised an error of its own (``failed``); its
+caller was cancelled before it was sent (``withdrawn``). It is ``lost`` if its context failed, or
+its device was closed, while it was in flight."""
 
 
 @final
 class OpTimes(msgspec.Struct, gc=False):
-    """When what happened to an op, in nanoseconds of ``time.monotonic_ns``.
+    """Times of the events of an op, in nanoseconds of ``time.monotonic_ns``.
 
-    All processes of a machine have that clock in common. What is not known is 0. What hosts tell is
-    known only where an instrument has asked for that (``DeviceInstrument.timed``).
+    All processes of a machine share that clock. A time that is not known is 0. The times from hosts
+    are known only if an instrument asks for them (``DeviceInstrument.timed``).
 
     Attributes:
-        submitted: the program has put it in its order.
-        sent: it was handed to the socket of its lane.
-        launched: its lane has begun to launch it (told by the host).
-        started: the device has begun to execute it (measured by the device).
-        ended: the device has executed it (likewise).
-        found: its lane has found it done (told by the host).
-        answered: the program has learnt of its end.
-        stream: no time, but tells the streams of a device apart: that in which it was launched.
-            0 where it is its lane's own.
+        submitted: the program added the op to its order.
+        sent: the op was handed to the socket of its lane.
+        launched: the lane began to launch the op (reported by the host).
+        started: the device began to execute the op (measured by the device).
+        ended: the device finished the op (measured by the device).
+        found: the lane found the op finished (reported by the host).
+        answered: the program received the answer.
+        stream: not a time, but the number of the stream in which the op was launched. 0 is the
+            lane's own stream.
     """
 
     submitted: int = 0
@@ -48,27 +49,27 @@ class OpTimes(msgspec.Struct, gc=False):
 
     @property
     def device_seconds(self) -> float | None:
-        """How long the device has executed it; None where that was not measured."""
+        """Seconds of execution on the device; None if they were not measured."""
         return (self.ended - self.started) * 1e-9 if self.ended else None
 
 
 Row = tuple[int, int, int, int, int]
-"""What a host tells of an op: when it was launched, began, ended and was found done, or zeros; and
-the number of its stream."""
+"""Host times of an op: launched, started, ended and found, each 0 if unknown; and the number of its
+stream."""
 
 _NUMBERS: Final = 6
-"""Of an op, in ``wire.Times``."""
+"""Numbers for each op in ``wire.Times``."""
 
 
 @final
 class Measured:
-    """What a host tells of ops that it is about to answer: read where somebody looks.
+    """Host times of ops that are about to be answered, decoded on first use.
 
     Args:
-        packed: as ``wire.Times`` has it.
+        packed: the field ``ops`` of ``wire.Times``.
 
     Raises:
-        ValueError: it is not what ``wire.Times`` has.
+        ValueError: the length is not that of a ``wire.Times``.
     """
 
     __slots__ = ("_numbers", "_rows")
@@ -81,12 +82,12 @@ class Measured:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first and the last of the ops."""
+        """First and last op, by sequence number."""
         return self._numbers[0], self._numbers[-_NUMBERS]
 
     @property
     def rows(self) -> dict[int, Row]:
-        """What it tells, by op."""
+        """Host times by sequence number."""
         if self._rows is None:
             numbers = array("q", self._numbers.tobytes())
             seqs, *columns = (numbers[at::_NUMBERS] for at in range(_NUMBERS))
@@ -100,45 +101,45 @@ UNMEASURED: Final[Row] = (0, 0, 0, 0, 0)
 
 
 def op_times(submitted: int, sent: int, answered: int, row: Row = UNMEASURED) -> OpTimes:
-    """The times of an op."""
+    """Return the times of an op."""
     launched, started, ended, found, stream = row
     return OpTimes(submitted, sent, launched, started, ended, found, answered, stream)
 
 
 class WatchedDevice(Protocol):
-    """What instruments are told of a device by."""
+    """A device as instruments see it."""
 
     @property
     def name(self) -> str:
-        """Such as ``"cuda:0"``."""
+        """Name of the device, such as ``"cuda:0"``."""
 
     @property
     def path(self) -> str:
-        """Its place in the tree of actors, such as ``"/gpu-0"``, by which it is unique."""
+        """Place of the device in the tree of actors, such as ``"/gpu-0"``; it is unique."""
 
     @property
     def generation(self) -> int:
-        """The present generation."""
+        """Present generation."""
 
 
 class WatchedOp(Protocol):
-    """What instruments are told of an op by. Do not keep it: it keeps its buffers."""
+    """An op as instruments see it. Do not keep it: it holds its buffers."""
 
     @property
     def seq(self) -> int:
-        """Its place in the device's program order, by which it is known."""
+        """Place of the op in the device's program order; it identifies the op."""
 
     @property
     def name(self) -> str:
-        """What it is called, such as ``"blas.gemm"``."""
+        """Name of the op, such as ``"blas.gemm"``."""
 
     @property
     def lane(self) -> str:
-        """The lane that executes it."""
+        """Lane that executes the op."""
 
     @property
     def device(self) -> WatchedDevice:
-        """Its device."""
+        """Device of the op."""
 
     @property
     def dependencies(self) -> tuple[tuple[int, int], ...]:
@@ -146,41 +147,42 @@ class WatchedOp(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it copies or fills, if it is of the memory lane; otherwise 0."""
+        """Bytes that an op of the memory lane copies or fills; 0 for other ops."""
 
     @property
     def times(self) -> OpTimes | None:
-        """When what happened to it so far; None if nobody took times when it was submitted."""
+        """Times of the op so far; None if no instrument wanted times when it was submitted."""
 
     @property
     def error(self) -> Exception | None:
-        """What it failed with, once it has."""
+        """Error with which the op failed, if it did."""
 
 
 @final
 class FinishedOps(msgspec.Struct, eq=False):
-    """Ops that are over, as instruments are told of them together. It may be kept.
+    """Finished ops of one name and outcome, reported together. Instruments may keep this object.
 
-    What is told of each is in lists of equal length, in the order in which they ended. Times are
-    nanoseconds of ``time.monotonic_ns``, as those of ``OpTimes``.
+    The lists have equal length and follow the order in which the ops ended. Times are in
+    nanoseconds of ``time.monotonic_ns``, as in ``OpTimes``.
 
-    If all that instruments want are samples (``DeviceInstrument.sampled``), about one op in 17 is
-    in the lists while more than 16 are in flight in their lane, or it is sent 20,000 a second.
+    If all instruments want samples only (``DeviceInstrument.sampled``), a busy lane lists about one
+    op in 17. A lane is busy while it has more than 16 ops in flight or is sent more than 20,000 ops
+    a second.
 
     Attributes:
-        device: theirs.
-        lane: the lane that has executed them.
-        name: what they are called, such as ``"blas.gemm"``.
-        outcome: how all of them ended.
-        seqs: their places in the device's program order.
-        submitted: when each was put in that order.
-        sent: when each was handed to the socket of its lane; 0 where nobody watched just then.
-        answered: when the program has learnt of the end of each.
-        measured: what hosts tell of these and others, which ``rows`` and ``times`` read; empty
-            where nobody has asked.
-        nbytes: how many bytes they have copied or filled in all, if they are of the memory lane;
-            otherwise 0.
-        untimed: the places of further ops that ended so, whose times were not taken.
+        device: the device of the ops.
+        lane: the lane that executed the ops.
+        name: the name of the ops, such as ``"blas.gemm"``.
+        outcome: the outcome of all of them.
+        seqs: the places of the ops in the device's program order.
+        submitted: the time at which each was added to that order.
+        sent: the time at which each was handed to the socket of its lane; 0 if no instrument
+            watched then.
+        answered: the time at which the program received the answer of each.
+        measured: the host times of these ops and of others, which ``rows`` and ``times`` read;
+            empty if no instrument asked for them.
+        nbytes: the bytes that ops of the memory lane copied or filled in all; 0 for other lanes.
+        untimed: the places of further ops with this outcome, whose times were not taken.
     """
 
     device: WatchedDevice
@@ -197,19 +199,19 @@ class FinishedOps(msgspec.Struct, eq=False):
 
     @property
     def rows(self) -> dict[int, Row]:
-        """What hosts tell, by op; also of others."""
+        """Host times by sequence number, including those of other ops."""
         return {seq: row for each in self.measured for seq, row in each.rows.items()}
 
     @property
     def times(self) -> list[OpTimes]:
-        """When what happened to each."""
+        """Times of each op in ``seqs``."""
         rows = self.rows
         own = [rows.get(seq, UNMEASURED) for seq in self.seqs]
         return [*map(op_times, self.submitted, self.sent, self.answered, own)]
 
 
 class WatchedTransfer(Protocol):
-    """What instruments are told of a long transfer by."""
+    """A long transfer as instruments see it."""
 
     @property
     def name(self) -> str:
@@ -217,23 +219,23 @@ class WatchedTransfer(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it moves in all."""
+        """Bytes that the transfer moves in all."""
 
     @property
     def done(self) -> int:
-        """How many of them have arrived."""
+        """Bytes that have arrived."""
 
 
 class Phases(Protocol):
-    """How long a context took to come up, in seconds."""
+    """Seconds that each step of building a context took."""
 
     @property
     def total(self) -> float:
-        """From starting its host to serving."""
+        """Time from the start of the host until the context serves ops."""
 
     @property
     def open(self) -> float:
-        """Until the device was opened: process, imports, context; next to nothing if prepared."""
+        """Time until the device is open: process, imports, context; nearly 0 with a standby."""
 
     @property
     def remap(self) -> float:
@@ -245,19 +247,20 @@ class Phases(Protocol):
 
 
 class DeviceInstrument(Instrument, hooks=True):
-    """Base of instruments that are told what happens on devices, too.
+    """Base of instruments that also observe devices.
 
-    Override what you want to know, as of ``Instrument``, which this extends; the same holds for
-    it. What is called for each op should take less than a microsecond. Ops of the package's own,
-    such as the round trip that proves a context good, are told of like any others.
+    Override the hooks that you need, as with ``Instrument``; the rules of that class apply here
+    too. A hook that is called for each op should take less than a microsecond. Internal ops, such
+    as the round trip that checks a new context, are reported like any other op.
 
     Attributes:
-        timed: whether hosts are to tell when ops were launched, executed and found done, while
-            this instrument is told. That costs them some microseconds an op.
-        ranges: whether hosts are to mark launches as ranges of NVTX meanwhile.
-        sampled: whether the times of some ops will do where there are many: see
-            ``FinishedOps.untimed``; and whether ``System.tell_instruments`` is called whenever what
-            is done matters. Where another instrument wants all, all are told as ever.
+        timed: whether hosts report when ops were launched, executed and found done while this
+            instrument is installed. That costs them some microseconds per op.
+        ranges: whether hosts mark launches as NVTX ranges while this instrument is installed.
+        sampled: whether a busy lane may take the times of some ops only (see
+            ``FinishedOps.untimed``). Such an instrument calls ``System.tell_instruments`` whenever
+            it needs current numbers. If another instrument wants the times of all ops, all are
+            taken.
     """
 
     timed: bool = False
@@ -282,10 +285,11 @@ class DeviceInstrument(Instrument, hooks=True):
         """An op is over. It may not have been sent, if its context failed."""
 
     def ops_finished(self, ops: FinishedOps) -> None:
-        """Ops of one name are over: told of some dozens at a time, if so many are in flight.
+        """Some ops of one name and outcome are over; a busy lane reports some dozens at a time.
 
-        That takes a fraction of ``op_finished``. What is done is told of as soon as its lane has
-        nothing in flight, or somebody calls ``System.tell_instruments``; of others at once.
+        This costs a fraction of ``op_finished``. Successful ops are reported when their lane has
+        nothing in flight, or when ``System.tell_instruments`` is called. Other outcomes are
+        reported at once.
         """
 
     # --- data and memory ---------------------------------------------------------------------
@@ -296,7 +300,7 @@ class DeviceInstrument(Instrument, hooks=True):
     def transfer_finished(
         self, device: WatchedDevice, transfer: WatchedTransfer, failure: BaseException | None
     ) -> None:
-        """It is over, by a failure, by cancellation, or without either."""
+        """A long transfer is over: complete, failed (``failure``) or cancelled."""
 
     def slab_added(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
         """The device's memory has grown."""
@@ -305,7 +309,7 @@ class DeviceInstrument(Instrument, hooks=True):
         """The device's memory has shrunk."""
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
-        """There was no room for something; its caller is told."""
+        """An allocation failed for lack of memory; its caller gets ``error``."""
 
     # --- faults and generations ----------------------------------------------------------------
 
@@ -326,16 +330,16 @@ class DeviceInstrument(Instrument, hooks=True):
 
 
 class Told(WatchedDevice, Protocol):
-    """A device whose ports know whom to tell."""
+    """A device that also knows the instruments of its system."""
 
     @property
     def instruments(self) -> Instruments:
-        """Those of its system."""
+        """Instruments of the device's system."""
 
 
 @final
 class _Nobody:
-    """The device of a port of which nobody is told."""
+    """A device without instruments, for ports that nothing observes."""
 
     name: str = ""
     path: str = ""

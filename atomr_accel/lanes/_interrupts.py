@@ -1,9 +1,10 @@
 """Ctrl+C inside this package: it arrives at checkpoints, where cancellation does.
 
-Python raises KeyboardInterrupt between any two instructions. An op that was noted as in flight
-and not queued would never be answered, half a frame would garble all that come after it, and a
-program may well catch the interrupt and go on. So what must be whole is marked: trio then
-raises KeyboardInterrupt where the main task waits next. Marking costs nothing when called.
+Python raises KeyboardInterrupt between any two instructions. Between two steps of a submission it
+would leave an op in flight that is not queued, so it would never be answered. Half a frame would
+garble all later ones. A program may catch the interrupt and go on. Code that must run to completion
+is therefore marked, and trio raises KeyboardInterrupt where the main task waits next. Calling
+marked code costs nothing extra.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _T = TypeVar("_T", bound=type)
 
 
 def uninterrupted(cls: _T) -> _T:
-    """Mark all methods of a class, its base classes' included, and what they call.
+    """Mark all methods of a class and of its bases, and the functions that they call.
 
     Functions are marked by ``trio.lowlevel.enable_ki_protection``.
     """

@@ -1,13 +1,13 @@
-"""What ports do between two turns of trio's loop: ops go out, and answers come in.
+"""Work of ports between two turns of trio's loop: they send ops and receive answers.
 
-Tasks that submit and tasks that wait run in turns of the loop. If ops were sent and answers
-handed out by tasks, too, each of that would take a turn of its own; and beside a task of the
-program that computes for a millisecond at a time, each turn takes a millisecond. So ports
-send right before the loop waits, all that the turn has brought together, and receive right
-after it has waited, so that whoever awaits an answer runs in the turn that begins.
+Tasks that submit and tasks that wait run in turns of the loop. If tasks sent ops and handed out
+answers too, each step would take another turn. A turn takes a millisecond next to a program task
+that computes for a millisecond at a time. Ports therefore send right before the loop waits, with
+all ops of the turn together. They receive right after it has waited, so a task runs in the turn
+after its answer arrived.
 
-Answers come by the thousand, and each lets a task run. Of those that are waiting a turn begins
-only some, in the order of their answers, so that the program's other tasks get theirs.
+Answers arrive by the thousand, and each lets a task run. A turn wakes only some of these tasks, in
+the order of their answers, so that the program's other tasks get their turns.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LoopFlusher(trio.abc.Instrument):
                 _of_run.set(None)
 
     def leave(self, port: Port) -> None:
-        """The port does nothing any more."""
+        """Remove a port that has no more work."""
         self._ports.remove(port)
         if port in self._unsent:
             self._unsent.remove(port)
@@ -85,11 +85,11 @@ class LoopFlusher(trio.abc.Instrument):
         self._waiting.append(op)
 
     def send_soon(self, port: Port) -> None:
-        """Have a port send what it has at the end of this turn; once is enough."""
+        """Have a port send its queued ops at the end of this turn. Call this once per turn."""
         self._unsent.append(port)
 
     def before_io_wait(self, timeout: float) -> None:
-        """Send what this turn has brought."""
+        """Send the ops of this turn."""
         del timeout
         if self._unsent:
             unsent, self._unsent = self._unsent, []
@@ -102,7 +102,7 @@ class LoopFlusher(trio.abc.Instrument):
             self._token.run_sync_soon(_nothing, idempotent=True)
 
     def after_io_wait(self, timeout: float) -> None:
-        """Hand out what has come."""
+        """Receive answers on all ports, and wake some of the tasks that wait for them."""
         del timeout
         self._woken = 0
         waiting = self._waiting
@@ -117,9 +117,9 @@ class LoopFlusher(trio.abc.Instrument):
 @final
 @uninterrupted
 class Gate:
-    """An event that may let thousands go on: a turn of the loop begins only some of them.
+    """An event that may release thousands of tasks: a turn of the loop wakes only some of them.
 
-    Who goes on looks again at what it has waited for, since that may have changed meanwhile.
+    A task that continues checks its condition again, because it may have changed meanwhile.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Gate:
         self._lot = trio.lowlevel.ParkingLot()
 
     def open(self) -> None:
-        """Let all go on that wait, and whoever comes later."""
+        """Release all tasks that wait, and those that wait later."""
         self._open = True
         self._let_some_go_on()
 

@@ -1,4 +1,4 @@
-"""One request on its way to a lane, and what becomes of it."""
+"""One request on its way to a lane, and its answer."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 
 UNTIMED: Final = -1
-"""When an op was submitted, if nobody needs to know: it is counted where somebody counts."""
+"""Submission time of an op whose times are not taken. Instruments that count ops count it."""
 
 UNWATCHED: Final = 0
-"""Likewise, if nobody watched then: it is not counted either."""
+"""Submission time of an op that no instrument watched. It is not counted."""
 
 
 @final
 class Template(msgspec.Struct, frozen=True, eq=False):
-    """A message with places for addresses, which a lane's host keeps once it was sent.
+    """A message with places for addresses, which a lane's host keeps after the first call.
 
     Attributes:
-        number: what the host knows it by, until another takes its place.
+        number: its number in the host, until another template replaces it.
         encoded: the message.
-        returns: the type of its value, as of a message.
+        returns: the type of its value, as for a message.
     """
 
     number: int
     encoded: msgspec.Raw
     returns: Any = None
 
-    # What is prepared is none of what these tell of messages.
+    # Templates have none of these properties of messages.
     required: ClassVar[bool] = False
     lasting: ClassVar[bool] = False
     bulky: ClassVar[bool] = False
@@ -56,22 +56,22 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     Attributes:
         port: the lane that executes it.
         seq: its place in the device's program order.
-        name: what to call it, such as ``"blas.gemm"``.
-        message: what the lane executes.
+        name: its name, such as ``"blas.gemm"``.
+        message: the message for the lane.
         reads: the blocks it reads, until it is answered.
-        writes: the blocks it writes, likewise.
-        payload: the request that names the message, where that is a template.
+        writes: the blocks it writes, until it is answered.
+        payload: the call that names the template, if ``message`` is a template.
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
-        answered: whether it is over, one way or the other.
-        task: what waits for it, if a task does.
-        value: what the lane answered, if that is more than that it is done.
+        answered: whether it is over, with any outcome.
+        task: the task that waits for it, if any.
+        value: the value of the answer, if it has one.
         on_answer: called once it is over.
-        submitted_at: when it was submitted, where somebody wants to know: see ``OpTimes``.
-            Otherwise ``UNTIMED``, or ``UNWATCHED``.
-        sent_at: when it was sent, likewise.
-        answered_at: when it was answered, likewise.
-        measured: what its host tells of it, likewise.
+        submitted_at: when it was submitted, if an instrument wants times (see ``OpTimes``); else
+            ``UNTIMED`` or ``UNWATCHED``.
+        sent_at: when it was sent, if times are taken.
+        answered_at: when it was answered, if times are taken.
+        measured: the host times of the op, if times are taken.
     """
 
     port: Port
@@ -95,10 +95,10 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     _make_error: Callable[[Op], Exception] | None = None
 
     async def wait(self) -> Any:
-        """The op's result; a cancelled caller withdraws it if it is not on its way yet.
+        """Wait for the result. A cancelled caller withdraws the op if it has not been sent.
 
-        Who waits takes the error, and the op keeps one like it: or the two would hold each other,
-        and all that the error's frames refer to, until garbage is collected.
+        The caller gets the error, and the op keeps a copy. Otherwise the op and the error would
+        hold each other, and all frames of the traceback, until the next garbage collection.
         """
         if self.answered:
             await trio.lowlevel.checkpoint()
@@ -116,48 +116,48 @@ class Op(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it is over, without an error."""
+        """True if the op is over without an error."""
         return self.answered and self._error is None and self._make_error is None
 
     @property
     def error(self) -> Exception | None:
-        """What the op failed with, once it is answered.
+        """Error with which the op failed, once it is answered.
 
-        Made when somebody asks for it: a fault that takes thousands of ops down makes their
-        errors as fast as their tasks come to see them.
+        The error is created on first use. A fault that ends thousands of ops thus creates each
+        error only when its task runs.
         """
         if self._make_error is not None:
             self._error, self._make_error = self._make_error(self), None
         return self._error
 
     def take_error(self) -> Exception | None:
-        """The error, for who raises it: see ``wait``."""
+        """Return the error for a caller that raises it, and keep a copy: see ``wait``."""
         error = self.error
         if error is not None:
             self._error = _like(error)
         return error
 
-    # --- for those who watch: see ``_instrument`` -------------------------------------------
+    # --- for instruments: see ``_instrument`` -----------------------------------------------
 
     @property
     def lane(self) -> str:
-        """The name of its lane."""
+        """Name of its lane."""
         return self.port.name
 
     @property
     def device(self) -> WatchedDevice:
-        """Its device."""
+        """Device of the op."""
         return self.port.device
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it copies or fills; 0 of others, and once it is answered."""
+        """Bytes that the op copies or fills; 0 for other ops, and after the answer."""
         nbytes: int = getattr(self.message, "nbytes", 0)
         return nbytes
 
     @property
     def times(self) -> OpTimes | None:
-        """When what happened to it so far; None if nobody took times when it was submitted."""
+        """Times of the op so far; None if no instrument wanted times when it was submitted."""
         if self.submitted_at <= UNWATCHED:
             return None
         row = UNMEASURED if self.measured is None else self.measured.rows[self.seq]
@@ -165,7 +165,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def outcome(self) -> Outcome:
-        """How it ends, right before it is answered."""
+        """Outcome of the op, right before it is answered."""
         if self._make_error is not None:
             return "lost"
         if self._error is not None:
@@ -173,7 +173,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         return "withdrawn" if self.message is WITHDRAWN else "done"
 
     def result(self) -> Any:
-        """The result of an op that is answered; raises if that is an error."""
+        """Return the result of an answered op, or raise its error."""
         if self._error is None and self._make_error is None:
             return self.value
         error = self.error
@@ -203,16 +203,16 @@ class Op(msgspec.Struct, eq=False, weakref=True):
             self.message, self.payload = WITHDRAWN, None
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        # The caller leaves now, whatever becomes of the op. If the host has it, it keeps
-        # its buffers until it is answered, so nobody reuses memory under a running kernel.
-        # If not, it still goes there, as an empty op: others may be ordered after it.
+        # The caller leaves now. If the host has the op, the op keeps its buffers until it is
+        # answered, so that memory under a running kernel is not reused. If not, it is sent
+        # as an empty op, because others may be ordered after it.
         self.task = None
         self.withdraw()
         return trio.lowlevel.Abort.SUCCEEDED
 
 
 def _like(error: Exception) -> Exception:
-    """An error that is the same but for the frames it has come through."""
+    """Return a copy of an error without its traceback."""
     try:
         like = type(error).__new__(type(error), *error.args)
         like.args = error.args

@@ -1,7 +1,7 @@
 """Page-locked memory that the program and the host share, through which arrays travel.
 
-It comes in arenas: files mapped here, and by the host, which page-locks them where there is
-a GPU. They have addresses like slabs, but outlive every host with their content.
+The memory consists of arenas: files that the program and the host both map. With a GPU, the host
+page-locks them. Arenas have addresses like slabs, but they and their content outlive every host.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Arena:
     """One shared file.
 
     Attributes:
-        id: its number, which is that of no slab of the device.
+        id: its number, which differs from those of the device's slabs.
         nbytes: its size.
         fd: its descriptor.
         bytes: its content.
-        base: where it is mapped in this process.
-        host: the host that has it mapped too.
-        pieces: how many pieces of it are in use.
-        left: its pieces that are not, but for arrays that somebody still holds.
+        base: its address in this process.
+        host: the host that also maps it.
+        pieces: the number of its pieces in use.
+        left: its pieces that were released while arrays of them were still held.
     """
 
     __slots__ = ("_mmap", "base", "bytes", "fd", "host", "id", "left", "nbytes", "pieces")
@@ -90,16 +90,17 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class PinnedStatistics:
-    """A pool of page-locked memory at one moment, in bytes.
+    """State of a pool of page-locked memory at one moment, in bytes.
 
     Attributes:
-        limit: what it may have at most, ``over_limit`` not counted.
-        capacity: what it has.
-        used: what is handed out, or still in use by the device.
-        over_limit: of that, arrays that are larger than the limit and have memory of their own.
+        limit: the most that the pool may hold, without ``over_limit``.
+        capacity: the memory that the pool holds.
+        used: memory that is handed out or still in use by the device.
+        over_limit: the part of ``used`` in arrays larger than the limit, which have memory of their
+            own.
         largest_free: the largest array that needs no waiting and no more memory.
-        arenas: number of shared files, hence of descriptors.
-        waiting: how many wait for memory.
+        arenas: the number of shared files, and so of descriptors.
+        waiting: the number of tasks that wait for memory.
     """
 
     limit: int
@@ -113,22 +114,22 @@ class PinnedStatistics:
 
 @final
 class PinnedPool:
-    """A bounded pool of pieces of arenas. Who finds it used up waits in line.
+    """A bounded pool of pieces of arenas. A task that finds it used up waits in line.
 
-    A piece whose arrays are held when it is released is handed out again once they are gone.
-    Nobody waits for that: where memory is short their arena leaves the pool, and they keep
-    it as ordinary memory.
+    If arrays of a piece are still held when it is released, the piece is handed out again once they
+    are gone. The pool does not wait for that: if memory is short, it gives up their arena, and the
+    arrays keep it as ordinary memory.
 
     Args:
-        limit: bytes it may have.
-        new_id: gives numbers for arenas.
-        gave_up: called when there is more in ``unmapped``.
+        limit: the most bytes that the pool may hold.
+        new_id: returns numbers for arenas.
+        gave_up: called when ``unmapped`` has grown.
 
     Attributes:
-        unmapped: arenas that were given up here but not where they were mapped too: their
-            numbers, and the hosts.
-        returned: numbers of pieces of which the last array is gone, noted by whichever thread
-            dropped it.
+        unmapped: arenas that were given up here while hosts still map them: their numbers, and the
+            hosts.
+        returned: numbers of pieces whose last array is gone, appended by the thread that dropped
+            it.
     """
 
     def __init__(
@@ -152,15 +153,15 @@ class PinnedPool:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is any memory in it."""
+        """True if the pool has any memory."""
         return bool(self._bases)
 
     def has(self, arena: Arena) -> bool:
-        """Whether an arena has not been given up."""
+        """Return True if the pool has not given up this arena."""
         return arena.id in self._arenas
 
     def reserve(self) -> Arena:
-        """Its only arena, which takes all it may have."""
+        """Return the only arena, which takes all memory of the pool."""
         if not self._arenas:
             arena = self._add_arena(self.limit)
             self._pool.add_slab(arena.id, arena.nbytes)
@@ -168,22 +169,22 @@ class PinnedPool:
         return arena
 
     def try_acquire(self, nbytes: int) -> Piece | None:
-        """A piece, or None where that would wait, or jump the line."""
+        """Return a piece, or None if that would need to wait, or jump the line."""
         if self._line.locked():
             return None
         return self._take(nbytes)
 
     async def acquire(self, nbytes: int) -> Piece:
-        """A piece of at least ``nbytes``, which must not exceed the limit."""
+        """Return a piece of at least ``nbytes``, which must not exceed the limit."""
         async with self._line:
             while (piece := self._take(nbytes)) is None:
-                # Only the first in line waits here, so nobody is woken for nothing.
+                # Only the first in line waits here, so each wake-up is useful.
                 self._room = trio.Event()
                 await self._room.wait()
             return piece
 
     def acquire_dedicated(self, nbytes: int) -> Piece:
-        """A piece in an arena of its own, whatever the limit; it goes when the piece goes."""
+        """Return a piece with an arena of its own, outside the limit; they end together."""
         self._require_open()
         arena = self._add_arena(round_arena(nbytes))
         arena.pieces = 1
@@ -191,7 +192,7 @@ class PinnedPool:
         return Piece(self, arena, arena.id << SLAB_SHIFT, arena.nbytes, dedicated=True)
 
     def address_of(self, pointer: int) -> int | None:
-        """The address of what a pointer of this process points to; None if not into here."""
+        """Return the address for a pointer of this process; None if it is outside the pool."""
         at = bisect.bisect_right(self._bases, pointer) - 1
         if at < 0:
             return None
@@ -200,7 +201,7 @@ class PinnedPool:
         return arena.id << SLAB_SHIFT | offset if offset < arena.nbytes else None
 
     def trim(self) -> None:
-        """Give up arenas that nobody uses, but for arrays that should be gone."""
+        """Give up arenas without pieces in use; arrays of released pieces may still be held."""
         self._collect()
         for arena in self._arenas.values():
             if not arena.pieces:
@@ -212,13 +213,13 @@ class PinnedPool:
             self._drop_arena(number)
 
     def lend(self, piece: Piece) -> _Lent:
-        """What the array of a piece is to keep alive."""
+        """Return the object that the array of a piece keeps alive."""
         number = next(self._numbers)
         self._lent[number] = piece
         return _Lent(piece, number, self.returned)
 
     def statistics(self) -> PinnedStatistics:
-        """A snapshot."""
+        """Return a snapshot of the pool."""
         self._collect()
         waiting = self._line.statistics()
         left = sum(piece.size for arena in self._arenas.values() for piece in arena.left)
@@ -236,7 +237,7 @@ class PinnedPool:
         """Give everything up; arrays that are still held keep their memory mapped.
 
         Args:
-            over: why, for whoever waits, or asks from now on.
+            over: the reason, raised in tasks that wait and in later calls.
         """
         self._over = over
         for number in list(self._arenas):
@@ -255,7 +256,7 @@ class PinnedPool:
         if address is None:
             room = self.limit - self._pool.capacity
             if size > room:
-                # What is free may be in arenas that are each too small.
+                # The free memory may lie in arenas that are each too small.
                 self.trim()
                 room = self.limit - self._pool.capacity
                 if size > room:
@@ -308,7 +309,7 @@ class PinnedPool:
             self._room.set()
 
     def _collect(self) -> None:
-        """Hand pieces out again of which the last array is gone."""
+        """Free pieces whose last array is gone."""
         while self.returned:
             piece = self._lent.pop(self.returned.popleft())
             piece.lent = False
@@ -319,7 +320,7 @@ class PinnedPool:
 
 @final
 class _Lent:
-    """What the array of a piece and all its views keep alive."""
+    """Owner of the memory of a piece, kept alive by its array and all views."""
 
     __slots__ = ("_mapped", "_number", "_returned")
 
@@ -331,7 +332,7 @@ class _Lent:
         self._mapped: Final = piece.arena.bytes  # also after the arena is given up
 
     def __del__(self) -> None:
-        # Whoever drops the last view may be in any thread, in the middle of anything.
+        # The last view may be dropped in any thread, between any two instructions.
         self._returned.append(self._number)
 
 
@@ -348,12 +349,12 @@ class Piece:
     is handed out again after the last of them.
 
     Attributes:
-        arena: where it lies.
+        arena: its arena.
         address: its address, for the host.
         size: its size.
         released: whether its owner is done with it.
         dedicated: whether it is the only one of its arena, and does not count to the limit.
-        lent: whether there may be arrays of it that ``array`` has made.
+        lent: whether arrays from ``array`` may still be held.
     """
 
     __slots__ = ("_holds", "_pool", "address", "arena", "dedicated", "lent", "released", "size")
@@ -371,19 +372,19 @@ class Piece:
         self._holds = 0
 
     def view(self, nbytes: int) -> Bytes:
-        """The first ``nbytes`` of the piece."""
+        """Return the first ``nbytes`` of the piece."""
         offset = self.address & OFFSET_MASK
         return self.arena.bytes[offset : offset + nbytes]
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The piece as an array: it is nobody else's for as long as that or a view is held."""
+        """Return the piece as an array; it is not reused while the array or a view is held."""
         self.lent = True
         pointer = self.arena.base + (self.address & OFFSET_MASK)
         return numpy_at(pointer, shape, dtype, owner=self._pool.lend(self))
 
     @property
     def held(self) -> bool:
-        """Whether an op uses it, or a host that was killed still may."""
+        """True if an op uses the piece, or a host that was killed still may."""
         return self._holds > 0
 
     def hold(self) -> None:
@@ -391,7 +392,7 @@ class Piece:
         self._holds += 1
 
     def drop(self) -> None:
-        """End what ``hold`` began."""
+        """End the effect of one ``hold``."""
         self._holds -= 1
         if self.released and not self._holds:
             self._pool._give_back(self)

@@ -1,9 +1,9 @@
-"""The program's half of a lane: where ops are submitted, and answered exactly once.
+"""The program's half of a lane: it submits ops and answers each exactly once.
 
-A library actor's mailbox is its port's outbox, and its task is the port's ``run``: a
-message goes from the caller to the socket, and its answer back, without a detour through
-another task, which would cost as much as the kernel it is about. The task sees the lane's
-end, and waits for a socket that is full.
+The outbox of a port is the mailbox of a library's lane, and the port's ``run`` is its task. A
+message goes from the caller straight to the socket, and its answer straight back. A detour through
+another task would cost as much as the kernel. The task notices the end of the lane, and waits when
+the socket is full.
 """
 
 from __future__ import annotations
@@ -52,47 +52,49 @@ if TYPE_CHECKING:
 _RECEIVING: Final = int(socket.MSG_DONTWAIT)
 _SENDING: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_HIGH: Final = 1 << 18
-"""Encode no more than about this many bytes ahead: what is not encoded can be withdrawn."""
+"""Approximate limit of bytes that are encoded ahead. An op that is not encoded can be withdrawn."""
 
 _MOST_IN_FRAME: Final = 64
-"""Ops of a frame: a lane begins when it has all of it."""
+"""Ops of a frame: a lane begins when it has the whole frame."""
 
 _ALL_TIMED: Final = 16
-"""So many ops may be in flight in a lane if the times of all are taken, where some will do."""
+"""Ops in flight above which a lane is busy, and a sampling instrument gets the times of some
+only."""
 
 _HURRIED: Final = 50_000
-"""Nor may it be sent one in fewer nanoseconds than that, as where a device is quicker than us."""
+"""Nanoseconds per op below which a lane is busy too, as with a device that outruns the program."""
 
 _ONE_IN: Final = 17
-"""Otherwise those of what is submitted between every so-manieth and the next sending are. A prime,
-since what programs repeat has round numbers."""
+"""Share of frames in a busy lane after which submitted ops are timed: one in this many. A prime,
+because the period of a repeating program is usually a round number."""
 
 FRAME_SECONDS: Final = 300.0
-"""A host that has begun a frame and not sent the rest after this long has broken the protocol."""
+"""Limit of the wait for the rest of a frame; a host that exceeds it has broken the protocol."""
 
 _AGAIN_SECONDS: Final = 2.0
-"""If the program was stopped, so was the host: only what is still missing then will not come."""
+"""Second wait for the rest of a frame. If the whole program was stopped, its host was stopped too
+and needs time to send the rest."""
 
 _MOST_FAILED: Final = 256
 """Ops answered at a time when their context has failed, in a fraction of a millisecond."""
 
 _WINDOW: Final = 1024
-"""Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
+"""Limit of the ops that a host has at a time; the rest wait here, and can be withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStatistics:
-    """What a lane has done and has to do.
+    """Counters of a lane.
 
     Attributes:
         name: the lane's name.
         submitted: ops ever submitted.
         completed: ops answered with a result.
         failed: ops answered with an error.
-        in_flight: ops not answered yet, queued ones included.
-        queued: those of them not handed to the host yet, for want of a free place in its
-            window or in the socket.
-        frames_sent: frames sent; submitted / frames_sent tells how well ops coalesce.
+        in_flight: ops not answered yet, including queued ones.
+        queued: ops in flight that the host does not have yet, because its window or the socket is
+            full.
+        frames_sent: frames sent; ``submitted / frames_sent`` shows how well ops coalesce.
     """
 
     name: str
@@ -114,12 +116,12 @@ class Port:
         index: its number in dependencies.
         sock: the program's end of its socket, non-blocking.
         in_flight: the device's ops in flight by sequence number, shared by its lanes.
-        device: whose lane it is, for those who watch.
-        prompt: whether to send and receive between the turns of trio's loop, and to have the
-            interpreter's switch interval short meanwhile; otherwise its tasks do that.
+        device: the device of the lane, for instruments.
+        prompt: whether to send and receive between the turns of trio's loop, with a short switch
+            interval of the interpreter; otherwise its tasks do that.
 
     Attributes:
-        reports: whether the host was asked to tell its times, and to mark ranges.
+        reports: whether the host was asked to report its times, and to mark ranges.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Port:
         self.device: Told = device
         self.reports: tuple[bool, bool] = (False, False)
         self._instruments = device.instruments
-        self._timing = self._instruments.each_op  # whether who submits now is to look at the clock
+        self._timing = self._instruments.each_op  # whether ``submit`` reads the clock
         self._crowd = 0
         self._sent = self._sent_from = 0
         self._hurried = False
@@ -153,7 +155,7 @@ class Port:
         self._sends_soon = False
         self._polled = False
         # Tasks whose ops were answered since the last turn, less the ops submitted in this one:
-        # at zero everybody who is likely to has submitted.
+        # at zero all tasks that are likely to submit have done so.
         self._due = 0
         self._full = trio.Event()
         self._failure: BaseException | None = None
@@ -174,12 +176,12 @@ class Port:
         self._decode = msgspec.msgpack.Decoder(Reply).decode
 
     def submit(self, op: Op) -> None:
-        """Queue an op, in program order; never blocks. Once the port was told to end, it fails."""
+        """Queue an op in program order without blocking. After ``end`` the op fails at once."""
         seq = op.seq
         in_flight = self._in_flight
         # Ops that touch the same memory keep their order across lanes: read after write,
-        # write after read, write after write. Within a lane the dependency matters when
-        # the other one has been put aside.
+        # write after read, write after write. Within a lane the dependency matters if the
+        # lane has set the earlier op aside.
         before: int | set[int] = 0
         for block in op.reads:
             writer = block.writer
@@ -196,7 +198,7 @@ class Port:
                 for reader in readers:
                     if reader != seq:
                         before = _with(before, reader)
-                readers.clear()  # whoever comes after this op comes after them
+                readers.clear()  # ops after this one are after them too
             elif writer and writer != seq:
                 before = _with(before, writer) if before else writer
             block.writer = seq
@@ -232,12 +234,10 @@ class Port:
             self._send_soon()
 
     def end(self, make_error: Callable[[Op], Exception]) -> None:
-        """From now on nothing is sent, and nothing that comes is an answer.
-
-        ``fail`` answers what is in flight.
+        """Stop sending ops and receiving answers. ``fail`` then answers the ops in flight.
 
         Args:
-            make_error: makes the errors of ops that are submitted nevertheless.
+            make_error: makes the errors of ops that are submitted later.
         """
         self._ended = True
         self._make_error = make_error
@@ -246,7 +246,7 @@ class Port:
         self.tell_done()
 
     def fail(self, op: Op, make_error: Callable[[Op], Exception]) -> None:
-        """Answer an op that is in flight here with an error; the port was told to end."""
+        """Answer an op in flight on this port with an error; call ``end`` first."""
         op._make_error = make_error
         if self._instruments.each_op:
             self._tell_finished(op)
@@ -254,23 +254,23 @@ class Port:
         self._wake(op)
 
     def watch(self) -> None:
-        """Instruments have come or gone."""
+        """Adapt to a change of the instruments."""
         self._timing = self._instruments.each_op
 
     def expect_more(self) -> None:
-        """A task of this lane goes on, and is likely to submit again in this turn."""
+        """Note that a task of this lane runs in this turn, and is likely to submit again."""
         self._due += 1
 
     @property
     def load(self) -> int:
-        """How many ops are submitted and not answered."""
+        """Number of ops that are submitted and not answered."""
         return self._count
 
     def overdue(self, now: float, deadline: float) -> Op | None:
-        """The op at the head of this lane, if it has been there for ``deadline`` seconds.
+        """Return the op at the head of this lane if it has been there for ``deadline`` seconds.
 
-        Only time in which nothing kept it from running counts: it starts anew whenever the
-        head changes, and while the head depends on another lane's op.
+        Only the time in which the op could run counts. It starts again whenever the head changes,
+        and while the head depends on another lane's op.
         """
         head = None
         if self._count:
@@ -285,7 +285,7 @@ class Port:
         return None
 
     def statistics(self) -> LaneStatistics:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return LaneStatistics(
             name=self.name,
             submitted=self._submitted,
@@ -329,15 +329,15 @@ class Port:
                 self.close()
 
     def hand_over(self) -> None:
-        """The task that runs this is about to be cancelled, and another goes on with it."""
+        """Prepare for the end of ``run`` in this task, because another task continues it."""
         self._handing_over = True
 
     def move_to(self, in_flight: dict[int, Op], device: Told = NOBODY) -> None:
-        """Be a lane of another device, to which its ops in flight go, too.
+        """Become a lane of another device, together with the ops in flight.
 
         Args:
-            in_flight: the ops of that device. What is in flight here is younger.
-            device: it.
+            in_flight: the ops of that device. The ops in flight on this port are younger.
+            device: that device.
         """
         self._handing_over = False
         ours = [op for op in self._in_flight.values() if op.port is self]
@@ -362,7 +362,7 @@ class Port:
             self._tell_sent(sent)
 
     def close(self) -> None:
-        """Nobody runs it any more: end the lane."""
+        """End the lane, after its ``run`` has ended."""
         self._ended = True
         self._over.set()
         if self._sock.fileno() >= 0:
@@ -371,7 +371,7 @@ class Port:
 
     def hang_up(self) -> None:
         """Everything was answered, and nothing more comes: let the host end the lane."""
-        self._handing_over = False  # nobody goes on with it, so its task closes it
+        self._handing_over = False  # no other task continues it, so its task closes it
         with contextlib.suppress(OSError):  # it is dying
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -380,7 +380,7 @@ class Port:
         await self._over.wait()
 
     async def _write(self) -> None:
-        """Send what is left whenever the socket was full."""
+        """Send the remaining bytes whenever the socket was full."""
         self.send()
         while True:
             while self._buffer:
@@ -390,12 +390,12 @@ class Port:
             await self._full.wait()
             if self._failure is not None:
                 raise self._failure
-            if not self._prompt:  # it was woken to send: in a turn after that of who submitted
+            if not self._prompt:  # woken to send, in the turn after the submission
                 self._due = 0
                 self.send()
 
     async def _see_frames_complete(self) -> None:
-        """A frame that is never complete is a fault. Sleeps for as long as none is cut."""
+        """Report a frame that stays incomplete as a fault; sleep while all are complete."""
         frames = self._frames_in
         while True:
             await self._cut.wait()
@@ -421,10 +421,10 @@ class Port:
             self._flusher.send_soon(self)
 
     def flush(self) -> bool:
-        """Send what is queued; whether that is done with. Called between turns.
+        """Send queued ops between two turns; return True if all encoded bytes are sent.
 
-        The loop has decided by now how long it sleeps, so no task may be woken here: where
-        answers would make room, they are in the socket, and end that sleep themselves.
+        The loop has already decided how long it sleeps, so this must not wake a task. If answers
+        would make room, they are in the socket, and end that sleep themselves.
         """
         self._sends_soon = False
         self._due = 0
@@ -437,7 +437,7 @@ class Port:
         return not self._buffer
 
     def poll_replies(self) -> None:
-        """Take what has come, which wakes the port's task, too. Called between turns."""
+        """Receive answers between two turns. Answers in the socket also wake the port's task."""
         self._polled = True
         try:
             self._receive()
@@ -445,25 +445,25 @@ class Port:
             self._failure = error
 
     def take_answers(self) -> None:
-        """Take the answers that have come meanwhile, for who needs what they free; never blocks."""
+        """Receive pending answers for a caller that needs the memory they free; never blocks."""
         if self._count:
             self._receive()
 
     def send(self) -> None:
-        """Send what is queued, as far as the socket takes it; never blocks."""
+        """Encode queued ops and send them as far as the socket takes them; never blocks."""
         self.encode()
         self.push()
 
     def encode(self) -> None:
-        """Encode what is queued, as far as the host may have it, for ``push``."""
+        """Encode queued ops for ``push``, as far as the host's window has room."""
         if self._outbox and self._room() <= 0:
-            # A batch queues ops without awaiting, so nobody else has taken the answers that
-            # have come meanwhile. They make room, or the device would run dry.
+            # A batch queues ops without awaiting, so the answers that have arrived meanwhile
+            # are still in the socket. They make room, or the device would run dry.
             self._receive()
         self._encode_what_fits()
 
     def _room(self) -> int:
-        """How many more ops the host may have."""
+        """Number of further ops that the host may have."""
         return _WINDOW - (self._count - len(self._outbox))
 
     def _encode_what_fits(self) -> None:
@@ -473,7 +473,7 @@ class Port:
             room -= self._encode_together(most) or self._encode_one_by_one(most)
 
     def push(self) -> None:
-        """Send what is encoded, as far as the socket takes it."""
+        """Send encoded bytes as far as the socket takes them."""
         buffer = self._buffer
         if not buffer:
             return
@@ -489,7 +489,7 @@ class Port:
         del buffer[:sent]
 
     def _encode_together(self, most: int) -> int:
-        """A frame of ops at the head of the queue, up to one that needs a closer look; how many."""
+        """Encode the first queued ops into a frame, up to a bulky one; return their number."""
         outbox, prepared = self._outbox, self._prepared
         ops = [*outbox] if len(outbox) <= most else [*islice(outbox, most)]
         payloads: list[object] = []
@@ -526,7 +526,7 @@ class Port:
         return count
 
     def _encode_one_by_one(self, most: int) -> int:
-        """A frame of ops at the head of the queue; how many. What cannot be sent is withdrawn."""
+        """Encode a frame of the first queued ops; return their number. Withdraw unsendable ops."""
         buffer, outbox = self._buffer, self._outbox
         frame = MultiFrame(buffer)
         while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
@@ -538,7 +538,7 @@ class Port:
             try:
                 frame.append((op.seq, op.dependencies, self._request(op)))
             except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
-                # Its place is kept: others may be ordered after it.
+                # Keep its place, because others may be ordered after it.
                 too_wide = isinstance(error, OverflowError)
                 op._error = too_large(op.name) if too_wide else error
                 self._prepared.clear()  # a template of it was not sent
@@ -547,7 +547,7 @@ class Port:
         return frame.count
 
     def _request(self, op: Op) -> object:
-        """What is sent for an op; a template goes along where the host does not have it."""
+        """Return the request to send for an op, with its template if the host lacks it."""
         payload, template = op.payload, op.message
         if payload is None or type(template) is not Template:
             return template
@@ -558,7 +558,7 @@ class Port:
         return CallWithTemplate(payload.number, template.encoded, payload.addresses)
 
     def _receive(self) -> None:
-        """Take what has come and hand it out; never blocks."""
+        """Receive pending answers and hand them out; never blocks."""
         if self._ended:
             return
         try:
@@ -570,7 +570,7 @@ class Port:
         if not data:
             self._ended = True
             return
-        outermost = not self._received  # who is told of an answer may submit, which may receive
+        outermost = not self._received  # a hook may submit, which may receive
         if outermost and self._instruments.each_op:
             self._received = monotonic_ns()
         try:
@@ -587,7 +587,7 @@ class Port:
                     self._done.answer(received, idle=not self._count)
 
     def _violated(self, why: str) -> None:
-        """The host does not speak our language: end its context."""
+        """End the context, because the host has broken the protocol."""
         self._ended = True
         why = f"the host broke the protocol of lane {self.name}: {why}"
         suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
@@ -596,14 +596,14 @@ class Port:
     def _take(self, data: bytes) -> None:
         """Hand out the answers that ``data`` completes.
 
-        Nothing that a host may send does any more harm than to end its context.
+        Bad data from a host can at worst end its context.
 
         Raises:
-            ProtocolViolation: it is no answer to anything that was asked.
+            ProtocolViolation: the data is not an answer to a request of this port.
         """
         in_flight = self._in_flight
         for frame in self._frames_in.feed(data):
-            if self._is_over():  # what was answered has ended it: everything else is answered too
+            if self._is_over():  # an answer has ended it: all other ops are answered too
                 return
             try:
                 reply = self._decode(frame)
@@ -665,7 +665,7 @@ class Port:
             self._send_soon()
 
     def _note_times(self, reply: Times) -> None:
-        """What the host tells of ops that it is about to answer."""
+        """Keep the times that the host sent for ops that it is about to answer."""
         in_flight = self._in_flight
         try:
             measured = Measured(reply.ops)
@@ -686,14 +686,14 @@ class Port:
             raise ProtocolViolation(f"op {seq} was answered, which is not in flight")
         return op
 
-    # --- those who watch --------------------------------------------------------------
+    # --- instruments ------------------------------------------------------------------
 
     def _tell_sent(self, ops: list[Op]) -> None:
         if "op_sent" in self._instruments.methods:
             for op in ops:
-                if op.submitted_at > 0:  # or nobody watched yet
+                if op.submitted_at > 0:  # else no instrument watched yet
                     self._instruments("op_sent", op)
-        if self._instruments.sampled:  # take the times of what is submitted next, or do not
+        if self._instruments.sampled:  # decide whether the next ops are timed
             # A lane that has run dry is not idle yet: of many ops the first is sent alone.
             self._crowd = max(self._count, self._crowd >> 1)
             self._sent += len(ops)
@@ -709,14 +709,14 @@ class Port:
             return
         op.answered_at = self._received or monotonic_ns()
         methods = self._instruments.methods
-        outcome = op.outcome  # which is another once somebody has asked for the error
+        outcome = op.outcome  # which changes once the error is created
         if "op_finished" in methods and op.submitted_at > 0:
             self._instruments("op_finished", op, outcome)
         if "ops_finished" in methods:
             self._done.tell_of(op, outcome)
 
     def tell_done(self) -> None:
-        """Tell of all that is done and not told of yet, unless answers are just being taken."""
+        """Report all unreported finished ops, unless answers are just being handled."""
         if self._done.waiting and not self._received:
             self._done.tell()
 
@@ -731,7 +731,7 @@ class Port:
         self._wake(op)
 
     def _wake(self, op: Op) -> None:
-        """The op was settled: let its caller go on, if one waits."""
+        """Wake the caller of a settled op, if one waits."""
         if op.task is not None:
             if self._flusher is not None:
                 self._flusher.wake(op)
@@ -739,7 +739,7 @@ class Port:
                 op.wake()
 
     def _settle(self, op: Op) -> None:
-        """The op is over: let go of its buffers."""
+        """Release the buffers of an op that is over."""
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
         if not in_flight and self._prompt:
@@ -757,15 +757,15 @@ class Port:
             if block.retired:
                 block.settle()
         op.reads = op.writes = ()
-        op.message, op.payload = WITHDRAWN, None  # it may hold what it was about
+        op.message, op.payload = WITHDRAWN, None  # it may hold buffers
         op.answered = True
         if op.on_answer is not None:
-            on_answer, op.on_answer = op.on_answer, None  # it may hold the op, and much else
+            on_answer, op.on_answer = op.on_answer, None  # it may hold the op and other objects
             on_answer()
 
 
 def _with(before: int | set[int], seq: int) -> int | set[int]:
-    """An op, or several, and one more."""
+    """Add an op to the ops that must finish first."""
     if not before or before == seq:
         return seq
     if isinstance(before, int):
@@ -775,7 +775,7 @@ def _with(before: int | set[int], seq: int) -> int | set[int]:
 
 
 def _value_of(op: Op, reply: Value) -> Any:
-    """The value of a reply, which is of the type that the op's message names."""
+    """Return the value of a reply, decoded as the type that the op's message names."""
     if op.message.returns is None:
         raise ProtocolViolation(f"{op.name} was answered with a value, but returns none")
     try:
@@ -785,9 +785,9 @@ def _value_of(op: Op, reply: Value) -> Any:
 
 
 def fail_some(in_flight: dict[int, Op], make_error: Callable[[Op], Exception]) -> None:
-    """Answer the oldest of what is in flight with errors, so many as a turn of the loop has time.
+    """Answer the oldest ops in flight with errors, as many as a turn of the loop has time for.
 
-    Their ports were told to end.
+    Call ``end`` on their ports first.
     """
     for op in list(itertools.islice(in_flight.values(), _MOST_FAILED)):
         op.port.fail(op, make_error)

@@ -1,7 +1,7 @@
-"""Descriptors that are kept for the next host, so that nobody else can take them.
+"""Descriptors that are kept for the next host, so that no other code can take them.
 
-A program that has no descriptor left loses what asks for one, but not its devices: a context that
-ends passes its descriptors on, in the very turn of the loop in which it closes them.
+If a program has no free descriptor, calls that need one fail, but its devices survive. A context
+that ends passes its descriptors on in the same turn of the loop in which it closes them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RESERVED: Final = 16
-"""What starting a host takes beside its lanes: sockets, pipes, and those of starting a process."""
+"""Descriptors that starting a host takes besides its lanes: sockets, pipes, and process
+start-up."""
 
 _STEP: Final = 4
-"""So many are let go of at a time."""
+"""Number of descriptors that are released at a time."""
 
 
 @final
@@ -38,11 +39,11 @@ class Reserve:
         self._kept: list[int] = []
 
     def use(self) -> None:
-        """A host is to be started: from now on ``make`` may take what is kept."""
+        """Let ``make`` take kept descriptors from now on, because a host is about to start."""
         self._usable = True
 
     def settle(self) -> None:
-        """There is a host: keep what the next one takes, and only that."""
+        """Keep only the descriptors for the next host, now that the current one has started."""
         self._usable = False
         self._returned = 0
         self.fill()
@@ -66,13 +67,14 @@ class Reserve:
         self._let_go(len(self._kept))
 
     def make(self, create: Callable[[], T]) -> T:
-        """Call ``create``, and again with descriptors that are kept if there are no others.
+        """Call ``create``, and again with kept descriptors if there are no others.
 
         Args:
-            create: what takes descriptors; without them it raises and leaves nothing.
+            create: a function that opens descriptors; without free ones it raises and leaves none
+                open.
 
         Raises:
-            OSError: those that are kept are not enough.
+            OSError: the kept descriptors do not suffice.
         """
         while True:
             try:

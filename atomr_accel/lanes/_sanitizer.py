@@ -1,7 +1,7 @@
-"""Hosts under NVIDIA's compute-sanitizer, which names the kernel and the line of what is wrong.
+"""Hosts under NVIDIA's compute-sanitizer, which names the faulty kernel and its line.
 
-It starts the host as a child of its own, and writes its report to the host's standard error
-(``_host_output``). That comes a moment after the driver has told of the fault, which is why a
+The sanitizer starts the host as its child, and writes its report to the host's standard error
+(``_host_output``). The report arrives a moment after the driver has reported the fault, so a
 context then waits for the host's end.
 """
 
@@ -21,22 +21,22 @@ _NAME: Final = "compute-sanitizer"
 _PREFIX: Final = "========="
 
 _ERRORS: Final = 5
-"""So many are told; each takes some lines."""
+"""Number of errors that a report shows; each takes some lines."""
 
 
 class Sanitizer(NamedTuple):
-    """What hosts run under.
+    """A compute-sanitizer to run hosts under.
 
     Attributes:
         path: the program.
-        tool: which of its tools.
+        tool: the tool of that program.
     """
 
     path: str
     tool: SanitizerTool
 
     def command(self, err: int) -> tuple[str, ...]:
-        """What a host's command comes after.
+        """Return the words that precede a host's command.
 
         Args:
             err: the pipe to which the report goes.
@@ -54,13 +54,13 @@ class Sanitizer(NamedTuple):
 
 
 def find_sanitizer(tool: SanitizerTool) -> Sanitizer:
-    """The toolkit's program, or that of a package.
+    """Find the program in the toolkit or in a package.
 
     Args:
-        tool: which of its tools.
+        tool: the tool of that program.
 
     Raises:
-        LibraryMissing: there is none.
+        LibraryMissing: it is not installed.
     """
     path = find_tool(_NAME)
     if path is None:
@@ -74,7 +74,7 @@ def find_sanitizer(tool: SanitizerTool) -> Sanitizer:
 
 
 def first_error(lines: Iterable[str]) -> str | None:
-    """The first error of a report in one line: what, in which kernel and line, by which thread.
+    """Return the first error of a report in one line, with its kernel, line and thread.
 
     Args:
         lines: the report, perhaps among others.

@@ -51,22 +51,22 @@ its time, and so does a driver that wakes a device.
 """
 
 GRACE_SECONDS: Final = 2.0
-"""How long whoever is cancelled still waits for the answer, before the host is killed.
+"""Wait for the answer after the caller was cancelled, before the host is killed.
 
-What a request has made must not be lost, or be taken for the answer to the next one.
-"""
+The result of a request must not be lost, nor be taken for the answer to the next
+request."""
 
 _DYING_SECONDS: Final = 2.0
 
 _REPORT_SECONDS: Final = 10.0
-"""A sanitizer has so long to report."""
+"""Limit of the wait for a sanitizer's report."""
 
 END_SECONDS: Final = 30.0
-"""How long is waited for the end of a host that was killed.
+"""Limit of the wait for the end of a killed host.
 
-Some ends take the kernel a while: it frees all that a GPU has mapped. One whose thread never
-returns from a driver does not end at all, and the program goes on without it.
-"""
+The kernel may need a while, because it frees all that a GPU has mapped. A host whose thread hangs
+in a driver never ends, and the program goes on without
+it."""
 
 Isolation = Literal["process", "thread"]
 
@@ -84,22 +84,23 @@ class HostDied(AccelError):
 
 @final
 class HostHandle:
-    """The program's hold on one host. ``close`` leaves nothing of it behind.
+    """The program's hold on one host. ``close`` releases all of it.
 
     Args:
         control: the program's end of its control socket, non-blocking.
         process: the host process, if it is one.
-        pidfd: becomes readable when that ends; -1 where there is no such thing.
+        pidfd: a descriptor that becomes readable when the process ends; -1 if the system has none.
         thread: the host's thread, if it is one.
         ended: set when the thread, or a process without ``pidfd``, has ended.
-        output: what a process writes.
-        sanitizer: what it runs under; ``process`` is that then, in a process group of its own.
+        output: the output of a process.
+        sanitizer: the sanitizer around the host. ``process`` is then the sanitizer, in a process
+            group of its own.
 
     Attributes:
-        reason: why it was given up, if it was.
-        reserve: where the program has descriptors for it, if there are no others.
-        output: what it writes; None for a thread, which has the program's descriptors.
-        sanitizer: what it runs under, if it does.
+        reason: why the host was given up, if it was.
+        reserve: descriptors for requests when the process has no others.
+        output: the output of the process; None for a thread, which has the program's descriptors.
+        sanitizer: the sanitizer around the host, if any.
     """
 
     def __init__(
@@ -129,33 +130,33 @@ class HostHandle:
 
     @property
     def pid(self) -> int | None:
-        """The host's process id; None under thread isolation."""
+        """Process id of the host; None under thread isolation."""
         return self._process.pid if self._process else None
 
     @trio.lowlevel.enable_ki_protection
     async def request(
         self, request: ControlRequest, *fds: int, required: bool = False
     ) -> tuple[ControlReply, int]:
-        """Ask the host for something; its reply, and the descriptor that came along or -1.
+        """Send a request to the host; return its reply, and the descriptor sent with it or -1.
 
         A descriptor that the host has sent and that did not arrive is an error, never -1.
 
-        Once sent, a request is followed to its reply even if the caller is cancelled: what
-        it makes must not be lost. That is bounded: a host that has not answered after
+        Once sent, a request is followed to its reply even if the caller is cancelled, because its
+        result must not be lost. The wait is bounded. A host that has not answered after
         ``ANSWER_SECONDS``, or ``GRACE_SECONDS`` after the caller was cancelled, is killed.
 
         Args:
-            request: what to ask for.
-            *fds: descriptors that go along. They are duplicated before anything is awaited, so the
-                caller may close them at any time.
-            required: the host must hear of it even if the caller is cancelled already.
+            request: the request.
+            *fds: descriptors to send with it. They are duplicated before anything is awaited, so
+                the caller may close them at any time.
+            required: whether to send the request even if the caller is already cancelled.
 
         Raises:
             HostDied: the host is gone.
-            StickyFault: its context is.
-            AccelError: what the host raised.
-            OSError: this process has no room for a duplicate, or for the descriptor that came
-                along; or what the host raised.
+            StickyFault: the host's context has failed.
+            AccelError: an error from the host.
+            OSError: this process has no free descriptor for a duplicate, or for the descriptor that
+                arrived; or the host raised it.
             ValueError: the request is too long to be sent.
         """
         name = type(request).__name__
@@ -181,7 +182,7 @@ class HostHandle:
         return reply, brought[0] if brought else -1
 
     async def _acquire(self, name: str, *, required: bool) -> None:
-        """Wait until nobody else asks the host for anything."""
+        """Wait until no other task has a request to the host under way."""
         try:
             await self._lock.acquire()
         except trio.Cancelled:
@@ -194,23 +195,23 @@ class HostHandle:
                 raise
 
     def not_asked_for(self, name: str, what: str) -> HostDied:
-        """The error for a reply that no host sends, which has it killed.
+        """Kill the host because of an invalid reply, and return the error for it.
 
         Args:
-            name: what it was asked for.
-            what: what it has told.
+            name: the request that it answered.
+            what: the invalid part of the reply.
         """
         return self._give_up(f"was killed, because at {name} it told {what}")
 
     def unpacked(self, reply: Failure | Fault, name: str) -> Exception:
-        """The error that the host has sent.
+        """Return the error that the host has sent.
 
         Args:
-            reply: as it was sent.
-            name: what it was asked for.
+            reply: the reply with the error.
+            name: the request that it answered.
 
         Raises:
-            HostDied: no host sends this; it is killed.
+            HostDied: the reply is invalid, and the host was killed.
         """
         if isinstance(reply, Fault):
             return StickyFault(reply.message, status=reply.status, status_name=reply.status_name)
@@ -241,7 +242,7 @@ class HostHandle:
                 silent = self._give_up(f"was killed, because it did not answer {name}")
                 raise interruption or silent
             if isinstance(interruption, KeyboardInterrupt):
-                # It comes again as soon as this task waits: what was made has its place then.
+                # Raised again as soon as this task waits, when the result has its owner.
                 signal.raise_signal(signal.SIGINT)
             body, fds = incoming.take()
             try:
@@ -269,7 +270,7 @@ class HostHandle:
     async def _converse(self, outgoing: Outgoing, incoming: Incoming) -> None:
         """Go on with a request until its reply is complete; may be broken off, and resumed."""
         while not incoming.complete:
-            if self._control.fileno() < 0:  # who has seen its end has hung up
+            if self._control.fileno() < 0:  # hung up by a task that saw its end
                 raise self._died()
             try:
                 if outgoing.complete:
@@ -286,18 +287,18 @@ class HostHandle:
 
     @contextlib.asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
-        """While nobody asks it for anything: who does is waited for, and others wait."""
+        """Hold off all requests: wait for the current one, and make later ones wait."""
         async with self._lock:
             yield
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended."""
+        """True if the process has not ended."""
         return self._process is None or self._process.poll() is None
 
     @property
     def ended(self) -> bool:
-        """Whether it is known that nothing of it runs any more."""
+        """True if the end of the host is confirmed."""
         return self._over
 
     def kill(self) -> None:
@@ -314,10 +315,10 @@ class HostHandle:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def wait_ended(self) -> int | None:
-        """Wait until nothing of the host runs any more; its exit code, if it is a process.
+        """Wait for the end of the host; return its exit code if it is a process.
 
-        That is known from the process itself. Its sockets tell nothing: a process that it
-        has forked may hold them.
+        The end is known from the process itself. Its sockets do not show it, because a process that
+        it has forked may hold them.
         """
         async with self._reaping:  # a descriptor has one waiter at a time
             if not self._over:
@@ -331,13 +332,14 @@ class HostHandle:
 
     @trio.lowlevel.enable_ki_protection
     async def close(self, *, terminating: bool = False) -> int | None:
-        """End the host and wait until it has; its exit code, if it is a process.
+        """End the host and wait for its end; return its exit code, if it is a process.
 
-        A process that is killed and does not end, because a driver does not let it, is left
-        to itself after ``END_SECONDS``. A thread is waited for: nothing can end it.
+        A killed process that does not end, because a driver prevents it, is abandoned after
+        ``END_SECONDS``. A thread is always waited for, because it cannot be killed.
 
         Args:
-            terminating: it seems to be ending by itself: let it, so that the exit code tells why.
+            terminating: whether the host seems to end by itself; wait for that, so that the exit
+                code shows why.
         """
         with trio.CancelScope(shield=True):
             if terminating and self._process is not None:
@@ -355,13 +357,13 @@ class HostHandle:
         return None
 
     async def finish(self) -> None:
-        """Let a host that has failed end by itself: its sanitizer tells what it has seen."""
+        """Let a failed host end by itself, so that its sanitizer can finish its report."""
         self._hang_up()
         with trio.CancelScope(shield=True), trio.move_on_after(_REPORT_SECONDS):
             await self.wait_ended()
 
     def abandon(self) -> None:
-        """Let go of a host that has not ended; nobody waits for it any more."""
+        """Give up a host that has not ended, without waiting for its end."""
         self._hang_up()
         self._release()
 
@@ -369,7 +371,7 @@ class HostHandle:
         if self._process is not None:
             self._process.wait()  # it has ended: this only fetches its exit code
         if self._thread is not None:
-            self._thread.join()  # it has done all that it does
+            self._thread.join()  # its work is done
         self._over = True
         self.abandon()
 
@@ -401,7 +403,7 @@ class HostHandle:
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code is None:
         return "its lane ended"
     if code < 0:
@@ -416,15 +418,15 @@ def describe_exit(code: int | None) -> str:
 async def start_host(
     isolation: Isolation, sanitizer: Sanitizer | None = None, reserve: Reserve = NO_RESERVE
 ) -> HostHandle:
-    """Start a host; it answers on its control socket as soon as it is up.
+    """Start a host; it answers on its control socket once it is up.
 
     Args:
-        isolation: whether it is a process or a thread.
-        sanitizer: what a process runs under.
-        reserve: where the program has descriptors for it, if there are no others.
+        isolation: whether the host is a process or a thread.
+        sanitizer: the sanitizer to run a process under.
+        reserve: descriptors to use when the process has no others.
 
     Raises:
-        OSError: there is no room for another process, thread or descriptor.
+        OSError: no process, thread or descriptor is available.
     """
     ours, theirs = reserve.make(socket.socketpair)
     ours.setblocking(False)
@@ -467,10 +469,10 @@ def _command(
         flags = ["-I"]
     else:
         flags += ["-E"] * sys.flags.ignore_environment + ["-s"] * sys.flags.no_user_site
-    # What is no string there, such as a Path, Python ignores.
+    # Python ignores entries that are not strings, such as a Path.
     entries: list[Any] = sys.path
     path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
-    program = os.getpid() if sanitizer is None else 0  # it is no child of the program's then
+    program = os.getpid() if sanitizer is None else 0  # under a sanitizer it is not a child
     numbers = map(str, (control, program, out, err))
     before = () if sanitizer is None else sanitizer.command(err)
     return (*before, sys.executable, *flags, "-c", _BOOT, *numbers, *path)
@@ -511,5 +513,5 @@ def _watched(pid: int) -> trio.Event:
 
 
 def _tell(token: trio.lowlevel.TrioToken, event: trio.Event) -> None:
-    with contextlib.suppress(trio.RunFinishedError):  # nobody waited for it
+    with contextlib.suppress(trio.RunFinishedError):  # no task waited for it
         token.run_sync_soon(event.set)

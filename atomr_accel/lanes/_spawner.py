@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Spawned = tuple[subprocess.Popen[bytes], int]
-"""A process, and the descriptor that becomes readable when it ends; -1 where there is none."""
+"""A process, and a descriptor that becomes readable when it ends; -1 if the system has none."""
 
 
 @final
@@ -40,7 +40,7 @@ class Spawner:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, also in a forked child: it has none of the program's other threads."""
+        """Start again, also in a forked child, which does not have the program's other threads."""
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -56,16 +56,16 @@ class Spawner:
     ) -> Spawned:
         """Start a process that inherits ``fds``.
 
-        Shielded, and quick: when this is left, the process is the caller's or was not made.
+        The call is shielded and quick: afterwards the caller has the process, or none was started.
 
         Args:
-            command: its words.
-            fds: descriptors.
-            group: whether it has a process group of its own, with what it starts itself.
-            reserve: where the program has descriptors for it, if there are no others.
+            command: the words of the command.
+            fds: descriptors to inherit.
+            group: whether the process leads a process group of its own, with its children.
+            reserve: descriptors to use when the process has no others.
 
         Raises:
-            OSError: there is no room for another process, thread or descriptor.
+            OSError: no process, thread or descriptor is available.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         token = trio.lowlevel.current_trio_token()

@@ -1,9 +1,9 @@
-"""Getting the GIL back in time: what keeps a computing thread from slowing ops down.
+"""A short switch interval while ops are in flight, so that computing threads do not slow them down.
 
-Whoever wants the GIL of another thread asks for it after the interpreter's *switch interval*,
-5 ms by default, and trio's thread gives it away whenever it waits for I/O. So with a thread
-that computes without pause each turn of the event loop would take 5 ms, in which a device is
-long done with all that is in flight. Therefore the interval is short while ops are in flight.
+A thread that wants the GIL of another asks for it after the interpreter's *switch interval*, 5 ms
+by default. Trio's thread gives the GIL away whenever it waits for I/O. With a thread that computes
+without pause, each turn of the event loop would take 5 ms, and a device would finish all its ops
+meanwhile. The interval is therefore short while ops are in flight.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Final
 
 _MICROSECOND: Final = 1e-6
 _USUAL: Final = 5000 * _MICROSECOND
-"""The interpreter's own interval, as it tells it. Where a program has set another, that stays."""
+"""The interpreter's default interval. If a program has set another one, it stays."""
 
 _PROMPT: Final = 100 * _MICROSECOND
-"""A switch takes some ten, so threads that compute lose little by it."""
+"""Interval while ops are in flight. A switch takes about 10 µs, so computing threads lose
+little."""
 
 _MORE: Final = 0.5 * _MICROSECOND
-"""The interpreter keeps whole microseconds, and cuts off what is beyond."""
+"""Margin for the interpreter, which truncates to whole microseconds."""
 
 _lock: Final = threading.Lock()
 _busy = 0
@@ -28,7 +29,7 @@ _busy = 0
 
 
 def shorten_switch_interval() -> None:
-    """A device has ops in flight now."""
+    """Note that a device has ops in flight now."""
     global _busy  # noqa: PLW0603 (the interval is the process's too)
     with _lock:
         _busy += 1
@@ -37,7 +38,7 @@ def shorten_switch_interval() -> None:
 
 
 def restore_switch_interval() -> None:
-    """A device has none any more."""
+    """Note that a device has no more ops in flight."""
     global _busy  # noqa: PLW0603
     with _lock:
         _busy -= 1

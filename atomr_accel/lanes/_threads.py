@@ -1,7 +1,8 @@
-"""How many threads OpenBLAS has in hosts, which NumPy and SciPy compute with there.
+"""Number of OpenBLAS threads in hosts, where NumPy and SciPy compute with them.
 
-By default it has one for each core. They wait for work without sleeping, so they take the cores
-from the program and from other lanes: on two cores, a small product then takes 40 times as long.
+By default OpenBLAS starts one thread per core. They wait for work without sleeping, so they take
+the cores from the program and from other lanes. On two cores, a small product then takes 40 times
+as long.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Final
 
 VARIABLE: Final = "OPENBLAS_NUM_THREADS"
 _SETTINGS: Final = (VARIABLE, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-"""What OpenBLAS goes by, the first that is set."""
+"""Variables that OpenBLAS reads; the first one set counts."""
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroups: Path = _CGROUPS) -> int:
-    """How many cores this process may keep busy: by its affinity, and by its container's quota."""
+    """Return the number of cores for this process, by its affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -30,7 +31,7 @@ def usable_cores(cgroups: Path = _CGROUPS) -> int:
 
 
 def _quota(cgroups: Path) -> float | None:
-    """How many cores a container may have at a time; None without a limit."""
+    """Return the number of cores a container may use at a time; None without a limit."""
     try:  # version 2 has both in one file
         limit, period = (cgroups / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -49,9 +50,9 @@ def _quota(cgroups: Path) -> float | None:
 def openblas_threads(
     environment: Mapping[str, str] = os.environ, cgroups: Path = _CGROUPS
 ) -> tuple[int, str]:
-    """How many there are in hosts, and the variable that says it; "" if the program sets none.
+    """Return the thread count for hosts and the variable that sets it; "" if none is set.
 
-    Half of the cores: the others are for the program, and for the threads of lanes.
+    The default is half of the cores. The others are for the program and for the threads of lanes.
     """
     for name in _SETTINGS:
         value = environment.get(name, "")
@@ -61,6 +62,6 @@ def openblas_threads(
 
 
 def with_threads(environment: Mapping[str, str], cgroups: Path = _CGROUPS) -> dict[str, str]:
-    """The environment of a host; what the program has set stays."""
+    """Return the environment of a host; settings of the program stay."""
     count, name = openblas_threads(environment, cgroups)
     return {**environment, **({} if name else {VARIABLE: str(count)})}

@@ -1,4 +1,4 @@
-"""Journals of what a program asks of a device: to do it again, and to explain faults.
+"""Journals of a program's calls to a device, for replays and for the explanation of faults.
 
 async with open_journal(device, "run.journal", contents=True):   # notes every call
     ...

@@ -1,4 +1,4 @@
-"""Whether an entry can be what this package has written: its digest says nothing about that."""
+"""Checks that an entry has a form that this package writes, which its digest does not show."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(entry: Entry) -> None:
         elif isinstance(value, dict):
             todo += [(each, depth) for each in value.values()]
         elif isinstance(value, msgspec.Struct):
-            if depth > DEEPEST + 2:  # the entry itself, and what is in the last container
+            if depth > DEEPEST + 2:  # the entry itself, and the content of the last container
                 raise ValueError("it is too deep")
             _check_value(value)
             todo += [(getattr(value, name), depth + 1) for name in value.__struct_fields__]

@@ -1,4 +1,4 @@
-"""By how much two arrays differ: in units in the last place, and absolutely."""
+"""Differences of two arrays: in units in the last place, and absolute."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
         "float4_e2m1fn": 0.5,
     }
 )
-"""What results of another backend may differ by, as a part of the largest element.
+"""Default tolerances between backends by dtype, as a fraction of the largest element.
 
-What has no entry, such as integers, has to be equal.
-"""
+Results of a dtype without an entry, such as integers, must be
+equal."""
 
 
 def check_tolerance(
     tolerance: float | Mapping[str, float] | None,
 ) -> float | Mapping[str, float] | None:
-    """What elements may differ by, as ``replay`` is given it.
+    """Return the ``tolerance`` of a replay with its numbers checked.
 
     Raises:
-        TypeError: no number, and no dict of numbers by the names of dtypes.
-        ValueError: a number that is negative or NaN, or a name that no dtype has.
+        TypeError: it is neither a number nor a dict of numbers by names of dtypes.
+        ValueError: a number is negative or NaN, or a name is not that of a dtype.
     """
     if tolerance is None:
         return None
@@ -60,16 +60,16 @@ def _checked(what: str, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How an array differs from what was recorded.
+    """Difference of an array from the recorded one.
 
     Attributes:
-        index: of the element that differs most.
-        recorded: what it was.
-        replayed: what it is.
-        absolute: the largest difference; NaN where one of the two is no number.
-        ulps: as many numbers of the dtype lie between the two; None for complex ones.
-        count: how many elements differ by more than they may.
-        size: how many there are.
+        index: the index of the element that differs most.
+        recorded: the recorded value of that element.
+        replayed: the replayed value of that element.
+        absolute: the difference of the two; NaN if one of them is not a number.
+        ulps: the distance of the two in numbers of the dtype; None if they are complex.
+        count: the number of elements that differ by more than the tolerance.
+        size: the number of elements.
     """
 
     index: tuple[int, ...]
@@ -91,13 +91,13 @@ class Deviation:
 
 @dataclass(slots=True)
 class Compared:
-    """How near what a method gave came to what it may differ by.
+    """Comparisons of the outputs of one method.
 
     Attributes:
-        outputs: how many were compared.
-        largest: the largest difference of all, as a part of what it might have been: 0 where all
-            are equal bit for bit, above 1 where one differs by too much, and infinity where none
-            is allowed, or one of two is no number.
+        outputs: the number of outputs that were compared.
+        largest: the largest difference as a fraction of the tolerance. 0 means that all are equal
+            bit for bit, and above 1 means that one is out of tolerance. It is infinite if one
+            differs where the tolerance is 0, or if one of two values is not a number.
     """
 
     outputs: int = 0
@@ -107,17 +107,17 @@ class Compared:
 def deviation(
     recorded: np.ndarray[Any, Any], replayed: np.ndarray[Any, Any], tolerance: float
 ) -> tuple[float, Deviation | None]:
-    """How an array differs from another of its shape and dtype.
+    """Compare two arrays of the same shape and dtype.
 
     Args:
-        recorded: as it was.
-        replayed: as it is.
-        tolerance: what elements may differ by, as a part of the largest finite one; 0: they have
-            to be equal bit for bit, but for NaNs, which are all alike.
+        recorded: the recorded array.
+        replayed: the replayed array.
+        tolerance: the largest allowed difference of elements, as a fraction of the largest finite
+            one. With 0 they must be equal bit for bit, except that all NaNs are equal.
 
     Returns:
-        The largest difference as a part of what it may be, as ``Compared`` has it; and, if that is
-        too much, where and by how much.
+        The largest difference as in ``Compared.largest``; and the deviation if it is out of
+        tolerance, else None.
     """
     if recorded.size == 0 or recorded.tobytes() == replayed.tobytes():
         return 0.0, None
@@ -157,7 +157,7 @@ def deviation(
 
 
 def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Elements as they are stored, one value each."""
+    """Return the bits of the elements, one value each."""
     size = array.dtype.itemsize
     if size == 16:
         halves = np.ascontiguousarray(array).reshape(-1).view(np.uint64).reshape(-1, 2)
@@ -168,9 +168,9 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def ulps_between(one: Any, other: Any) -> int | None:
-    """How many numbers of a real dtype lie between two of them, plus one; None for complex ones.
+    """Return the number of steps between two numbers of a real dtype; None if they are complex.
 
-    Infinity follows the largest number; a NaN lies behind it.
+    Infinity follows the largest number, and NaNs follow infinity.
     """
     dtype = np.asarray(one).dtype
     if dtype.kind == "c":
@@ -181,7 +181,7 @@ def ulps_between(one: Any, other: Any) -> int | None:
 
 
 def _ordered(value: Any, dtype: np.dtype[Any]) -> int:
-    """The place of a float among all floats."""
+    """Return the place of a float among all floats."""
     bits = int(np.asarray(value, dtype).view(f"u{dtype.itemsize}"))
     sign = 1 << (8 * dtype.itemsize - 1)
     return sign - bits if bits & sign else bits

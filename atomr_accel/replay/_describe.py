@@ -1,4 +1,4 @@
-"""From arguments and results to what a journal holds of them."""
+"""Descriptions of arguments and results for a journal."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ _SOURCES: Final[weakref.WeakKeyDictionary[Any, bytes]] = weakref.WeakKeyDictiona
 _TYPES: Final = (bool, int, float, complex)
 
 DEEPEST: Final = 100
-"""How many levels of containers in each other are described."""
+"""Depth of nested containers up to which they are described."""
 
 _MOST_CONTAINERS: Final = 1 << 17
-"""How many containers of one call are described: some hold one another many times."""
+"""Containers described per call, because some contain one another many times."""
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = _LONGEST
@@ -67,12 +67,12 @@ class _TooMuch(Exception):
 
 
 def digest(data: Any) -> bytes:
-    """The hash of bytes that a journal goes by (BLAKE2b, 20 bytes)."""
+    """Return the hash of bytes that journals use (BLAKE2b, 20 bytes)."""
     return hashlib.blake2b(data, digest_size=20).digest()
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """A dtype as a journal has it: by its name, or by its fields."""
+    """Return a dtype in a journal's form: its name, or its fields."""
     return dtype.name if dtype.names is None else repr(np.lib.format.dtype_to_descr(dtype))
 
 
@@ -82,10 +82,10 @@ def _bytes_of(struct: Any) -> bytes:
 
 @final
 class Numbers:
-    """The numbers of buffers and of what has methods, for as long as they are there.
+    """Numbers of the buffers and facades that exist now.
 
     Attributes:
-        dead: numbers of buffers that are gone; whoever drops the last ref may be in any thread.
+        dead: the numbers of buffers that are gone. The last ref may be dropped in any thread.
     """
 
     def __init__(self) -> None:
@@ -95,17 +95,17 @@ class Numbers:
         self.dead: Final[deque[int]] = deque()
 
     def new(self) -> int:
-        """A number that nothing has had."""
+        """Return a new number."""
         self._last += 1
         return self._last
 
     def of_block(self, block: Block) -> int:
-        """The number of some memory, or 0 if it has none."""
+        """Return the number of some memory, or 0 if it has none."""
         known = self._blocks.get(id(block))
         return 0 if known is None else known[1]
 
     def add_block(self, block: Block) -> int:
-        """A number for some memory."""
+        """Give some memory a number."""
         number, key = self.new(), id(block)
 
         def gone(_ref: object) -> None:
@@ -116,22 +116,22 @@ class Numbers:
         return number
 
     def of_handle(self, identity: object) -> int:
-        """The number of what has methods, or 0 if it has none."""
+        """Return the number of a facade, or 0 if it has none."""
         return self._handles.get(identity, 0)
 
     def add_handle(self, identity: object) -> int:
-        """A number for what has methods."""
+        """Give a facade a number."""
         number = self._handles[identity] = self.new()
         return number
 
 
 def identity_of(thing: Any) -> Identity | object:
-    """By what something with methods is known: all its copies have the same."""
+    """Return the object by which a facade is known; all copies of the facade share it."""
     return thing._identity if isinstance(thing, Facade) and not is_device(thing) else thing
 
 
 def is_device(thing: Any) -> bool:
-    """Whether it is a device, a batch or a recording, which are facades as well."""
+    """Return True for a device, a batch or a recording, which are facades too."""
     return hasattr(thing, "_core")
 
 
@@ -140,8 +140,8 @@ class Describer:
     """Describes the arguments and the result of one call.
 
     Args:
-        numbers: what is known.
-        brought: told of what no call has made: a buffer, or something with methods.
+        numbers: the known buffers and facades.
+        brought: called for a buffer or a facade that was not made by a call.
         keep: takes the content of an array.
     """
 
@@ -158,17 +158,17 @@ class Describer:
         self._containers = 0
 
     def argument(self, value: Any) -> Value:
-        """An argument; what is not known yet came from outside."""
+        """Describe an argument. Unknown buffers and facades came from outside."""
         return self._described(value, self._brought)
 
     def result(self, value: Any) -> Value:
-        """A result; what is not known yet was made by the call."""
+        """Describe a result. Unknown buffers and facades were made by the call."""
         return self._described(value, None)
 
     def _described(self, value: Any, brought: Callable[[Any, int], None] | None) -> Value:
         try:
             return self._describe(value, brought)
-        except Exception:  # noqa: BLE001 - the call is to do what it does without a journal
+        except Exception:  # noqa: BLE001 - the call must work as without a journal
             self._inside.clear()
             return Opaque(_text(value))
 
@@ -241,7 +241,7 @@ class Describer:
         return Handle(number)
 
     def target(self, facade: Any) -> str | Handle:
-        """What has the method that is called."""
+        """Describe the object whose method is called."""
         if is_device(facade):
             return "device"
         return (
@@ -284,7 +284,7 @@ class Describer:
         return Formula(steps, operands, constants, graph.results[0])
 
     def _fields(self, value: Any, describe: Callable[[Any], Value]) -> Value:
-        """An instance of a type of this package that has fields."""
+        """Describe an instance of a type of this package that has fields."""
         kind = type(value)
         if kind.__module__.partition(".")[0] != __package__.partition(".")[0]:
             return Opaque(_text(value))
@@ -297,7 +297,7 @@ class Describer:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """The fields of a dataclass, a named tuple or a struct; None for what is none of these."""
+    """Return the fields of a dataclass, a named tuple or a struct; None for other types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -308,7 +308,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 
 def function_of(value: Any) -> Function:
-    """A function or class by its name, with the hash of its source."""
+    """Describe a function or class by its name, with the hash of its source."""
     module, name = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
     if isinstance(value, np.ufunc):
         module, name = "numpy", value.__name__
@@ -319,7 +319,7 @@ def function_of(value: Any) -> Function:
 
 
 def source_hash(value: Any) -> bytes:
-    """The hash of a function's source, or of its code where there is none; b"" without either."""
+    """Return the hash of a function's source, else that of its code, else b""."""
     try:
         known = _SOURCES.get(value)
     except TypeError:
@@ -344,7 +344,7 @@ def _str(value: str) -> Value:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an error."""
+    """Return the message of an error."""
     try:
         return str(error)[:1000]
     except Exception:  # noqa: BLE001 - as `_text`
@@ -353,7 +353,7 @@ def message_of(error: BaseException) -> str:
 
 def _text(value: Any) -> str:
     try:
-        # What has parts is shortened before it is text: it may have more of them than fit.
+        # Containers are shortened before they become text, because they may have too many parts.
         text = (_SHORT.repr if isinstance(value, list | tuple | dict) else repr)(value)
     except Exception:  # noqa: BLE001 - it is the program's, and no reason to fail a call
         text = f"<{type(value).__qualname__}>"
@@ -361,7 +361,7 @@ def _text(value: Any) -> str:
 
 
 def refs_in(value: Any, where: str) -> Iterator[tuple[str, GpuRef]]:
-    """The buffers in an argument or a result, with where in it they are."""
+    """Yield the buffers in an argument or a result, with their places in it."""
     todo = [(where, value)]
     seen: dict[int, Any] = {}  # some containers hold themselves, or one another many times
     while todo:

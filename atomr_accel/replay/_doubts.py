@@ -1,4 +1,4 @@
-"""Which buffers of a replay do not hold what was recorded, or may not."""
+"""Buffers of a replay that may differ from the recorded ones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 @final
 class Doubts(DeviceInstrument):
-    """Buffers whose content is not known, and why; told of each op, since ops pass that on.
+    """Buffers with unknown content, and the reasons, which ops carry over to other buffers.
 
-    What an op reads it may leave in all that it writes. What it only writes it may read as well,
-    as functions do that ``run`` calls, so that counts where a buffer is the program's; workspaces
-    are not, and nothing is read there that others have left.
+    An op carries doubts about its inputs over to all its outputs. An output of an op may also be
+    read, as by functions that ``run`` calls. A doubt about an output therefore counts too if the
+    output is a buffer of the program. It does not count for a workspace, because ops never read the
+    previous content of one.
 
     Args:
-        buffers: those of the program, by their numbers.
+        buffers: the buffers of the program by number.
 
     Attributes:
-        cause: why nobody knows what is written now; None: it is what was recorded.
+        cause: the reason why writes have unknown content now; None if they are as recorded.
     """
 
     def __init__(self, buffers: Mapping[int, GpuRef]) -> None:
@@ -35,7 +36,7 @@ class Doubts(DeviceInstrument):
         self.cause: str | None = None
 
     def op_submitted(self, op: Any) -> None:
-        """Have doubt in what an op writes if there is some in what it uses."""
+        """Mark the outputs of an op as doubtful if its inputs are."""
         if self.cause is None and not self._reasons:
             return
         writes = {block.base for block in op.writes}
@@ -50,21 +51,21 @@ class Doubts(DeviceInstrument):
                 self._reasons.setdefault(block, reason)
 
     def among(self, blocks: Iterable[Block]) -> str | None:
-        """Why some of these whole blocks may hold anything; None: they hold what they should."""
+        """Return the reason why one of these whole blocks is doubtful; None if none is."""
         return next((self._reasons[each] for each in blocks if each in self._reasons), None)
 
     def add(self, number: int, reason: str) -> None:
-        """Nobody knows what a buffer holds, unless nothing can write it."""
+        """Mark a buffer as doubtful, unless it is sealed."""
         ref = self._buffers.get(number)
         if ref is not None and not ref.sealed:
             self.add_block(ref._block, reason)
 
     def add_block(self, block: Block, reason: str) -> None:
-        """Nobody knows what some memory holds."""
+        """Mark the whole block of some memory as doubtful."""
         self._reasons.setdefault(block.base, reason)
 
     def settle(self, ref: GpuRef) -> None:
-        """It is known what a buffer holds; of a view of a part, that says nothing of the rest."""
+        """Mark a buffer as known, unless ``ref`` is a view of only a part of it."""
         block = ref._block.base
         if ref.nbytes == block.nbytes and not repeats(ref.shape, ref.strides):
             self._reasons.pop(block, None)

@@ -1,7 +1,7 @@
-"""What a journal holds: plain values that msgspec writes, and no pickles.
+"""Entries of a journal: plain values that msgspec writes, without pickles.
 
-Buffers are told by the number of the memory block that they lie in, so that views of one are
-known as such. What cannot be written as a value is ``Opaque``, which says what it was.
+Buffers are identified by the number of their memory block, so views of the same buffer share it. A
+value that cannot be written is ``Opaque``, with a text that describes it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, Final, TypeAlias, final
 import msgspec
 
 SCHEMA: Final = 1
-"""The version of what is in this file; a journal of another one is refused."""
+"""Version of the entries in this module. A journal of another version is refused."""
 
 
 class _Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an argument or a result is, unless it is None, a bool, a number or text."""
+    """An argument or a result that is not None, a bool, a number or text."""
 
 
 @final
@@ -24,11 +24,11 @@ class Ref(_Value, frozen=True, tag="ref"):
 
     Attributes:
         id: the number of its memory.
-        dtype: its name.
-        shape: of the view.
-        offset: in bytes, from where the memory begins.
-        strides: in bytes; None where it is C-contiguous.
-        nbytes: of all of the memory.
+        dtype: the name of its dtype.
+        shape: the shape of the view.
+        offset: the offset in bytes from the start of the memory.
+        strides: the strides in bytes; None for C-contiguous order.
+        nbytes: the size of the whole memory in bytes.
     """
 
     id: int
@@ -44,9 +44,9 @@ class Array(msgspec.Struct, tag="array"):
     """An array of the program.
 
     Attributes:
-        dtype: its name.
-        shape: as in NumPy.
-        hash: of its bytes in C order; empty as long as nobody has computed it.
+        dtype: the name of its dtype.
+        shape: its shape.
+        hash: the hash of its bytes in C order; empty until it is computed.
     """
 
     dtype: str
@@ -66,10 +66,10 @@ class Function(_Value, frozen=True, tag="function"):
     """A function or class, by name.
 
     Attributes:
-        module: where it is.
-        name: its qualified name there.
-        hash: of its source; empty where there is none to be had.
-        file: of a module that was run as a program.
+        module: the name of its module.
+        name: its qualified name in the module.
+        hash: the hash of its source; empty without a source.
+        file: the file of a module that was run as a program.
     """
 
     module: str
@@ -104,12 +104,12 @@ class Pairs(_Value, frozen=True, tag="pairs"):
 
 @final
 class Number(_Value, frozen=True, tag="number"):
-    """What msgpack has no form for: bytes, complex, beyond 64 bits, lone surrogates, NumPy's.
+    """A value without a form in msgpack: bytes, complex, large int, lone surrogates, NumPy scalar.
 
     Attributes:
-        dtype: NumPy's name, or the fields of a struct; ``"complex"``, ``"int"``, ``"bytes"`` and
-            ``"str"`` are Python's.
-        data: the bytes; of a complex or an int its text, of a str UTF-8 with surrogates.
+        dtype: NumPy's name, or the fields of a struct. ``"complex"``, ``"int"``, ``"bytes"`` and
+            ``"str"`` are Python's types.
+        data: the bytes; for a complex or an int its text, for a str UTF-8 with surrogates.
     """
 
     dtype: str
@@ -164,7 +164,7 @@ class Fields(_Value, frozen=True, tag="fields"):
 
 @final
 class Opaque(_Value, frozen=True, tag="opaque"):
-    """What cannot be made again from what the journal holds."""
+    """A value that cannot be made again from the journal."""
 
     text: str
 
@@ -227,7 +227,7 @@ class Outside(_Entry, frozen=True, tag="outside"):
 
 @final
 class Content(_Entry, frozen=True, tag="content"):
-    """What a buffer of ``Outside`` held then."""
+    """Content of a buffer of ``Outside`` when it was brought."""
 
     id: int
     array: Array
@@ -235,12 +235,12 @@ class Content(_Entry, frozen=True, tag="content"):
 
 @final
 class Brought(_Entry, frozen=True, tag="brought"):
-    """Something with methods that no call of the journal has made.
+    """A facade that no call of the journal has made.
 
     Attributes:
         id: its number.
-        kind: ``"generator"``, ``"fused"``, or the name of a type of which nothing more is known.
-        made_of: what makes another one: the state of a generator, the function that is fused.
+        kind: ``"generator"``, ``"fused"``, or the name of another type.
+        made_of: the value to make another one from: the state of a generator, the fused function.
     """
 
     id: int
@@ -250,17 +250,17 @@ class Brought(_Entry, frozen=True, tag="brought"):
 
 @final
 class Call(_Entry, frozen=True, tag="call"):
-    """A public call, in its place in the program's order.
+    """A public call at its place in the program's order.
 
     Attributes:
-        number: from 1 on, without gaps.
-        target: ``"device"``, the name of a library, or what has the method.
-        method: its name.
+        number: its number, from 1 without gaps.
+        target: ``"device"``, the name of a library, or the facade with the method.
+        method: the name of the method.
         args: positional arguments.
         kwargs: arguments by name.
-        program: the batch or recording that it is in, or 0.
-        generation: the device's, when it was called.
-        state: where the generator was that draws.
+        program: the number of the batch or recording around it, or 0.
+        generation: the device's generation at the time of the call.
+        state: the state of the generator that it draws from.
     """
 
     number: int
@@ -275,17 +275,17 @@ class Call(_Entry, frozen=True, tag="call"):
 
 @final
 class Done(_Entry, frozen=True, tag="done"):
-    """How a call has ended.
+    """End of a call.
 
     Attributes:
-        call: its number.
-        outcome: ``"ok"``, ``"error"``, ``"cancelled"``, or ``"sent"`` where only the end of its
-            batch tells.
-        result: what it gave.
-        error: the type's name and the message.
-        fault: whether the device went down with it.
-        body: whether it is the program's own block that has raised, and nothing that was called
-            there; of a batch or a recording that is left.
+        call: the number of the call.
+        outcome: ``"ok"``, ``"error"``, ``"cancelled"``, or ``"sent"`` if only the end of its batch
+            shows the outcome.
+        result: the result.
+        error: the error's type name and message.
+        fault: whether the call ended in a fault of the device.
+        body: whether a block of a batch or recording was left by an error of the program's own
+            code, not of a call in it.
     """
 
     call: int
@@ -298,12 +298,12 @@ class Done(_Entry, frozen=True, tag="done"):
 
 @final
 class Output(_Entry, frozen=True, tag="output"):
-    """What one of a call's outputs held right after it.
+    """Content of one of a call's outputs right after the call.
 
     Attributes:
-        call: its number.
+        call: the number of the call.
         where: ``"result"``, ``"result[1]"``, ``"args[0]"`` or ``"out"``.
-        array: what it held.
+        array: the content.
     """
 
     call: int
@@ -332,7 +332,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Entry)
 
 
 def encode(entry: Entry) -> bytes:
-    """An entry as bytes. Text that UTF-8 has no form for is escaped in it."""
+    """Encode an entry. Text that UTF-8 cannot encode is escaped."""
     try:
         return encoder.encode(entry)
     except UnicodeEncodeError:  # such as the name of a file that is no UTF-8
@@ -348,10 +348,10 @@ def _escaped(plain: Any) -> Any:
 
 
 def decode(data: bytes) -> Entry:
-    """An entry of its bytes.
+    """Decode an entry.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: the data is not an entry.
     """
     found: Any = _decoder.decode(data)
     return found  # type: ignore[no-any-return]

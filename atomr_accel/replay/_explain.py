@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LAST: Final = 10
 _SECONDS: Final = 120.0
-"""A trial that takes longer has failed otherwise: it hangs."""
+"""Limit for a trial; one that takes longer hangs, and does not count as the fault."""
 
 _FAULTS: Final = ("ContextPoisoned", "KernelHung", "DeviceLost")
 
@@ -36,15 +36,15 @@ Faults = "Callable[[str], Awaitable[bool]]"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a journal tells of a fault.
+    """Explanation of a fault from a journal.
 
     Attributes:
-        fault: what the program was told: the error's type and message.
-        call: the call that the fault came with, as ``read_journal`` has it.
+        fault: the error that the program got: its type and message.
+        call: the call with the fault, as ``read_journal`` shows it.
         last: the calls before it, the latest last.
-        minimal: the calls of the program that faults again.
-        program: its text, a Python program of public calls that ends with the fault.
-        trials: how many programs were run to find it.
+        minimal: the calls of a short program that faults again.
+        program: that program as Python text: public calls that end with the fault.
+        trials: the number of programs that were run to find it.
     """
 
     fault: str
@@ -71,28 +71,29 @@ async def explain(
     last: int = _LAST,
     faults: Callable[[str], Awaitable[bool]] | None = None,
 ) -> Explanation:
-    """Explain the first fault of a journal, by a minimal program that faults again.
+    """Explain the first fault of a journal with a minimal program that faults again.
 
-    What the calls up to the fault came to is reduced by delta debugging. Each trial is a program of
-    its own, run in a process of its own. Buffers whose calls are left out are zeros, and so are
-    arrays of which the journal holds hashes alone.
+    The calls that led to the fault are reduced by delta debugging. Each trial is a separate
+    program, run in its own process. Buffers whose calls are left out are zeros, and so are arrays
+    whose content is not in the journal.
 
     Args:
-        path: the journal's file, or where else it is kept.
-        out: where to write the program; nowhere by default.
-        backend: what the programs open; by default what has recorded. Faults of the CPU backend are
-            those of kernels and functions that die, see ``atomr_accel.testing``.
-        last: how many calls before the fault to tell of.
-        faults: whether a program, given as text, faults again; by default it is run.
+        path: the journal's file or storage.
+        out: the file to write the program to; by default it is not written.
+        backend: the backend that the programs open; by default the recorded one. Faults of the CPU
+            backend are those of kernels and functions that die, see ``atomr_accel.testing``.
+        last: the number of calls before the fault to report.
+        faults: an async function that returns True if a program, given as text, faults; by default
+            it runs the program.
 
     Returns:
-        The explanation; ``str(explanation)`` is for people.
+        The explanation; ``str(explanation)`` is a readable report.
 
     Raises:
-        JournalError: it is no journal; it tells of no fault; or the fault does not come again, not
-            even with all calls.
+        JournalError: the storage holds no journal; the journal has no fault; or the fault does not
+            recur, even with all calls.
         Unsupported: the call that faults cannot be written as a program; the message says why.
-        FileNotFoundError: there is no journal.
+        FileNotFoundError: the journal does not exist.
     """
     async with reading(path) as recorded:
         recalls = [*recorded.calls]
@@ -157,7 +158,7 @@ class _Search:
                     self._makers[handle] = recall
 
     async def run(self, last: list[str], out: str | os.PathLike[str] | None) -> Explanation:
-        """Search, from what is most likely to what is certain."""
+        """Search for a program that faults, with the most likely reductions first."""
         arrays = await self._arrays()
         writer = ProgramWriter(arrays, self._recorded.contents, self._recorded.header.paths)
         reason = ""
@@ -174,7 +175,7 @@ class _Search:
             return await self._faults(text)
 
         found: list[Recall] | None = None
-        for culprit in self._down:  # the one, with nothing but what it needs to be called
+        for culprit in self._down:  # one call, with only the calls that it needs
             if await fails([culprit]):
                 found = [culprit]
                 break
@@ -216,7 +217,7 @@ class _Search:
         )
 
     def _with_makers(self, recalls: list[Recall]) -> list[Recall]:
-        """Calls, with those that make what they are called on, such as kernels."""
+        """Add the calls that make the facades, such as kernels, that the calls need."""
         chosen = {each.call.number: each for each in recalls}
         waiting = [*recalls]
         while waiting:
@@ -229,7 +230,7 @@ class _Search:
         return [chosen[number] for number in sorted(chosen)]
 
     def _needed(self, culprit: Recall) -> list[Recall]:
-        """What the buffers of a call came from."""
+        """Return the earlier calls on which the buffers of a call depend, and the call."""
         wanted = {ref.id for ref in refs_given(culprit.call).values()}
         needed = [culprit]
         for recall in reversed(self._candidates):
@@ -243,7 +244,7 @@ class _Search:
         return needed[::-1]
 
     async def _arrays(self) -> dict[bytes, np.ndarray[Any, Any]]:
-        """The contents of all arrays that the calls are given."""
+        """Return the contents of all arrays among the calls' arguments."""
         found: dict[bytes, np.ndarray[Any, Any]] = {}
         wanted: list[Array] = [*self._recorded.contents.values()]
         for recall in self._candidates:
@@ -269,7 +270,7 @@ class _Search:
 
 
 def arrays_of(value: Any) -> list[Array]:
-    """The arrays in what a journal has of arguments."""
+    """Return the arrays in a journal's arguments."""
     if isinstance(value, Array):
         return [value]
     if isinstance(value, list | tuple):
@@ -280,7 +281,7 @@ def arrays_of(value: Any) -> list[Array]:
 
 
 class _Trials:
-    """Runs programs, each in a process of its own.
+    """Runs programs, each in its own process.
 
     Attributes:
         error: how the last one has ended, if it raised anything but a fault.
@@ -291,7 +292,7 @@ class _Trials:
         self.error = ""
 
     async def fault(self, program: str) -> bool:
-        """Whether a program ends with a fault."""
+        """Run a program and return True if it ends with a fault."""
         self.error = ""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "program.py"

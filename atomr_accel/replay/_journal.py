@@ -1,4 +1,4 @@
-"""``open_journal``: notes what a program asks of a device, while it asks."""
+"""``open_journal``: records a program's calls to a device as they happen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Journal:
 
     @property
     def position(self) -> int:
-        """The number of the last call that was noted; 0 before the first."""
+        """Number of the last recorded call; 0 before the first."""
         return self._notes.position
 
     @property
@@ -66,45 +66,47 @@ def open_journal(
     most_bytes: int = 4 << 30,
     when_full: WhenFull = "refuse",
 ) -> AbstractAsyncContextManager[Journal]:
-    """Record what is asked of a device, for the length of a block.
+    """Record the calls of a device for the length of a block.
 
     ::
 
         async with open_journal(device, "run.journal") as journal:
             ...
 
-    Every public call is noted, by any task, also in batches and recordings and by requests: the
-    method, its arguments, where a generator was, and how it ended. What ``get`` gave is noted by
-    its hash. ``replay`` does the same again and compares.
+    Every public call of any task is recorded, including those in batches, in recordings and by
+    requests. An entry has the method, its arguments, the state of a generator, and the outcome.
+    Results of ``get`` are recorded by their hash. ``replay`` makes the calls again and compares.
 
-    A thread writes, a transaction at a time, and calls wait only where it is far behind. A program
-    that is killed leaves a journal that can be read, but for its last moments. Where the journal
-    cannot be written, as on a full disk, it ends there, and the program goes on.
+    A thread writes the journal in transactions, and calls wait only if it is far behind. If the
+    program is killed, its journal can be read up to the last moments. If the journal cannot be
+    written, as on a full disk, it ends there, and the program goes on.
 
     Args:
-        device: whose calls. It has one journal at a time.
-        path: a new file, for SQLite; or where else to keep it.
-        contents: whether to keep the arrays that the program gives and gets, and not only their
-            hashes (BLAKE2b). Without, replaying needs them from elsewhere.
-        results: whether to note what every op's outputs hold right after it. They are copied on the
+        device: the device to record. It has at most one journal at a time.
+        path: a new file for SQLite, or another storage.
+        contents: whether to keep the arrays that the program passes and gets, and not only their
+            hashes (BLAKE2b). Without them, a replay needs the arrays from elsewhere.
+        results: whether to record the outputs of every op right after it. They are copied on the
             device and fetched in the background, which takes memory and time.
-        most_entries: how many entries it may have; a call takes two or three, and the last one
-            is noted whole.
-        most_bytes: how many bytes entries and arrays may take.
-        when_full: ``"refuse"`` further calls, which raise ``JournalFull`` before anything is
-            done, or ``"drop"`` the oldest entries. Then only what kept ones suffice for can be
-            replayed.
+        most_entries: the most entries it may have. A call takes two or three, and the last call is
+            recorded completely.
+        most_bytes: the most bytes that entries and arrays may take.
+        when_full: ``"refuse"`` further calls, which raise ``JournalFull`` and do nothing; or
+            ``"drop"`` the oldest entries. Then a replay covers only the calls for which the kept
+            entries suffice.
 
     Returns:
-        A context manager. Leaving its block waits until all is written, for ten seconds at most.
+        A context manager. Leaving its block waits at most ten seconds until everything is written.
 
     Raises:
-        JournalError: the device has a journal already; the file cannot be begun, as on a full disk,
-            and then there is none; as the block is left, where writing has failed and the block
-            raises nothing itself.
-        FileExistsError: there is a journal of this name.
-        Unsupported: a URL: a database is given as a ``RedisStorage`` or ``PostgresStorage``.
-        TypeError, ValueError: a bound that is no positive number, or another ``when_full``.
+        JournalError: the device already has a journal; or the file cannot be created, as on a full
+            disk, and is not left behind. Leaving the block also raises it if writing has failed and
+            the block itself raises no error.
+        FileExistsError: a journal of this name exists.
+        Unsupported: ``path`` is a URL. Pass a ``RedisStorage`` or ``PostgresStorage`` for a
+            database.
+        TypeError, ValueError: a bound is not a positive whole number, or ``when_full`` is another
+            word.
     """
     for name, bound in (("most_entries", most_entries), ("most_bytes", most_bytes)):
         check_whole(name, bound)
@@ -134,11 +136,11 @@ def open_journal(
 
 
 def _paths() -> tuple[str, ...]:
-    """Where this program looks for modules, also for one that runs elsewhere."""
+    """Return the module search paths of this program, absolute, for programs in other folders."""
     paths = [os.fsdecode(each) for each in sys.path]
     try:
         return tuple(map(os.path.abspath, paths))
-    except OSError:  # the folder where it runs is gone, which relative ones begin in
+    except OSError:  # the working folder is gone, so relative paths have no base
         return tuple(each for each in paths if Path(each).is_absolute())
 
 

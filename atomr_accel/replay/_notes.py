@@ -1,4 +1,4 @@
-"""The witness of a device: carries its calls out and notes each in its place."""
+"""The witness of a device: it carries out the device's calls and records each at its place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NAMES: Final = {"launching": "launch", "copying": "copy"}
-"""What programs call that makes requests under other names."""
+"""Public names of calls whose requests have other names."""
 
 _NOT_COMPARED: Final = {"empty", "managed", "empty_like"}
 """Calls whose results have no content yet."""
@@ -58,7 +58,7 @@ _MOST_SNAPSHOTS: Final = 256
 
 @final
 class _Note:
-    """A call that is to be noted."""
+    """A call that is being recorded."""
 
     __slots__ = (
         *("args", "arrays", "given", "kwargs", "large", "method", "number", "owner", "program"),
@@ -93,10 +93,11 @@ class _Made(NamedTuple):
 
 @final
 class Notes:
-    """What ``DeviceCore.witness`` is while a journal is open.
+    """The value of ``DeviceCore.witness`` while a journal is open.
 
     Attributes:
-        open: whether calls are noted; refs of batches that outlive the journal still come here.
+        open: whether calls are recorded. Refs of batches that outlive the journal still call this
+            object.
         position: the number of the last call.
     """
 
@@ -165,7 +166,7 @@ class Notes:
         def told(owner: Any, *given: Any, **named: Any) -> Request[T]:
             return self._told(make(owner, *given, **named), facade, note)
 
-        # What was traced would go out without its request, so a batch takes it in full.
+        # A traced call would be sent without its request, so a batch takes it in full.
         collect = super(Batch, collector).collect if type(collector) is Batch else collector.collect
         try:
             result = collect(told, facade, args, kwargs)
@@ -183,7 +184,7 @@ class Notes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Request[T]:
-        """A request that is noted when it is carried out, and each time that it is."""
+        """Wrap a request so that each time it runs is recorded."""
         if not self._notes_calls():
             return request
         prepare = request.prepare
@@ -212,7 +213,7 @@ class Notes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
-        """Call an async method that is no op, and note it when it first submits an op."""
+        """Call an async method and record it as a whole, at its first op."""
         task = trio.lowlevel.current_task()
         if task in self._inside or not self._notes_calls():
             return await method(owner, *args, **kwargs)
@@ -239,7 +240,7 @@ class Notes:
             return
         try:
             task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-        except RuntimeError:  # it is nobody's
+        except RuntimeError:  # outside of tasks
             return
         nursery: trio.Nursery | None = None
         while task is not None and task not in self._inside:
@@ -314,7 +315,7 @@ class Notes:
             self._done(note, None)
 
     async def settled(self) -> None:
-        """Wait until what is copied for the journal has come."""
+        """Wait until the copies for the journal have arrived."""
         while self._snapshots:
             await self._fewer.park()
 
@@ -324,7 +325,7 @@ class Notes:
         return self.open and self._writer.error is None
 
     def _knows(self, program: object) -> bool:
-        """Whether calls in it can be noted: those of recordings that it has seen begin, only."""
+        """Return True for a batch, and for a recording whose start was recorded."""
         return type(program) is Batch or program in self._programs
 
     async def _room(self) -> None:
@@ -335,7 +336,7 @@ class Notes:
     async def _begin(
         self, name: str, facade: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Note:
-        """A note of a call that is awaited, so that there is time to make room for copies."""
+        """Begin the note of an awaited call, and first wait for memory for its copies."""
         for _, ref in refs_in([args, kwargs], ""):
             block = ref._block.base
             if not self._numbers.of_block(block) and not ref.is_stale:
@@ -351,7 +352,7 @@ class Notes:
         note = _Note(_NAMES.get(name, name), facade, inside)
 
         def keep(array: Array, data: np.ndarray[Any, Any]) -> None:
-            # Who awaits the call can wait until a large one was written.
+            # The caller of an async call can wait until a large array is written.
             copied = data.nbytes <= SMALL or program is not None
             note.arrays.append((array, data.copy() if copied else data))
 
@@ -376,7 +377,7 @@ class Notes:
         return note
 
     def _bring(self, thing: Any, number: int, room: GpuRef | None = None) -> None:
-        """Note what no call of the journal has made."""
+        """Record a buffer or a facade that no call of the journal has made."""
         if isinstance(thing, GpuRef):
             self._bring_buffer(thing, number, room)
         elif isinstance(thing, Draws):
@@ -403,14 +404,14 @@ class Notes:
             )
 
     def _state(self, facade: Any) -> Value:
-        """Where a generator is."""
+        """Return the state of a generator; None for other facades."""
         if not isinstance(facade, Draws):
             return None
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         return describer.argument(facade.state)
 
     def _told(self, request: Request[T], facade: Any, note: _Note) -> Request[T]:
-        """A request that leaves what was submitted in a note."""
+        """Wrap a request so that it leaves its submission in a note."""
         prepare = request.prepare
 
         def told(driver: Driver) -> Submission[T]:
@@ -421,7 +422,7 @@ class Notes:
         return Request(request.lane, request.name, told, request.key)
 
     def _noting(self, submission: Submission[T], note: _Note) -> Submission[T]:
-        """A submission that notes itself as soon as it has its place."""
+        """Wrap a submission so that it is recorded as soon as it has its place."""
         finish = submission.finish
 
         def placed() -> None:
@@ -465,11 +466,11 @@ class Notes:
             self._copy_outputs(note, note.submission.result)
 
     def _copy_outputs(self, note: _Note, result: Any) -> None:
-        """Copy what a call has written, before anything else can write there."""
+        """Copy the outputs of a call, before a later op can overwrite them."""
         if note.method in _WITHOUT_OUTPUTS or note.method in _NOT_COMPARED or self._records(note):
             return
         submission = note.submission
-        # Of what has been submitted since, nobody knows whether it writes there as well.
+        # Ops that were submitted since may write there as well.
         late = self.position != note.number
         if not (late and submission is None):
             written = None if submission is None else {each.base for each in submission.writes}
@@ -496,7 +497,7 @@ class Notes:
         self._copy(ref, lambda array, data: self._output(note, where, data, array))
 
     def _records(self, note: _Note) -> bool:
-        """Whether a call is in a recording, which executes nothing."""
+        """Return True if a call is in a recording, which executes nothing."""
         program = next(
             (at for at, number in self._programs.items() if number == note.program), None
         )
@@ -515,7 +516,7 @@ class Notes:
         program.when_placed(placed)
 
     def _number(self, result: Any) -> None:
-        """Number what a collected call gives: others may use that before this one has its place."""
+        """Number the results of a collected call, which other calls may use before it is placed."""
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         describer.result(result)
 
@@ -547,7 +548,7 @@ class Notes:
     def _told_of_result(
         self, note: _Note, result: Any, outcome: str
     ) -> tuple[Done, tuple[tuple[Array, np.ndarray[Any, Any]], ...]]:
-        """How a call has ended, and the arrays in that, which the program may change."""
+        """Return the end of a call with copies of its arrays, as the program may change those."""
         arrays: list[tuple[Array, np.ndarray[Any, Any]]] = []
         describer = Describer(
             self._numbers, self._bring, lambda array, data: arrays.append((array, data.copy()))
@@ -594,9 +595,9 @@ class Notes:
         have: Callable[[Array, np.ndarray[Any, Any]], object],
         room: GpuRef | None = None,
     ) -> None:
-        """Copy a buffer as it is now, here and now, and fetch that in the background.
+        """Copy a buffer on the device at once, and fetch the copy in the background.
 
-        Where there is no room for a copy the journal goes without.
+        Without memory for a copy, the journal goes without it.
         """
         core = self._core
         try:
@@ -615,7 +616,7 @@ class Notes:
             await op.wait()
             host = np.empty(copy.shape, copy.dtype)
             await download(self._core, copy, host)
-        except Exception:  # noqa: BLE001, S110 - with the device its content is gone
+        except Exception:  # noqa: BLE001, S110 - the content is lost with the device
             pass
         else:
             have(Array(as_dtype(host.dtype).name, host.shape), host)
@@ -625,7 +626,7 @@ class Notes:
 
 
 def _like(room: GpuRef, ref: GpuRef) -> GpuRef:
-    """The same memory with the shape and dtype of a ref of as many bytes."""
+    """Return ``room`` with the shape and dtype of a ref that has the same size in bytes."""
     return GpuRef(room._block, ref.shape, ref.dtype, ref.nbytes)
 
 
@@ -637,14 +638,14 @@ def _as_read(
         return args, kwargs
     try:
         return (np.asarray(args[0]), *args[1:]), kwargs
-    except Exception:  # noqa: BLE001 - the call itself says what is wrong
+    except Exception:  # noqa: BLE001 - the call itself raises the error
         return args, kwargs
 
 
 def _as_noted(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as they are noted: without the array that ``get`` fills."""
+    """Return the arguments to record: without the array that ``get`` fills."""
     if name != "get":
         return args, kwargs
     return args[:1], {key: value for key, value in kwargs.items() if key != "out"}

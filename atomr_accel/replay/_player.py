@@ -1,4 +1,4 @@
-"""``replay``: does again what a journal tells, and compares."""
+"""``replay``: makes the calls of a journal again, and compares."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ _READ_ONLY: Final = ("get", "share", "export", "seal", "unseal", "free")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay is not what was recorded.
+    """An output or outcome of a replayed call that differs from the recorded one.
 
     Attributes:
         call: the number of the call.
-        text: the call, as ``read_journal`` has it.
-        where: which of its outputs: ``"result"``, ``"args[1]"`` or ``"out"``; ``""`` where the
-            call itself ended otherwise.
-        deviation: by how much; None where only hashes are known, or where it ended otherwise.
-        message: all that in one line.
+        text: the call, as ``read_journal`` shows it.
+        where: the output that differs: ``"result"``, ``"args[1]"`` or ``"out"``; ``""`` if the
+            outcome of the call differs.
+        deviation: the size of the difference; None if only hashes are known, or if the outcome
+            differs.
+        message: the difference in one line.
     """
 
     call: int
@@ -80,18 +81,18 @@ class Skipped:
 
 @dataclass(slots=True)
 class Report:
-    """What a replay has found.
+    """Result of a replay.
 
     Attributes:
-        calls: how many calls were made again.
-        compared: how many outputs were compared.
-        methods: how near these came to what they may differ by, for each method: ``"blas.gemm"``,
-            ``"device.get"``, or ``"launch"`` of what has no name.
-        differences: what is not as it was recorded, in the order of the calls. Where the journal
-            has the contents of outputs, each call starts from those that were recorded, so that
-            it answers for itself alone.
-        skipped: what could not be made again, with what depends on it.
-        complete: whether the journal was closed, and is here from its beginning.
+        calls: the number of calls that were made again.
+        compared: the number of outputs that were compared.
+        methods: the comparisons for each method: ``"blas.gemm"``, ``"device.get"``, or ``"launch"``
+            for a kernel without a name.
+        differences: the differences from the journal, in the order of the calls. If the journal has
+            the contents of outputs, each call starts from the recorded ones, so a difference
+            belongs to that call alone.
+        skipped: the calls that could not be made again, and those that depend on them.
+        complete: whether the journal was closed, and starts at its first call.
     """
 
     calls: int = 0
@@ -103,7 +104,7 @@ class Report:
 
     @property
     def same(self) -> bool:
-        """Whether everything was made again, and is what it was."""
+        """True if all calls were made again, and all outputs are as recorded."""
         return not self.differences and not self.skipped
 
     def __str__(self) -> str:
@@ -122,33 +123,33 @@ async def replay(
     inputs: Mapping[bytes, np.ndarray[Any, Any]] | None = None,
     tolerance: float | Mapping[str, float] | None = None,
 ) -> Report:
-    """Make the calls of a journal again, one after the other, and compare what they give.
+    """Make the calls of a journal again, one after the other, and compare their results.
 
-    Calls of a batch are awaited one by one, which comes to the same; recordings are recorded and
-    replayed. What a fault has taken down comes after what was called later and still ended well. A
-    call that was cancelled is not made: what it may have written is taken from the journal, or
-    counts as unknown.
+    Calls of a batch are awaited one by one, with the same results; recordings are recorded and
+    replayed. Calls that ended in a fault follow later calls that ended well. A cancelled call is
+    skipped: the content of the buffers it may have written is taken from the journal, or counts as
+    unknown.
 
     Args:
-        path: the journal's file, or where else it is kept.
-        device: an open device, of any backend. It should be a fresh one, without a journal.
-        functions: what to take for functions of the program, by qualified name with its module or
-            without, where they cannot be imported or have changed.
-        inputs: arrays by their hashes, where the journal has no contents; see ``content_hash``.
-        tolerance: by how much elements may differ, as a part of the largest one of their array; a
-            dict has it by the dtype's name. By default 0 on the backend that recorded (equal
-            bit for bit), on others ``TOLERANCES``.
+        path: the journal's file or storage.
+        device: an open device of any backend. It should be a fresh one, without a journal.
+        functions: replacements for functions that cannot be imported or have changed, by qualified
+            name, with the module or without.
+        inputs: arrays by their hashes, for a journal without contents; see ``content_hash``.
+        tolerance: the allowed difference of elements, as a fraction of the largest one of their
+            array; a dict has one for each dtype's name. By default 0 on the backend that recorded
+            (equal bit for bit), and ``TOLERANCES`` on others.
 
     Returns:
-        What differs, and what could not be made again.
+        The differences, and the calls that could not be made again.
 
     Raises:
-        TypeError: a tolerance that is neither a number nor a dict of numbers.
-        ValueError: one that is negative or NaN, or of a dtype that there is not; a function of a
-            name that the journal does not call.
-        JournalError: it is no journal, or one of another version; a ``JournalDamaged`` where it is
-            not what was written.
-        FileNotFoundError: there is none.
+        TypeError: ``tolerance`` is neither a number nor a dict of numbers.
+        ValueError: a tolerance is negative or NaN, or has an unknown dtype; or the journal calls no
+            function of a given name.
+        JournalError: the storage holds no journal, or one of another version. A ``JournalDamaged``
+            if its data has changed.
+        FileNotFoundError: the journal does not exist.
     """
     may_differ = check_tolerance(tolerance)
     async with reading(path) as recorded:
@@ -166,24 +167,24 @@ async def state_at(
     functions: Mapping[str, Callable[..., Any]] | None = None,
     inputs: Mapping[bytes, np.ndarray[Any, Any]] | None = None,
 ) -> dict[int, GpuRef]:
-    """The buffers that the program held right after a call: replays the journal up to there.
+    """Return the buffers that the program held right after a call, by replaying up to there.
 
     Args:
-        path: the journal's file, or where else it is kept.
-        number: of the call; 0 for the beginning.
+        path: the journal's file or storage.
+        number: the number of the call; 0 for the beginning.
         device: as for ``replay``.
         functions: as for ``replay``.
         inputs: as for ``replay``.
 
     Returns:
-        A ref of each buffer by the number that it has in the journal: as the journal first told
-        of it.
+        A ref to each whole buffer by its number in the journal, with the shape and dtype of its
+        first mention.
 
     Raises:
-        JournalError: as ``replay``.
-        FileNotFoundError: there is none.
-        TypeError: the number is no whole number.
-        ValueError: there is no such call.
+        JournalError: as for ``replay``.
+        FileNotFoundError: the journal does not exist.
+        TypeError: ``number`` is not a whole number.
+        ValueError: the journal has no call of this number.
     """
     check_whole("number", number)
     async with reading(path) as recorded:
@@ -196,7 +197,7 @@ async def state_at(
 
 
 def content_hash(array: np.ndarray[Any, Any]) -> bytes:
-    """The hash by which journals know an array: of its bytes in C order."""
+    """Return the hash by which journals identify an array: of its bytes in C order."""
     return digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
@@ -207,11 +208,12 @@ class Program:
     Attributes:
         recording: the recording, or None for a batch.
         sections: the open sections of a recording.
-        raised: what calls of a batch have raised, which the end of the batch tells.
-        made: the buffers that its calls have given.
-        cause: why nobody knows what replays of a recording write; None: they do as it did.
-        kept: copies of buffers that were freed in the block of a batch, by number. Its calls that
-            were put off until the block was left still had them, and come later in the journal.
+        raised: the errors of calls in a batch, which the end of the batch explains.
+        made: the buffers that its calls returned.
+        cause: the reason why replays of a recording write unknown content; None if they write as
+            recorded.
+        kept: copies of buffers that were freed in the block of a batch, by number. Deferred calls
+            of the batch still used them, and follow later in the journal.
     """
 
     def __init__(self, recording: Any) -> None:
@@ -228,8 +230,8 @@ class Player:
     """Makes the calls of one journal again.
 
     Attributes:
-        report: what it has found so far.
-        restorer: what there is.
+        report: the findings so far.
+        restorer: the buffers and facades that exist now.
     """
 
     def __init__(
@@ -308,7 +310,7 @@ class Player:
 
     @contextmanager
     def _kept(self, recall: Recall) -> Iterator[None]:
-        """Have what a batch keeps, for a call of it that was put off."""
+        """Restore the buffers that a batch kept, for one of its deferred calls."""
         program, buffers = self._programs.get(recall.call.program), self.restorer.buffers
         if program is None or not program.kept or _looks_again(recall):
             yield
@@ -325,7 +327,7 @@ class Player:
                     buffers[number] = ref
 
     async def _keep(self, freed: Call) -> None:
-        """Copy what a call frees, for batches that go on using it."""
+        """Copy the buffers that a call frees, for batches that still use them."""
         buffers, given = self.restorer.buffers, refs_given(freed).values()
         numbers = {ref.id for ref in given if ref.id in buffers and not buffers[ref.id].is_stale}
         batches = {at: each for at, each in self._programs.items() if each.recording is None}
@@ -342,7 +344,7 @@ class Player:
     # --- before a call ----------------------------------------------------------------------
 
     def _drop(self, recall: Recall) -> None:
-        """Let go of what the program had let go of before a call."""
+        """Drop the buffers that the program had dropped before a call."""
         for number in recall.dropped:
             self.restorer.buffers.pop(number, None)
 
@@ -363,7 +365,7 @@ class Player:
                     self.restorer.lost[entry.ref.id] = str(missing)
 
     async def _bring(self, entry: Outside | Brought) -> None:
-        """Have what was there before the journal."""
+        """Make a buffer or a facade that existed before the journal."""
         restorer, device = self.restorer, self._device
         if isinstance(entry, Outside):
             array = self._recorded.contents.get(entry.ref.id)
@@ -397,7 +399,7 @@ class Player:
             await self._skip_cancelled(recall)
             return
         if done is not None and done.error[0] in _REFUSED and recall.overlapped:
-            return  # nothing has happened, because of what others did meanwhile
+            return  # the call did nothing, because of other calls
         stale = done is not None and (done.error[0] in _GONE or self._went_down(call))
         try:
             args = [await self.restorer.value(each) for each in call.args]
@@ -406,7 +408,7 @@ class Player:
         except Missing:
             if not stale:
                 raise
-            return  # what is not there any more is refused, as it was
+            return  # a missing object is refused again
         error: Exception | None = None
         result: Any = None
         self._doubts.cause = cause = self._cause(recall)
@@ -427,18 +429,18 @@ class Player:
             await self._compare(recall, result, cause)
 
     def _holds(self, recall: Recall, args: Iterable[Any]) -> Iterator[Hold]:
-        """Hold what could not be sealed because calls of a batch on it were put off."""
+        """Hold the blocks of a refused ``seal``, which deferred calls of a batch kept in use."""
         batch = any(each.recording is None for each in self._programs.values())
         if batch and recall.call.method == "seal" and _is_refused(recall):
             yield from (Hold(ref._block) for ref in args if isinstance(ref, GpuRef))
 
     def _went_down(self, call: Call) -> bool:
-        """Whether a call is of a batch that a fault has taken down, maybe before it was made."""
+        """Return True if a call is in a batch that a fault ended, perhaps before the call ran."""
         spoilt = self._spoilt.get(call.program)
         return spoilt is not None and spoilt.fault
 
     def _cause(self, recall: Recall) -> str | None:
-        """Why nobody knows what a call writes, whatever it reads."""
+        """Return the reason why a call writes unknown content even from known inputs."""
         call = recall.call
         cause = None
         if call.state is not None and self._elsewhere:
@@ -453,7 +455,7 @@ class Player:
         return cause
 
     def _cause_within(self, call: Call) -> str | None:
-        """Why nobody knows what a recording writes that lacks calls, or draws random numbers."""
+        """Return the reason why a recording writes unknown content, such as a missing call."""
         cause = None
         for number in self._parts(call):
             found = self._programs[number].cause
@@ -466,7 +468,7 @@ class Player:
         return cause
 
     def _write_anything(self, call: Call, reason: str) -> None:
-        """Nobody knows what a call has left in what it may write."""
+        """Mark all buffers that a call may write as unknown."""
         for ref in refs_given(call).values():
             self._doubts.add(ref.id, reason)
         for number in self._parts(call) if call.method == "replay" else ():
@@ -478,7 +480,7 @@ class Player:
                 self._doubts.add_block(made, reason)
 
     def _parts(self, call: Call) -> list[int]:
-        """The recordings that a call replays, or takes into another one, by their numbers."""
+        """Return the numbers of the recordings that a call replays, or takes into another one."""
         given = handles_of([call.target, *call.args])
         whole = [self._programs.get(number) for number in given]
         found = [each.recording for each in whole if each is not None and each.recording]
@@ -486,7 +488,7 @@ class Player:
         return [at for at, each in self._programs.items() if each.recording in parts]
 
     async def _method(self, recall: Recall) -> Callable[..., Any]:
-        """What is called again."""
+        """Return the method to call again."""
         call = recall.call
         program = self._programs.get(call.program)
         owner: Any = (
@@ -534,7 +536,7 @@ class Player:
         self._programs[done.result.id] = Program(recording)
 
     async def _left(self, recall: Recall) -> None:
-        """The block of a batch or a recording ends."""
+        """End the block of a batch or a recording."""
         assert isinstance(recall.call.target, Handle)
         done = recall.done
         number = recall.call.target.id
@@ -546,7 +548,7 @@ class Player:
             self._programs[number] = program  # it is replayed from now on
             return
         del self._programs[number]
-        body = done is not None and done.body  # then nobody knows how its calls ended
+        body = done is not None and done.body  # then the ends of its calls are unknown
         if done is None or done.outcome == "ok":
             wanted: str | None = ""
         else:
@@ -569,7 +571,7 @@ class Player:
     # --- how it has ended -------------------------------------------------------------------
 
     def _ended_alike(self, recall: Recall, error: Exception | None) -> bool:
-        """Whether a call has ended as it did; what differs is noted."""
+        """Return True if a call ended as recorded; report another outcome as a difference."""
         done, program = recall.done, self._programs.get(recall.call.program)
         if done is None:
             return False
@@ -590,7 +592,7 @@ class Player:
         return False
 
     def _skip(self, recall: Recall, reason: str) -> None:
-        """Go on without a call, and without what it has made and written."""
+        """Skip a call, and forget the buffers that it made or wrote."""
         self.report.skipped.append(Skipped(recall.call.number, str(recall), reason))
         self._forget(recall, f"call {recall.call.number} was skipped")
 
@@ -613,7 +615,7 @@ class Player:
                 self._doubts.add(ref.id, reason)
 
     def _forget(self, recall: Recall, reason: str) -> None:
-        """What a call has made is not there, and what it was given may hold anything."""
+        """Mark the results of a call as lost, and the buffers that it may write as unknown."""
         call, done = recall.call, recall.done
         if done is not None:
             for _, ref in refs_of(done.result):
@@ -632,7 +634,7 @@ class Player:
     # --- what it has given ------------------------------------------------------------------
 
     async def _compare(self, recall: Recall, result: Any, cause: str | None) -> None:
-        """Know the results of a call by their numbers, and compare what its outputs hold."""
+        """Register the results of a call under their numbers, and compare its outputs."""
         call, done = recall.call, recall.done
         assert done is not None
         try:
@@ -664,7 +666,7 @@ class Player:
                 await self._compare_one(recall, where, array, now, place, doubtful)
 
     def _blocks_given(self, call: Call) -> list[Block]:
-        """The memory that a call is given, as far as it is there."""
+        """Return the blocks of the existing buffers among a call's arguments."""
         given = [self.restorer.buffers.get(ref.id) for ref in refs_given(call).values()]
         return [ref._block.base for ref in given if ref is not None]
 
@@ -677,7 +679,7 @@ class Player:
         ref: Ref | None,
         doubtful: str | None,
     ) -> None:
-        """Compare one output; where it differs, put there what was recorded, if that is known."""
+        """Compare one output. If it differs, restore the recorded content if that is known."""
         was = await self._content(array)
         if was is None:
             same = content_hash(now) == array.hash
@@ -715,7 +717,7 @@ class Player:
         self.report.compared += 1
 
     async def _set(self, described: Ref, content: np.ndarray[Any, Any]) -> None:
-        """Have a buffer hold what was recorded."""
+        """Set a buffer to the recorded content."""
         ref = self.restorer.ref(described)
         if not ref.sealed:
             await self._device.put(content, out=ref)
@@ -730,11 +732,11 @@ class Player:
 
 
 def taken_down(calls: Sequence[Recall]) -> set[int]:
-    """The numbers of calls that went down with the device, or are in batches that did.
+    """Return the numbers of calls that ended in a fault, or are in batches that did.
 
-    What was called after them in the same generation, and ended well, ran before the fault was
-    seen, so it did not wait for them. They are made last: otherwise they would take it down, too.
-    A call of such a batch keeps its place where others used its buffers afterwards, and ended well.
+    A later call of the same generation that ended well ran before the fault was seen, so it did not
+    wait for these calls. The replay makes these calls last: otherwise they would end that call too.
+    A call of such a batch keeps its place if later calls used its buffers and ended well.
     """
     found = {each.call.number for each in calls if each.done is not None and each.done.fault}
     batches = {
@@ -760,12 +762,12 @@ def taken_down(calls: Sequence[Recall]) -> set[int]:
 
 
 def _whole(array: Array, number: int) -> Ref:
-    """A buffer that a recording has made, which is compared whole."""
+    """Return the whole buffer of a recording, for a comparison."""
     return Ref(number, array.dtype, array.shape)
 
 
 def _looks_again(recall: Recall) -> bool:
-    """Whether a call of a batch needs its buffers when it is carried out, or was refused before."""
+    """Return True for a batch's call that needs its buffers when it runs, or that was refused."""
     return recall.call.method in ("get", "put", "run") or _is_refused(recall)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOCK: Final = 0x61746A6C
-"""Of the advisory lock that who makes tables holds: IF NOT EXISTS alone may fail beside another."""
+"""Key of the advisory lock held while tables are made: IF NOT EXISTS alone fails in a race."""
 
 _TABLES: Final = (
     """
@@ -144,7 +144,7 @@ class PostgresStorage(ThreadedStorage):
         return result
 
     def _hang_up(self) -> None:
-        """Have the thread that waits for the server find that it has gone."""
+        """End the connection, so that the thread that waits for the server continues."""
         with suppress(Exception), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
             ours.shutdown(socket.SHUT_RDWR)
 

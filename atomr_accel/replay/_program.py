@@ -1,4 +1,4 @@
-"""Calls of a journal as a Python program: public calls, and nothing of the journal."""
+"""Calls of a journal written as a Python program that uses public calls only."""
 
 from __future__ import annotations
 
@@ -118,18 +118,18 @@ class ProgramWriter:
         title: str,
         with_inputs: bool = True,
     ) -> str:
-        """The text of a program.
+        """Return the text of a program.
 
         Args:
             recalls: the calls, in their order.
-            brought: what no call has made, by number.
-            made: the buffers of the journal as they were first told of, by number.
-            backend: the backend it is for.
-            title: what it says of itself.
-            with_inputs: whether what was there before has its content, or zeros.
+            brought: buffers and facades that existed before the calls, by number.
+            made: the buffers of the journal in their first form, by number.
+            backend: the backend to open.
+            title: the docstring of the program.
+            with_inputs: whether earlier buffers have their content, or zeros.
 
         Raises:
-            Unwritable: something in it cannot be written.
+            Unwritable: a part of it cannot be written.
         """
         self._lines, self._imports, self._names, self._definitions = [], set(), {}, {}
         self._functions = set()
@@ -166,7 +166,7 @@ class ProgramWriter:
     # --- what is there ----------------------------------------------------------------------
 
     def _bring(self, ref: Ref, entry: Outside | Brought | None) -> None:
-        """A buffer that no call of the program has made."""
+        """Write the making of a buffer that no call of the program has made."""
         name = self._names[ref.id] = f"x{ref.id}"
         array = self._contents.get(ref.id) if isinstance(entry, Outside) else None
         if array is not None and array.hash in self._arrays:
@@ -178,7 +178,7 @@ class ProgramWriter:
         self._lines.append(f'{name} = await device.zeros({whole.shape!r}, "{whole.dtype}")')
 
     def _bring_handle(self, handle: Handle, entry: Outside | Brought | None) -> None:
-        """A generator or a fused function."""
+        """Write the making of a generator or a fused function."""
         if not isinstance(entry, Brought) or entry.kind not in ("generator", "fused"):
             raise Unwritable(f"nothing tells how #{handle.id} was made")
         name = self._names[handle.id] = f"{entry.kind}{handle.id}"
@@ -207,7 +207,7 @@ class ProgramWriter:
         self._lines.append(f"{names} = {text}" if names else text)
 
     def _results(self, result: Value) -> str:
-        """What a result is bound to; "" where nothing of it is used by its number."""
+        """Return the target that a result is assigned to; "" if later calls do not use it."""
         if isinstance(result, Ref | Handle):
             if result.id in self._names:
                 return ""
@@ -272,7 +272,7 @@ class ProgramWriter:
         raise Unwritable(f"{type(value).__name__}: the journal holds no more than its name")
 
     def _ref(self, ref: Ref) -> str:
-        """A buffer, or a view of it."""
+        """Return the text for a buffer, or for a view of it."""
         name, whole = self._names[ref.id], self._whole.get(ref.id)
         if whole is None or (
             (ref.shape, ref.dtype, ref.offset, ref.strides)
@@ -335,7 +335,7 @@ class ProgramWriter:
         return function.name
 
     def _formula(self, formula: Formula) -> str:
-        """An expression by NumPy's functions."""
+        """Return the text of an expression with NumPy's functions."""
         made: list[str] = []
         for step in formula.steps:
             args = (
@@ -363,13 +363,13 @@ class ProgramWriter:
 
 
 def _is_pythons(path: str) -> bool:
-    """Whether this interpreter looks for modules there by itself."""
+    """Return True if this interpreter finds modules of this path by itself."""
     own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return any(Path(path).is_relative_to(each) for each in own)
 
 
 def _without_unused(text: str) -> str:
-    """A program without the imports that it does not use."""
+    """Return a program without its unused imports."""
     lines = text.split("\n")
     kept = []
     for line in lines:

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(slots=True)
 class Recall:
-    """A call of a journal, with what belongs to it.
+    """A call of a journal, with the entries that belong to it.
 
     Attributes:
         call: the call.
-        done: how it has ended; None where the program was killed before.
-        outputs: what its outputs held, by where they are.
-        brought: what it uses that no call has made.
-        dropped: buffers that were gone before it.
-        overlapped: whether others were under way at the same time.
+        done: the end of the call; None if the program was killed before.
+        outputs: the contents of its outputs, by their place in the call.
+        brought: the buffers and facades that it uses and that no call made.
+        dropped: buffers that were dropped before it.
+        overlapped: whether other calls were under way at the same time.
     """
 
     call: Call
@@ -68,9 +68,9 @@ class Recorded:
     """A journal that was read. Made by ``read_journal``.
 
     Attributes:
-        backend: what it was recorded on.
+        backend: the backend of the recorded device.
         complete: whether it was closed; otherwise its program was killed, or could not write.
-        first: the number of the first call that is there; not 1 where older ones were dropped.
+        first: the number of the first call that is kept; above 1 if older ones were dropped.
         calls: its calls, in the program's order.
     """
 
@@ -113,10 +113,10 @@ class Recorded:
         return f"<Recorded {len(self.calls)} calls on {self.backend}>"
 
     async def array(self, array: Array) -> np.ndarray[Any, Any] | None:
-        """What an array held, or None where only its hash is known.
+        """Return the content of an array, or None if only its hash is known.
 
         Raises:
-            JournalDamaged: what is kept has another hash, or is gone from a journal of contents.
+            JournalDamaged: the content has another hash, or is missing from a journal of contents.
         """
         data = await self._storage.content(array.hash)
         if data is None:
@@ -132,32 +132,32 @@ class Recorded:
 
 @asynccontextmanager
 async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Recorded]:
-    """A journal, for the length of a block.
+    """Open a journal for reading, for the length of a block.
 
     Args:
-        source: its file, or where else it is kept.
+        source: the journal's file or storage.
 
     Raises:
-        JournalDamaged: it is not what was written.
-        JournalError: it is no journal, or one of another version.
-        FileNotFoundError: there is none.
+        JournalDamaged: its data has changed since it was written.
+        JournalError: the storage holds no journal, or one of another version.
+        FileNotFoundError: the journal does not exist.
     """
     storage = storage_of(source)
     async with storage.open(create=False):
         records = await storage.records()
         if not records:
             raise JournalError(f"{storage!r} has ended before anything was written: it is empty")
-        check_chain(records[:1], dropping=False)  # before it is believed what it says
+        check_chain(records[:1], dropping=False)  # before its header is trusted
         dropping = _header(storage, records).when_full == "drop"
         check_chain(records, dropping=dropping)
         yield Recorded(storage, [_decoded(record) for record in records])
 
 
 def storage_of(source: str | os.PathLike[str] | Storage) -> Storage:
-    """Where a journal is kept.
+    """Return the storage of a journal, given as a path or a storage.
 
     Raises:
-        Unsupported: a URL.
+        Unsupported: ``source`` is a URL.
     """
     if isinstance(source, str) and "://" in source:
         raise Unsupported(
@@ -187,18 +187,18 @@ def _decoded(record: Record) -> Entry:
 
 
 async def read_journal(source: str | os.PathLike[str] | Storage) -> list[str]:
-    """The calls of a journal as text, one line each.
+    """Return the calls of a journal as text, one line each.
 
     Args:
-        source: its file, or where else it is kept.
+        source: the journal's file or storage.
 
     Returns:
         Lines such as ``"7 blas.gemm(#1, #2, alpha=2.0) -> #3"``, where ``#1`` is a buffer.
 
     Raises:
-        JournalDamaged: it is not what was written.
-        JournalError: it is no journal, or one of another version.
-        FileNotFoundError: there is none.
+        JournalDamaged: its data has changed since it was written.
+        JournalError: the storage holds no journal, or one of another version.
+        FileNotFoundError: the journal does not exist.
     """
     async with reading(source) as recorded:
         return [str(recall) for recall in recorded.calls]

@@ -25,7 +25,7 @@ _CLAIM: Final = """
     redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '$', 'MKSTREAM')
     return 1
 """
-"""Makes a stream that has no entries. Its group of readers tells who has made it."""
+"""Makes a stream without entries. The name of its consumer group shows which program made it."""
 
 _UNMAKE: Final = """
     if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('XLEN', KEYS[1]) > 0 then return 0 end
@@ -34,7 +34,7 @@ _UNMAKE: Final = """
 """
 
 _UNMAKING: Final = 2.0
-"""Seconds in which a journal that nobody waits for any more is to be gone."""
+"""Limit in seconds for removing a journal after its creation was cancelled."""
 
 
 @final
@@ -101,7 +101,7 @@ class RedisStorage:
                 raise failure from failure.__cause__
 
     async def _claim(self, client: Any) -> None:
-        """Make the stream, if nobody else has."""
+        """Make the stream, unless it exists."""
         stream, token = self._key("records"), uuid.uuid4().hex
         try:
             made = await client.eval(_CLAIM, [stream], [token])
@@ -115,7 +115,7 @@ class RedisStorage:
     async def _unmake(self, stream: str, token: str) -> None:
         from coredis import Redis
 
-        # By a client of its own: the other one has been cancelled, too.
+        # With a separate client, because the other one has been cancelled too.
         with trio.move_on_after(_UNMAKING, shield=True):
             try:
                 async with Redis.from_url(self._url) as client:
@@ -186,7 +186,7 @@ class RedisStorage:
         return Record(int(number) - 1, fields[b"before"], fields[b"digest"], fields[b"data"])
 
     async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
+        """Return the array of a hash, or None."""
         with self._errors_told("read"):
             found: bytes | None = await self._client.hget(self._key("contents"), key)
         return found

@@ -1,4 +1,4 @@
-"""From what a journal holds back to arguments and results."""
+"""Arguments and results from their descriptions in a journal."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def view_of(
     offset: int = 0,
     strides: tuple[int, ...] | None = None,
 ) -> GpuRef:
-    """A view of the memory of a buffer, by where it lies: how journals tell of views.
+    """Return a view of a buffer's memory by its place, as journals describe views.
 
     Args:
         ref: the buffer, or any view of it.
-        shape: of the view.
+        shape: the shape of the view.
         dtype: its dtype.
-        offset: in bytes, from where the memory of the buffer begins.
-        strides: in bytes; by default it is C-contiguous.
+        offset: the offset in bytes from the start of the buffer's memory.
+        strides: the strides in bytes; by default C-contiguous.
 
     Returns:
         The view.
 
     Raises:
-        ValueError: it does not lie in that memory.
+        ValueError: the view is not inside that memory.
     """
     kind, block = as_dtype(dtype), ref._block.base
     nbytes = math.prod(shape) * kind.itemsize
@@ -73,23 +73,23 @@ def view_of(
 
 
 class Missing(Exception):
-    """Something that a call needs cannot be made again; the message says what and why."""
+    """An object that a call needs cannot be made again; the message says which and why."""
 
 
 @final
 class Restorer:
-    """Makes arguments of what a journal holds, with the buffers and handles that there are now.
+    """Makes arguments from a journal's descriptions, with the buffers and facades that exist now.
 
     Args:
-        array: gives the content of an array, or None.
-        functions: what to take for functions, by qualified name.
+        array: returns the content of an array, or None.
+        functions: replacements for functions, by qualified name.
 
     Attributes:
-        replaced: the names of those that were taken.
-        kept: the names of functions that were found elsewhere.
-        buffers: a ref of each buffer, by its number.
-        handles: what has methods, by its number.
-        lost: why there is no buffer, by its number.
+        replaced: the names of the replacements that were used.
+        kept: the names of functions that were imported instead.
+        buffers: a ref to each buffer, by its number.
+        handles: the facades, by their numbers.
+        lost: the reasons why buffers are missing, by their numbers.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Restorer:
         self.lost: Final[dict[int, str]] = {}
 
     async def value(self, value: Value) -> Any:
-        """What an argument was.
+        """Return the value of an argument.
 
         Raises:
             Missing: it cannot be made again.
@@ -152,20 +152,20 @@ class Restorer:
         raise Missing(f"the journal holds no more of an argument than {text!r}")
 
     def ref(self, described: Ref) -> GpuRef:
-        """A buffer, or a view of one."""
+        """Return a buffer, or a view of one."""
         known = self.buffers.get(described.id)
         if known is None:
             raise Missing(f"buffer #{described.id}: {self.lost.get(described.id, 'it is gone')}")
         return view_of(known, described.shape, described.dtype, described.offset, described.strides)
 
     def handle(self, described: Handle) -> Any:
-        """What has methods."""
+        """Return the facade of this number."""
         if described.id not in self.handles:
             raise Missing(f"#{described.id}: nothing tells how it was made")
         return self.handles[described.id]
 
     async def array(self, described: Array) -> np.ndarray[Any, Any]:
-        """An array of the program."""
+        """Return an array of the program."""
         found = await self._array(described)
         if found is None:
             raise Missing(
@@ -175,7 +175,7 @@ class Restorer:
         return found
 
     def function(self, described: Function) -> Any:
-        """A function or class, found by name, whose source is what it was."""
+        """Return a function or class by name; its source must be unchanged."""
         for name in (described.name, f"{described.module}.{described.name}"):
             if name in self._functions:
                 self.replaced.add(name)
@@ -210,7 +210,7 @@ class Restorer:
             )
 
     def formula(self, described: Formula) -> Any:
-        """An expression."""
+        """Return an expression."""
         made: list[Any] = []
         for step in described.steps:
             if step.kind == "operand":
@@ -232,10 +232,10 @@ class Restorer:
     # --- results ----------------------------------------------------------------------------
 
     def bind(self, described: Value, result: Any) -> None:
-        """Know what a call gave by the numbers that the journal has for it.
+        """Register the result of a call under its numbers in the journal.
 
         Raises:
-            TypeError: it gave something else.
+            TypeError: the result has another form.
         """
         if isinstance(described, Ref):
             if type(result) is not GpuRef:
@@ -264,7 +264,7 @@ class Restorer:
 
 
 def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
-    """The buffers in what a journal has of arguments and results; as ``refs_in`` of these."""
+    """Yield the buffers in a journal's arguments and results, as ``refs_in`` does for real ones."""
     if isinstance(value, Ref):
         yield where, value
     elif isinstance(value, Formula):
@@ -284,7 +284,7 @@ def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
 
 
 def handles_of(value: Any) -> list[int]:
-    """The numbers of what has methods, in what a journal has of arguments and results."""
+    """Return the numbers of the facades in a journal's arguments or results."""
     if isinstance(value, Handle):
         return [value.id]
     if isinstance(value, list | tuple):
@@ -297,7 +297,7 @@ def handles_of(value: Any) -> list[int]:
 
 
 def refs_given(call: Call) -> dict[str, Ref]:
-    """The buffers that a call is given, by where they are."""
+    """Return the buffers among a call's arguments, by their places."""
     found = dict(refs_of(call.args, "args"))
     for name, value in call.kwargs.items():
         found.update(refs_of(value, name))
@@ -317,7 +317,7 @@ _DEFINITIONS: Final = (
 
 
 def _module_of(described: Function) -> Any:
-    """The module of a function; that of another program is imported from its file."""
+    """Import the module of a function; the module of another program is imported from its file."""
     if described.module != "__main__":
         return importlib.import_module(described.module)
     here = sys.modules["__main__"]

@@ -19,7 +19,7 @@ _MARK: Final = 0x61746A6C
 """SQLite's ``application_id`` of a journal: "atjl"."""
 
 _OURS_ALONE: Final = 0o600
-"""Arrays of the program may be in there. SQLite gives the files beside it the same mode."""
+"""Mode for the owner alone, because the file may have the program's arrays. Its log gets it too."""
 
 _NO_DAMAGE: Final = {
     sqlite3.SQLITE_BUSY,
@@ -29,7 +29,7 @@ _NO_DAMAGE: Final = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_READONLY,
 }
-"""What SQLite says of files that may be whole."""
+"""SQLite errors of files that may be intact."""
 
 _TABLES: Final = f"""
     PRAGMA application_id = {_MARK};
@@ -44,11 +44,11 @@ _TABLES: Final = f"""
 
 @final
 class SqliteStorage(ThreadedStorage):
-    """A journal in a file, with a write-ahead log beside it while it is open.
+    """A journal in a file, with a write-ahead log next to it while it is open.
 
-    Each append is a transaction (``synchronous=NORMAL``): what was appended is there after the
-    program was killed. After a power failure the last transactions may be gone, whole. The file is
-    made for its user alone (mode 0600).
+    Each append is a transaction (``synchronous=NORMAL``), and survives the end of the program.
+    After a power failure the last transactions may be missing, as a whole. Only the owner can read
+    the file (mode 0600).
 
     Args:
         path: the file.
@@ -151,7 +151,7 @@ class SqliteStorage(ThreadedStorage):
 
 
 def _bytes(value: object) -> bytes:
-    """What a column of bytes has; nothing in place of anything else, which no digest fits."""
+    """Return the value of a bytes column; for other types b"", which no digest matches."""
     return value if isinstance(value, bytes) else b""
 
 

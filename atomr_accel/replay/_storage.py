@@ -1,4 +1,4 @@
-"""Where journals are kept: what a storage has to do, and the chain that tells damage."""
+"""Storages of journals: the methods that a storage needs, and the chain that reveals damage."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ DIGEST: Final = 16
 """Bytes of a record's digest."""
 
 START: Final = b"\0" * DIGEST
-"""What stands for the digest of the record before the first."""
+"""Digest before the first record."""
 
 
 class JournalError(AccelError):
-    """A journal cannot be written, read or replayed. What the message says."""
+    """A journal cannot be written, read or replayed. The message says why."""
 
 
 class JournalDamaged(JournalError):
-    """What is in a journal is not what was written there.
+    """The data of a journal has changed since it was written.
 
     Attributes:
-        record: the number of the first record that is not; everything before it is good.
+        record: the number of the first damaged record; all records before it are good.
     """
 
     def __init__(self, message: str, *, record: int) -> None:
@@ -35,16 +35,16 @@ class JournalDamaged(JournalError):
 
 
 class JournalFull(JournalError):
-    """A journal that refuses what is beyond its bounds has reached them; nothing was called."""
+    """A journal with ``when_full="refuse"`` has reached its bounds; the call did nothing."""
 
 
 class Record(NamedTuple):
-    """One entry as it is stored.
+    """One stored entry.
 
     Attributes:
-        number: from 0 on, without gaps.
+        number: its number, from 0 without gaps.
         before: the digest of the record before it.
-        digest: of ``before``, the number and the data; see ``digest_of``.
+        digest: the digest of ``before``, the number and the data; see ``digest_of``.
         data: the entry, in msgpack.
     """
 
@@ -55,11 +55,11 @@ class Record(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A record beside what only its storage goes by.
+    """A record, with data that only its storage uses.
 
     Attributes:
         record: the record.
-        contents: hashes of the arrays that it refers to.
+        contents: the hashes of the arrays that it refers to.
     """
 
     record: Record
@@ -67,10 +67,11 @@ class Stored(NamedTuple):
 
 
 def check_name(name: str) -> str:
-    """The name of a journal in a database.
+    """Check the name of a journal in a database, and return it.
 
     Raises:
-        TypeError, ValueError: it is no text, or none that UTF-8 has a form for.
+        TypeError: it is not a str.
+        ValueError: it has lone surrogates, which UTF-8 cannot encode.
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, not {type(name).__name__}")
@@ -82,7 +83,7 @@ def check_name(name: str) -> str:
 
 
 def digest_of(before: bytes, number: int, data: bytes) -> bytes:
-    """The digest of a record, which depends on all records before it."""
+    """Return the digest of a record, which depends on all records before it."""
     return hashlib.blake2b(
         before + number.to_bytes(8, "little") + data, digest_size=DIGEST
     ).digest()
@@ -91,36 +92,36 @@ def digest_of(before: bytes, number: int, data: bytes) -> bytes:
 class Storage(Protocol):
     """Keeps one journal: records in their order, and arrays by their hashes.
 
-    Its methods are called one at a time, and never block trio's thread. What they raise, such as
-    ``OSError`` where a disk is full, ends the journal; the program goes on. Those that wait for
-    others, such as a server, end soon after they are cancelled.
+    Its methods are called one at a time, and never block trio's thread. An error that they raise,
+    such as ``OSError`` for a full disk, ends the journal; the program goes on. Methods that wait
+    for a server end soon after they are cancelled.
     """
 
     def open(self, *, create: bool) -> AbstractAsyncContextManager[None]:
-        """Where the journal is open, for the length of a block; all the rest is called inside.
+        """Open the journal for the length of a block; the other methods are called inside.
+
+        If creation fails or is cancelled, no part of a new journal is left.
 
         Args:
-            create: begin one where there is none; otherwise one is read that is there.
+            create: whether to create a new journal, or to read an existing one.
 
         Raises:
-            FileExistsError: there is one already, and it should be made.
-            FileNotFoundError: there is none, and it should be read.
-            JournalError: what is there is no journal, or of another version; it cannot be
-                reached; or one cannot be made.
-
-        If it raises or is cancelled, nothing is left of a journal that was to be made.
+            FileExistsError: the journal to be created already exists.
+            FileNotFoundError: the journal to be read does not exist.
+            JournalError: the storage holds other data or another version; it cannot be reached; or
+                the journal cannot be created.
         """
 
     async def append(
         self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
     ) -> None:
-        """Add records and contents: all of it or nothing, also if the program is killed.
+        """Add records and contents in one transaction, also if the program is killed.
 
         Args:
-            records: what is new.
-            contents: arrays by their hashes; those that are there already stay as they are.
-            first: what comes before the record of this number is to be forgotten, but for the
-                record 0, with contents that no other record refers to.
+            records: the new records.
+            contents: new arrays by their hashes; existing ones stay unchanged.
+            first: the number of the first record to keep. Earlier ones are removed, except record
+                0, with contents that no other record refers to.
         """
 
     async def records(self) -> list[Record]:
@@ -131,7 +132,7 @@ class Storage(Protocol):
         """
 
     async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
+        """Return the array of a hash, or None."""
 
 
 def check_chain(records: Sequence[Record], *, dropping: bool) -> None:
@@ -160,7 +161,7 @@ def check_chain(records: Sequence[Record], *, dropping: bool) -> None:
 
 
 def _is_record(record: Record) -> bool:
-    """Whether it has the types of a record: who else writes there keeps to nothing."""
+    """Return True if it has the types of a record, which other writers may not respect."""
     number, *others = record
     return (
         type(number) is int

@@ -60,7 +60,7 @@ def _text_of(call: Call, done: Done | None) -> str:
 
 
 def value_text(value: Value) -> str:
-    """An argument or a result."""
+    """Return the text of an argument or a result."""
     if isinstance(value, Number):
         if value.dtype == "int" and len(value.data) > _LONGEST:
             return f"{value.data[:_LONGEST].decode()}..."
@@ -101,7 +101,7 @@ def value_text(value: Value) -> str:
 
 
 def number_of(value: Number) -> Any:
-    """The number, the bytes or the text."""
+    """Return the number, the bytes or the text."""
     if value.dtype == "int":
         return int(value.data, 0)
     if value.dtype == "str":
@@ -114,7 +114,7 @@ def number_of(value: Number) -> Any:
 
 
 def dtype_of(text: str) -> np.dtype[Any]:
-    """The dtype of a name, or of fields."""
+    """Return the dtype for a name, or for fields."""
     if text.startswith("["):
         made: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text))
         return made

@@ -14,7 +14,7 @@ from ..device.data._transfer import in_thread
 from ._storage import JournalError
 
 _UNMAKING: Final = 2.0
-"""Seconds in which a journal that nobody waits for any more is to be gone."""
+"""Limit in seconds for removing a journal after its creation was cancelled."""
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class ThreadedStorage:
         return await self._in_thread(self._records)
 
     async def content(self, key: bytes) -> bytes | None:
-        """The array of a hash, if it is there."""
+        """Return the array of a hash, or None."""
         return await self._in_thread(self._content, key)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:

@@ -1,4 +1,4 @@
-"""Writes a journal beside the program: in the order of its entries, and never in its way."""
+"""A writer that runs next to the program: it keeps the order of entries, and does not block."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
     from ._storage import Storage
 
 WhenFull: TypeAlias = Literal["drop", "refuse"]
-"""What a journal does at its bounds: drop the oldest entries, or refuse further calls."""
+"""Policy of a journal at its bounds: drop the oldest entries, or refuse further calls."""
 
 SMALL: Final = 1 << 19
-"""Arrays of up to so many bytes are copied at once; of others the writer is waited for."""
+"""Limit in bytes for copying an array at once; a call waits until a larger one is written."""
 
 _MOST_WAITING: Final = 64 << 20
-"""Bytes that may wait to be written before calls wait, too."""
+"""Limit of bytes that wait to be written; above it, calls wait too."""
 
 _MOST_ENTRIES_WAITING: Final = 4096
 _MOST_AT_ONCE: Final = 1024
 _ENTRY: Final = 200
-"""What an entry counts for beside its arrays while it waits."""
+"""Assumed bytes of an entry, without its arrays, while it waits."""
 
 _GATHERING: Final = 0.01
-"""Seconds in which entries are gathered before they are written: a thread for each would take
-longer than the calls. That much is lost of a program that is killed."""
+"""Seconds in which entries are gathered before they are written, because one thread call per entry
+would take longer than the calls. A killed program loses the entries of that time."""
 
 _GRACE: Final = 10.0
-"""Seconds that leaving waits for what is still to be written, cancelled or not."""
+"""Limit in seconds for writing the remaining entries when the block is left."""
 
 
 @final
 class Waiting:
-    """An entry that is to be written.
+    """An entry that waits to be written.
 
     Attributes:
         entry: the entry.
-        arrays: arrays in it, with their bytes, or none where they were lost.
-        nbytes: what it counts for.
-        written: set once nothing of the program's own memory is looked at any more.
+        arrays: arrays in it, with their bytes, or none if they were lost.
+        nbytes: its size in the count of waiting bytes.
+        written: set once the writer no longer reads the program's own memory.
     """
 
     __slots__ = ("arrays", "entry", "nbytes", "written")
@@ -61,18 +61,18 @@ class Waiting:
 
 @final
 class Writer:
-    """Has entries written, and bounds what waits and what is kept.
+    """Writes entries, and bounds those that wait and those that are kept.
 
     Args:
-        storage: where.
+        storage: the storage.
         contents: whether arrays are kept, or only their hashes.
-        most_entries: how many entries the journal may have.
-        most_bytes: how many bytes entries and arrays may take in all.
-        when_full: what is done beyond.
+        most_entries: the most entries the journal may have.
+        most_bytes: the most bytes that entries and arrays may take in all.
+        when_full: the policy at these bounds.
 
     Attributes:
         opened: set once the journal is open.
-        error: why nothing is written any more; None if all is well.
+        error: the reason why writing has ended; None while it goes on.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Writer:
         self._sizes: Final[deque[int]] = deque()  # of the records that are kept, but for the first
         self._first = 1
         self._kept_bytes = 0
-        self._written = self._written_bytes = 0  # without what is being written just now
+        self._written = self._written_bytes = 0  # without the entries being written now
         self._kept_contents: Final[dict[bytes, tuple[int, int]]] = {}  # size, last record
         self.opened: Final = trio.Event()
         self.error: Exception | None = None
@@ -116,10 +116,10 @@ class Writer:
         self._some.set()
 
     async def room(self) -> None:
-        """Wait until not too much waits to be written.
+        """Wait until few enough entries and bytes wait to be written.
 
         Raises:
-            JournalFull: the journal refuses what is beyond its bounds.
+            JournalFull: the journal is full and refuses calls.
         """
         self.require_room()
         while self.error is None and (
@@ -129,10 +129,10 @@ class Writer:
             await self._less.park()
 
     def require_room(self) -> None:
-        """Refuse what a full journal would have to refuse.
+        """Raise an error if the journal is full and refuses calls.
 
         Raises:
-            JournalFull: the journal refuses what is beyond its bounds.
+            JournalFull: the journal is full and refuses calls.
         """
         if self._when_full != "refuse" or self.error is not None:
             return
@@ -164,16 +164,17 @@ class Writer:
         await waiting.written.wait()
 
     async def run(self) -> None:
-        """Open the journal, and write until ``close`` was called, cancelled or not.
+        """Open the journal and write entries until ``close`` is called, even if cancelled.
 
-        Only ``close`` ends it. So its owner starts it by ``start_soon``, waits for ``opened``
-        and calls ``close`` in any case: ``Nursery.start`` would leave nobody to do that if it
-        were cancelled.
+        Only ``close`` ends this task. Its owner therefore starts it by ``start_soon``, waits for
+        ``opened``, and always calls ``close``. A cancelled ``Nursery.start`` would leave no code to
+        call it.
 
         Raises:
-            FileExistsError: there is a journal already, or what else the storage raises to begin.
+            FileExistsError: the journal already exists. Other errors of the storage's ``open`` are
+                raised too.
         """
-        with self._scope:  # around the storage, too, which may have tasks of its own
+        with self._scope:  # around the storage too, which may have its own tasks
             async with self._storage.open(create=True):
                 self.opened.set()
                 while not self._closing or self._waiting:
@@ -189,12 +190,12 @@ class Writer:
             self._fail(TimeoutError(f"the end was not written within {_GRACE} seconds"))
 
     def close(self, calls: int) -> None:
-        """Have what is left written, and that this is the end; in some seconds at most.
+        """Write the remaining entries and the end of the journal, within some seconds.
 
         A journal that is not open yet is not opened.
 
         Args:
-            calls: how many there were.
+            calls: the number of calls.
         """
         if not self.opened.is_set():
             self._scope.cancel()
@@ -206,7 +207,7 @@ class Writer:
         self._some.set()
 
     async def _write(self) -> None:
-        """Write some of what waits."""
+        """Write some of the waiting entries."""
         some = [self._waiting[at] for at in range(min(len(self._waiting), _MOST_AT_ONCE))]
         try:
             records, contents = await trio.to_thread.run_sync(self._sealed, some)
@@ -253,13 +254,13 @@ class Writer:
             self._before, self._number = sealed, self._number + 1
         if self._when_full == "drop":
             self._drop()
-            # What is dropped at once is never written: it would take room.
+            # Entries to drop at once are not written, because they would take room.
             records = [each for each in records if not 0 < each.record.number < self._first]
             contents = {key: contents[key] for key in contents.keys() & self._kept_contents.keys()}
         return records, contents
 
     def _drop(self) -> None:
-        """Forget the oldest records that are too many, and contents of theirs alone."""
+        """Remove the oldest records beyond the limits, and contents that only they use."""
         before = self._first
         while self._sizes and (
             len(self._sizes) >= self._most_entries or self._kept_bytes > self._most_bytes

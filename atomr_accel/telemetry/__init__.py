@@ -1,4 +1,4 @@
-"""What watches a program: timelines, metrics, spans, logs, and what GPUs say of themselves."""
+"""Telemetry of a program: timelines, metrics, spans, logs, and readings of GPUs."""
 
 from ._catalogue import METRICS, Metric, Point
 from ._gpu_readings import (

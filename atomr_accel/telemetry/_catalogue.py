@@ -1,4 +1,4 @@
-"""The metrics there are: one table, from which exporters and documentation are made."""
+"""Metrics of the package in one table, from which exporters and documentation are made."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ ITEMS: Final = tuple(float(1 << n) for n in range(13))
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is measured.
+    """A metric.
 
     Attributes:
-        name: without the prefix, and without the ``_total`` that Prometheus's counters end in.
-        kind: ``"counter"`` only grows, but for a restart of what it counts; ``"gauge"`` is a
-            state; ``"histogram"`` counts durations or sizes by buckets.
-        labels: their names.
+        name: its name without the prefix, and without the ``_total`` at the end of Prometheus's
+            counters.
+        kind: ``"counter"`` only grows, and starts again from 0 when its source restarts;
+            ``"gauge"`` is a state; ``"histogram"`` counts durations or sizes by buckets.
+        labels: the names of its labels.
         help: one sentence.
-        bounds: upper bounds of a histogram's buckets, inclusive; the last bucket has none.
+        bounds: the upper bounds of a histogram's buckets, inclusive; the last bucket has none.
     """
 
     name: str
@@ -45,12 +46,12 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """The name that Prometheus shows."""
+        """Name of the metric in Prometheus."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
     @property
     def unit(self) -> str:
-        """By its name, in UCUM's terms: ``"s"``, ``"By"`` and so on, or ``"1"``."""
+        """Unit by the end of the name, in UCUM's terms, such as ``"s"`` or ``"By"``, or ``"1"``."""
         return next((unit for end, unit in _UNITS.items() if self.name.endswith(end)), "1")
 
 
@@ -59,9 +60,9 @@ class Point:
     """A value of a metric for some labels.
 
     Attributes:
-        labels: their values, in the order of the metric's names.
-        value: what it is; of a histogram, the sum of all that was observed.
-        buckets: of a histogram, how many fell into each bucket, and into none but the last.
+        labels: the values of the labels, in the order of the metric's names.
+        value: the value; for a histogram the sum of all observations.
+        buckets: for a histogram the number of observations in each bucket; else empty.
     """
 
     labels: tuple[str, ...]
@@ -274,12 +275,12 @@ class Histogram:
         self.total = 0
 
     def add(self, value: int, times: int = 1) -> None:
-        """One more, or so many times the same."""
+        """Count a value, once or several times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def add_all(self, values: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-        """Each value so many times: where these are hundreds, this takes far less."""
+        """Count many values with their number of times; for hundreds, faster than ``add``."""
         found = np.searchsorted(self.bounds, values)
         buckets = np.bincount(found, times, minlength=len(self.counts)).astype(np.int64)
         self.counts[:] = map(add, self.counts, buckets.tolist())
@@ -288,13 +289,13 @@ class Histogram:
 
 @final
 class Snapshot:
-    """Values of metrics at one moment, as they are collected."""
+    """Values of metrics at one moment."""
 
     def __init__(self) -> None:
         self._points: Final[dict[str, dict[tuple[str, ...], Point]]] = {}
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
-        """Note a value; None is none."""
+        """Add a value, unless it is None."""
         if value is not None:
             self._point(name, Point(labels, value))
 
@@ -304,7 +305,7 @@ class Snapshot:
             self.add(name, float(state == value), *labels, state)
 
     def add_histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
-        """Note what a histogram has counted, if that is anything."""
+        """Add the counts of a histogram, unless it is empty."""
         if any(histogram.counts):
             total = histogram.total * histogram.scale
             self._point(name, Point(labels, total, tuple(histogram.counts)))
@@ -333,5 +334,5 @@ class Snapshot:
 
 
 def _encodable(label: str) -> str:
-    """What UTF-8 can express of a label: names of actors may have lone surrogates."""
+    """Return a label with lone surrogates escaped, because names of actors may have them."""
     return label if label.isascii() else label.encode("utf-8", "backslashreplace").decode()

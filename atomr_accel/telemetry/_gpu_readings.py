@@ -1,4 +1,4 @@
-"""What NVML tells of GPUs, as values. What a card does not support is None."""
+"""Values that NVML reports about GPUs. Values that a card does not support are None."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ XID_NAMES: Final = {
     119: "GSP RPC timeout",
     120: "GSP error",
 }
-"""What the driver's Xid numbers mean, by the vendor's page "Xid Errors"."""
+"""Meanings of the driver's Xid numbers, from the vendor's page "Xid Errors"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,13 @@ class GpuUtilization:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Memory of a whole GPU, in bytes, whoever uses it.
+    """Memory of a whole GPU, in bytes, over all processes.
 
     Attributes:
-        total: all there is.
-        used: allocated.
-        free: not allocated.
-        reserved: kept by the driver; None where it tells no more than ``used``, which it is
-            part of then.
+        total: the size of the memory.
+        used: allocated memory.
+        free: memory that is not allocated.
+        reserved: memory kept by the driver; None if the driver includes it in ``used``.
     """
 
     total: int
@@ -65,13 +64,13 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuClocks:
-    """Present clocks, in hertz; None where the card does not tell.
+    """Present clocks, in hertz; None if the card does not report them.
 
     Attributes:
-        graphics: of the graphics domain.
-        sm: of the multiprocessors.
-        memory: of device memory.
-        video: of encoders and decoders.
+        graphics: the clock of the graphics domain.
+        sm: the clock of the multiprocessors.
+        memory: the clock of device memory.
+        video: the clock of encoders and decoders.
     """
 
     graphics: int | None
@@ -82,16 +81,16 @@ class GpuClocks:
 
 @dataclass(frozen=True, slots=True)
 class GpuEcc:
-    """Errors of memory that ECC has seen, since the driver was loaded and in the card's life.
+    """Memory errors found by ECC, since the driver was loaded and in the card's life.
 
     Attributes:
-        corrected: since the driver was loaded.
-        uncorrected: likewise.
-        corrected_ever: in the card's life.
-        uncorrected_ever: likewise.
-        remapping_pending: whether rows wait for a reset of the GPU to be remapped; None where the
-            card remaps none.
-        remapping_failed: whether a row could not be remapped; None likewise.
+        corrected: corrected errors since the driver was loaded.
+        uncorrected: uncorrected errors since the driver was loaded.
+        corrected_ever: corrected errors in the card's life.
+        uncorrected_ever: uncorrected errors in the card's life.
+        remapping_pending: whether rows wait for a reset of the GPU to be remapped; None if the card
+            does not remap rows.
+        remapping_failed: whether a row could not be remapped; None if the card does not remap rows.
     """
 
     corrected: int | None
@@ -107,11 +106,11 @@ class GpuPcie:
     """The card's link to its host.
 
     Attributes:
-        generation: of the link, at present.
-        width: lanes in use at present.
-        sent: bytes a second from the GPU, over the last 20 ms.
-        received: bytes a second to the GPU, likewise.
-        replays: packets that had to be sent again, ever.
+        generation: the present generation of the link.
+        width: the present number of lanes.
+        sent: bytes per second from the GPU, over the last 20 ms.
+        received: bytes per second to the GPU, over the last 20 ms.
+        replays: packets that had to be sent again, in all.
     """
 
     generation: int | None
@@ -128,7 +127,7 @@ class GpuNvLink:
     Attributes:
         link: its number.
         sent: bytes of data from this GPU since the driver was loaded.
-        received: bytes of data to it, likewise.
+        received: bytes of data to this GPU since the driver was loaded.
     """
 
     link: int
@@ -141,9 +140,9 @@ class GpuProcess:
     """A process that has a context on the GPU.
 
     Attributes:
-        pid: its id, as the driver knows it: in a container another than the process's own.
-        used: bytes of device memory; None where the driver does not tell.
-        gpu_instance: the MIG instance it is in; None without MIG.
+        pid: its id in the driver's view, which differs from its own in a container.
+        used: bytes of device memory; None if the driver does not report them.
+        gpu_instance: its MIG instance; None without MIG.
     """
 
     pid: int
@@ -157,9 +156,9 @@ class MigInstance:
 
     Attributes:
         uuid: such as ``"MIG-..."``.
-        gpu_instance: its number; None where the driver does not tell.
-        compute_instance: likewise.
-        memory: of the part.
+        gpu_instance: its number; None if the driver does not report it.
+        compute_instance: its compute instance; None if the driver does not report it.
+        memory: the memory of the part.
     """
 
     uuid: str
@@ -170,12 +169,12 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class GpuMig:
-    """Whether a GPU is divided, and into what.
+    """Division of a GPU into MIG instances.
 
     Attributes:
-        enabled: at present.
-        pending: after the next reset of the GPU.
-        instances: the parts there are.
+        enabled: whether it is divided now.
+        pending: whether it is divided after its next reset.
+        instances: the present instances.
     """
 
     enabled: bool
@@ -185,28 +184,28 @@ class GpuMig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """A GPU at one moment, as NVML sees it. What the card does not support is None.
+    """A GPU at one moment, as NVML sees it. Values that the card does not support are None.
 
     Attributes:
-        at: when it was read, on the clock of ``time.monotonic``.
+        at: the time of the reading, on the clock of ``time.monotonic``.
         index: NVML's index, in the order of the PCI bus, which is not always CUDA's.
         uuid: such as ``"GPU-..."``.
-        name: the vendor's name of it.
-        utilization: how busy it is.
-        memory: how much of it is in use.
-        power: watts.
-        power_limit: watts it may take.
+        name: the vendor's name.
+        utilization: the share of time in which it was busy.
+        memory: its memory.
+        power: the present power in watts.
+        power_limit: the power limit in watts.
         energy: joules since the driver was loaded.
-        temperature: of the GPU, in degrees Celsius.
-        memory_temperature: likewise, of its memory.
+        temperature: the temperature of the GPU, in degrees Celsius.
+        memory_temperature: the temperature of its memory, in degrees Celsius.
         clocks: its clocks.
-        throttled: why clocks are not as high as they could be, by NVML's names, such as
-            ``"SwPowerCap"`` or ``"GpuIdle"``; empty where nothing holds them down.
+        throttled: the reasons why clocks are lowered, by NVML's names, such as ``"SwPowerCap"`` or
+            ``"GpuIdle"``; empty if they are not.
         ecc: errors of memory.
         pcie: its link to the host.
-        nvlinks: those that are up.
-        processes: those with a context on it.
-        mig: how it is divided.
+        nvlinks: the links that are up.
+        processes: the processes with a context on it.
+        mig: its division into instances.
     """
 
     at: float
@@ -231,16 +230,16 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFault:
-    """A fault of a device of this program, as an Xid may explain it.
+    """A fault of a device of this program, which an Xid may explain.
 
     Attributes:
         device: its name, such as ``"cuda:0"``.
-        uuid: of its GPU, as NVML writes it.
-        generation: which ended.
+        uuid: the UUID of its GPU, in NVML's form.
+        generation: the generation that ended.
         status_name: such as ``"CUDA_ERROR_ILLEGAL_ADDRESS"``.
-        op: the op that is suspected.
-        pid: of the host; None under ``isolation="thread"``, or where it is not known.
-        at: when it was seen, on the clock of ``time.monotonic``.
+        op: the suspected op.
+        pid: the host's process id; None with ``isolation="thread"``, or if it is unknown.
+        at: the time at which it was seen, on the clock of ``time.monotonic``.
     """
 
     device: str
@@ -254,15 +253,15 @@ class DeviceFault:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error that the driver has reported of a GPU.
+    """An error of a GPU that the driver has reported.
 
     Attributes:
-        number: the vendor's.
-        uuid: of the GPU.
-        at: when it came, on the clock of ``time.monotonic``.
-        pid: the process that caused it; None where the driver does not tell.
+        number: the vendor's number.
+        uuid: the UUID of the GPU.
+        at: the time of its arrival, on the clock of ``time.monotonic``.
+        pid: the process that caused it; None if the driver does not report it.
         gpu_instance: the MIG instance concerned; None without MIG.
-        fault: the fault of a device of this program that it explains, if it does.
+        fault: the fault of a device of this program that it explains, if any.
     """
 
     number: int
@@ -274,5 +273,5 @@ class Xid:
 
     @property
     def meaning(self) -> str:
-        """What the number stands for, in some words."""
+        """Meaning of the number, in some words."""
         return XID_NAMES.get(self.number, "unknown")

@@ -31,7 +31,7 @@ _ROWS: Final = {
     "mailbox": "Actors",
     "dead": "Actors",
 }
-"""The row of a metric, by the first word of its name; ``"Devices"`` for all others."""
+"""Return the row of a metric, by the first word of its name; ``"Devices"`` for all others."""
 
 _ORDER: Final = ("Ops", "Devices", "Faults", "Memory", "Plans", "Patterns", "Actors", "GPUs")
 

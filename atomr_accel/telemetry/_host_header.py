@@ -1,7 +1,7 @@
-"""Whether a request over HTTP was meant for this program: a guard against DNS rebinding.
+"""A check that an HTTP request was meant for this program, as a guard against DNS rebinding.
 
-A page in the user's browser may have its own name resolved to this machine. It can then ask here
-as if it asked its own server, but has to say that name in the header ``Host``.
+A page in the user's browser may have its own name resolved to this machine. It can then send
+requests here as if to its own server, but they carry that name in the header ``Host``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ REFUSAL: Final = "this is not the host that was asked for"
 
 
 def is_here(hosts: Sequence[str], names: frozenset[str]) -> bool:
-    """Whether a request's ``Host`` is one that nobody else can have made lead here.
+    """Return True if a request's ``Host`` cannot be a name that others resolve to this machine.
 
-    A name may lead anywhere, an address leads where it says. The port may be another one: that of
-    a tunnel.
+    A name may resolve to any address; an address cannot. The port is ignored, because it may be
+    that of a tunnel.
 
     Args:
         hosts: the values of all its headers ``Host``.
-        names: what it may say beside addresses and ``localhost``, in lower case.
+        names: allowed names besides addresses and ``localhost``, in lower case.
     """
     if len(hosts) != 1:
         return False

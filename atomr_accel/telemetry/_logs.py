@@ -14,13 +14,13 @@ from ..wire._trace import current_traceparent
 _STANDARD: Final = frozenset(
     {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 )
-"""What every record has, or other formatters leave there."""
+"""Fields of every record, and those that other formatters add."""
 
 _DEEPEST: Final = 32
-"""Containers in containers beyond this are not told."""
+"""Depth of nested containers; deeper ones are left out."""
 
 _MOST_BITS: Final = 4096
-"""Of a whole number; Python refuses to write far larger ones in decimals."""
+"""Bits of a whole number; Python refuses to print much larger ones in decimals."""
 
 
 @final
@@ -33,12 +33,12 @@ class JsonFormatter(logging.Formatter):
         handler.setFormatter(JsonFormatter())
         logging.basicConfig(handlers=[handler], level=logging.INFO)
 
-    A line has ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, which is the text;
-    then the fields of this package, as far as they are known: ``actor``, ``device``,
-    ``generation``, ``lane``, ``op``, ``status``, ``status_name``, ``library`` and ``call``; then
-    what else the program gives in ``extra``; ``traceparent`` where one is set; ``exception`` and
-    ``stack`` as text. What JSON has no form for is text, too: what ``repr`` gives, ``"nan"``
-    and ``"inf"`` among it. No record is lost for what is in ``extra``.
+    A line begins with ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, which is the
+    text. The fields of this package follow if they are known: ``actor``, ``device``,
+    ``generation``, ``lane``, ``op``, ``status``, ``status_name``, ``library`` and ``call``. Then
+    come all other fields of ``extra``, ``traceparent`` if one is set, and ``exception`` and
+    ``stack`` as text. A value without a form in JSON is written as its ``repr``, such as ``"nan"``
+    or ``"inf"``. All records are written, even with unusual values in ``extra``.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""``Metrics``: what is observed, counted as it happens and read when it is collected."""
+"""``Metrics``: counters updated as events happen, and states read at collection."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _Take = Callable[[Snapshot], None]
 
 
 class HasStatistics(Protocol):
-    """A pattern, or anything else that tells of itself so."""
+    """A pattern, or another object with statistics."""
 
     def statistics(self) -> object:
-        """A snapshot: a dataclass."""
+        """Return a snapshot: a dataclass."""
 
 
 @final
 class Metrics:
-    """Counts and states of what it observes, for Prometheus or OpenTelemetry to collect.
+    """Counters and states of observed objects, for Prometheus or OpenTelemetry to collect.
 
     ::
 
@@ -52,7 +52,7 @@ class Metrics:
             async with serve_prometheus(metrics, port=9464):
                 ...
 
-    What it observes belongs to one ``trio.run``, in whose thread everything is counted and read.
+    All observed objects belong to one ``trio.run``, and are counted and read in its thread.
     `collect` may be called in any thread.
     """
 
@@ -71,26 +71,24 @@ class Metrics:
         timed: bool = False,
         every_op: bool = False,
     ) -> Iterator[None]:
-        """Count and read something, for the length of a ``with`` block.
+        """Count and read an object for the length of a ``with`` block.
 
-        What came before is not counted, and what was counted is gone afterwards.
+        Earlier events are not counted, and the counts are dropped when the block ends.
 
         Args:
-            what: a device; a system, with its actors and all its devices, those to come, too; the
-                GPUs that ``open_nvml`` watches; or a pattern, such as a batcher, of which the
-                statistics are read.
-            name: the value of the label ``system``, or of ``name`` for patterns; by default the
-                system's name, or that of the pattern's class in small letters.
-            timed: whether hosts are to measure how long the device executes each op, which costs
-                them some microseconds an op. Of devices and systems only.
-            every_op: whether to take the times of each op. By default, where more than 16 ops are
-                in flight in a lane, or it is sent 20,000 a second, one in 17 of these is timed and
-                stands for the others in histograms. How many ops there were is counted exactly in
-                any case.
+            what: a device; a system, with its actors and all present and later devices; the GPUs
+                that ``open_nvml`` watches; or a pattern with statistics, such as a batcher.
+            name: the value of the label ``system``, or of ``name`` for patterns. By default the
+                system's name, or the name of the pattern's class in small letters.
+            timed: whether hosts measure how long the device executes each op, which costs them some
+                microseconds per op. For devices and systems only.
+            every_op: whether to take the times of each op. By default a busy lane times one op in
+                17, which stands for the others in histograms. A lane is busy with more than 16 ops
+                in flight, or above 20,000 ops a second. The number of ops is always exact.
 
         Raises:
-            TypeError: it is none of these.
-            ValueError: something of that name is observed already.
+            TypeError: ``what`` is an object of another type.
+            ValueError: an object of that name is already observed.
             RuntimeError: called in another thread than the rest.
         """
         if name is not None:

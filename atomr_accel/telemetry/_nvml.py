@@ -1,4 +1,4 @@
-"""NVML as an actor: what GPUs do, and what their driver says of faults."""
+"""NVML as an actor: readings of GPUs, and the driver's reports of faults."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("atomr_accel.telemetry")
 
 _WAIT_SECONDS: Final = 0.1
-"""How long a thread waits for an event, and leaving for that thread."""
+"""Seconds that a thread waits for an event, and that closing waits for that thread."""
 
 _TIED_SECONDS: Final = 5.0
-"""An Xid and a fault of the same GPU that lie no further apart are one thing."""
+"""Largest distance in time between an Xid and a fault of the same GPU that belong together."""
 
 _MOST_NOTED: Final = 256
 
@@ -51,13 +51,13 @@ class ReadGpus(Message[tuple[GpuReading, ...]]):
 class Nvml(Actor):
     """The actor that talks to NVML, in worker threads. `open_nvml` spawns it.
 
-    Each life opens NVML anew. It takes `ReadGpus`, reads by itself at an interval, and tells of
-    Xids as they happen.
+    Each life opens NVML again. The actor takes `ReadGpus`, reads by itself at an interval, and
+    reports Xids as they happen.
 
     Args:
-        monitor: what it tells; it stays the same from life to life.
+        monitor: receives the readings; it stays the same across restarts.
         interval: seconds between its own readings; ``math.inf`` for none.
-        module: in place of the vendor's package, for tests.
+        module: replaces the vendor's package in tests.
     """
 
     def __init__(self, monitor: NvmlMonitor, interval: float, module: object | None) -> None:
@@ -75,7 +75,7 @@ class Nvml(Actor):
             self.nursery.start_soon(self._poll)
 
     async def stopping(self) -> None:
-        """Close NVML; nothing of this life calls it any more."""
+        """Close NVML; this life of the actor no longer calls it."""
         await trio.to_thread.run_sync(self._library.close)
 
     @handler
@@ -113,10 +113,10 @@ class Nvml(Actor):
 
 @final
 class NvmlMonitor(metaclass=NoPublicConstructor):
-    """What `open_nvml` gives. It outlives restarts of the actor that feeds it.
+    """Monitor of the GPUs, as returned by `open_nvml`. It outlives restarts of its actor.
 
     Attributes:
-        readings: the last ones, by NVML's index; empty before the first.
+        readings: the last readings, by NVML's index; empty before the first.
     """
 
     _made_by: ClassVar[str] = "open_nvml(system)"
@@ -131,18 +131,18 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
 
     @property
     def ref(self) -> ActorRef:
-        """The actor that talks to NVML."""
+        """Actor that talks to NVML."""
         assert self._ref is not None  # set before it is handed out
         return self._ref
 
     @property
     def xids(self) -> tuple[Xid, ...]:
-        """The last 256, each with the fault it explains, also where that was seen later."""
+        """Last 256 Xids, each with the fault it explains, even if that was seen later."""
         return tuple(self._xids)
 
     @property
     def xid_counts(self) -> dict[tuple[str, int], int]:
-        """How many there were, by UUID and number."""
+        """Number of Xids so far, by UUID and number."""
         return dict(self._counts)
 
     async def read(self) -> tuple[GpuReading, ...]:
@@ -158,11 +158,11 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
         return await self.ref.ask(ReadGpus())
 
     def watch_xids(self) -> AbstractAsyncContextManager[AsyncIterator[Xid]]:
-        """Be told of every Xid from now on.
+        """Watch every Xid from now on.
 
         ``async with monitor.watch_xids() as xids:`` gives an async iterator, which ends with the
-        block of ``open_nvml``. An Xid comes as it happens: where the fault that it explains is
-        seen only later, `xids` has both.
+        block of ``open_nvml``. An Xid arrives as it happens. If the fault that it explains is seen
+        only later, `xids` has both.
         """
         return self._watch()
 
@@ -177,7 +177,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
             self._watchers.discard(send)
 
     def _note_xid(self, xid: Xid) -> None:
-        """An Xid has come. Called in trio's thread."""
+        """Note an Xid. Called in trio's thread."""
         xid = replace(xid, fault=nearest_fault(xid, self._faults))
         self._xids.append(xid)
         key = (xid.uuid, xid.number)
@@ -190,11 +190,11 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
             "" if xid.fault is None else f": fault of {xid.fault.device} in {xid.fault.op}",
         )
         for watcher in self._watchers:
-            with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+            with suppress(trio.BrokenResourceError):  # the iterator was closed
                 watcher.send_nowait(xid)
 
     def _note_fault(self, fault: DeviceFault) -> None:
-        """A device of this program has failed: an Xid may explain it, now or soon."""
+        """Note a fault of a device of this program, which an Xid may explain, now or soon."""
         self._faults.append(fault)
         for at, xid in enumerate(self._xids):
             if xid.fault is None and (tied := nearest_fault(xid, (fault,))) is not None:
@@ -208,7 +208,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
 def nearest_fault(
     xid: Xid, faults: tuple[DeviceFault, ...] | deque[DeviceFault]
 ) -> DeviceFault | None:
-    """The fault that an Xid explains: of the same GPU, the same process if known, at that time."""
+    """Return the fault that an Xid explains: same GPU, process (if known) and time."""
     near = [
         fault
         for fault in faults
@@ -221,14 +221,14 @@ def nearest_fault(
 
 @final
 class _Faults(DeviceInstrument):
-    """Tells a monitor of the faults of a system's devices."""
+    """Reports the faults of a system's devices to a monitor."""
 
     def __init__(self, monitor: NvmlMonitor, system: System) -> None:
         self._monitor: Final = monitor
         self._system: Final = system
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
-        """Note it, with what NVML knows its GPU by."""
+        """Note a fault, with NVML's name of its GPU."""
         failed = next((one for one in self._system.devices if one._core is device), None)
         if failed is not None and failed.info.uuid:
             self._monitor._note_fault(
@@ -245,7 +245,7 @@ class _Faults(DeviceInstrument):
 
 
 def nvml_uuid(uuid: str) -> str:
-    """How NVML writes the UUID that CUDA tells as 16 bytes."""
+    """Return NVML's form of a UUID that CUDA reports as 16 bytes."""
     return f"GPU-{UUID(uuid)}"
 
 
@@ -260,17 +260,17 @@ async def open_nvml(
 ) -> AsyncIterator[NvmlMonitor]:
     """Watch the GPUs of this machine through NVML, for the length of an ``async with`` block.
 
-    An actor does that, which is restarted for as often as NVML fails; its supervisor never
-    gives up on that account. All calls are made in worker threads. Nothing here touches CUDA.
+    An actor reads the GPUs and is restarted after every failure of NVML, however many there are.
+    All calls are made in worker threads. They do not touch CUDA.
 
     Args:
-        system: where the actor lives, such as ``device.system``. Faults of the devices in it are
-            held against Xids.
-        interval: seconds between readings, of which ``monitor.readings`` are the last;
-            ``math.inf`` for none but those that are asked for.
+        system: the system of the actor, such as ``device.system``. Faults of the devices in it are
+            matched with Xids.
+        interval: seconds between readings, the last of which is ``monitor.readings``; ``math.inf``
+            for readings on request only.
         name: its name in the tree.
-        supervisor: the actor that is to be its parent. By default, the system.
-        library: what has NVML's functions, under the names of the package nvidia-ml-py; by
+        supervisor: the parent of the actor. By default, the system.
+        library: a module with NVML's functions, under the names of the package nvidia-ml-py; by
             default that package.
 
     Yields:
@@ -278,8 +278,8 @@ async def open_nvml(
 
     Raises:
         LibraryMissing: nvidia-ml-py is not installed.
-        DeviceUnavailable: there is no driver.
-        NameTaken: there is an actor of that name.
+        DeviceUnavailable: the driver is missing.
+        NameTaken: an actor has that name.
         ValueError: ``interval`` is not positive.
     """
     check_number("interval", interval)

@@ -35,7 +35,7 @@ _ABSENT: Final = (
     "NVML_ERROR_NOT_FOUND",
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
 )
-"""What NVML answers where card, driver or caller have no such value: no failure."""
+"""NVML's codes for a value that the card, driver or caller does not have; they are not failures."""
 
 _NO_DRIVER: Final = (
     "NVML_ERROR_LIBRARY_NOT_FOUND",
@@ -63,14 +63,14 @@ _KIB: Final = 1 << 10
 
 @final
 class NvmlLibrary:
-    """NVML, opened from construction to `close`. Every call may take milliseconds.
+    """NVML, open from construction to `close`. Every call may take milliseconds.
 
     Args:
-        module: what has NVML's functions; by default the package nvidia-ml-py.
+        module: a module with NVML's functions; by default the package nvidia-ml-py.
 
     Raises:
         LibraryMissing: the package is not installed.
-        DeviceUnavailable: there is no driver, or not of the package's version.
+        DeviceUnavailable: the driver is missing, or does not fit the package's version.
     """
 
     def __init__(self, module: object | None = None) -> None:
@@ -94,7 +94,7 @@ class NvmlLibrary:
         self._events: Any = None
 
     def close(self) -> None:
-        """Let go of it. Nothing may be called any more, nor be in progress."""
+        """Close NVML. Afterwards no call may be made or under way."""
         nvml = self._nvml
         try:
             if self._events is not None:
@@ -107,7 +107,7 @@ class NvmlLibrary:
         return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
 
     def _ask(self, function: Callable[..., T], *args: Any) -> T | None:
-        """What a function gives, or None where there is nothing to give."""
+        """Call a function; return None if it has no value for this card."""
         try:
             return function(*args)
         except self._nvml.NVMLError as error:
@@ -282,7 +282,7 @@ class NvmlLibrary:
     # --- events --------------------------------------------------------------------------
 
     def listen(self) -> bool:
-        """Register for Xids of all GPUs; whether there is one that tells of them."""
+        """Register for Xids of all GPUs; return True if at least one GPU reports them."""
         nvml = self._nvml
         wanted = nvml.nvmlEventTypeXidCriticalError
         events = self._ask(nvml.nvmlEventSetCreate)
@@ -298,7 +298,7 @@ class NvmlLibrary:
         return registered
 
     def wait_for_xid(self, seconds: float) -> Xid | None:
-        """The next Xid; None if there was none for so long.
+        """Wait for the next Xid; return None if none arrives within ``seconds``.
 
         NVML's events do not name the process.
         """
@@ -334,5 +334,5 @@ def _instance(number: int | None) -> int | None:
 
 
 def _all_or_none(make: Callable[..., T], *values: object) -> T | None:
-    """A value of several, unless the card has none of them."""
+    """Make a value from several others; return None if all of them are None."""
     return None if all(value is None for value in values) else make(*values)

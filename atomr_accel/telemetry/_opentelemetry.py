@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SCOPE: Final = "atomr_accel"
 
 _FRESH_SECONDS: Final = 0.2
-"""Instruments are read one by one: what was collected for the first serves for the others."""
+"""Seconds for which collected values are reused, because instruments are read one by one."""
 
 
 def export_to_opentelemetry(metrics: Metrics, provider: MeterProvider | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Perfetto's trace format, as far as timelines need it.
+"""The part of Perfetto's trace format that timelines need.
 
 A file is one ``TracePacket`` after the other: one that is cut off in the middle loses the last.
 Fields and their numbers are those of ``perfetto_trace.proto``. Slices come by the thousand, so they
@@ -45,7 +45,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, value: int | float | str | bytes) -> bytes:
-    """A field: a number, or what has a length."""
+    """Encode a field: a number, or data with its length."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     if isinstance(value, float):
@@ -65,7 +65,7 @@ _STATE: Final = _SEQUENCE + _field(13, 2)  # SEQ_NEEDS_INCREMENTAL_STATE
 
 
 def _template(kind: int, *, named: bool, flows: bool) -> tuple[NDArray[np.uint8], dict[str, int]]:
-    """A packet with zeros for what differs, and where that is."""
+    """Return a packet with zeros for the variable parts, and the places of these."""
     event = _field(9, kind) + _varint(11 << 3)
     inside = {"track": len(event)}
     event += bytes(_SHORT)
@@ -122,10 +122,10 @@ Slice = tuple[int, int, int, int, int]
 
 @final
 class Encoder:
-    """Makes the packets of one timeline. Takes no notice of threads: one at a time may use it.
+    """Makes the packets of one timeline. Use it in one thread at a time.
 
     Args:
-        process: what to call the process.
+        process: the name of the process.
         pid: its number.
 
     Attributes:
@@ -150,27 +150,27 @@ class Encoder:
         self.root: Final = self._describe(_field(3, _field(1, pid) + _field(6, process)))
 
     def take(self) -> bytes:
-        """The packets since the last time."""
+        """Return the packets since the last call."""
         out, self._out = bytes(self._out), bytearray()
         return out
 
     def track(self, name: str, parent: int, *, explicit: bool = False) -> int:
-        """A track below another one. Those of one name are shown as one, with rows.
+        """Add a track below another one. Tracks of one name are shown as one, with rows.
 
         Args:
-            name: what it is called.
-            parent: the track that it is below.
-            explicit: whether what is below this one stays in the order in which it is made.
+            name: the name of the track.
+            parent: the track above it.
+            explicit: whether the tracks below keep the order in which they were added.
         """
         order = _field(11, 3) if explicit else b""
         return self._describe(_field(5, parent) + _field(2, name) + order)
 
     def counter(self, name: str, parent: int, *, unit: str) -> int:
-        """A track of values."""
+        """Add a track of values."""
         return self._describe(_field(5, parent) + _field(2, name) + _field(8, _field(6, unit)))
 
     def name(self, text: str) -> int:
-        """The number of a name."""
+        """Return the number of a name."""
         number = self._names.get(text)
         if number is None:
             number = self._names[text] = len(self._names) + 1
@@ -179,7 +179,7 @@ class Encoder:
         return number
 
     def slices(self, slices: Sequence[Slice]) -> None:
-        """Slices that are over. Those of a track lie in each other or do not overlap."""
+        """Add finished slices. Slices of a track lie in each other or do not overlap."""
         if not slices:
             return
         table = np.array(slices, np.uint64)
@@ -197,11 +197,11 @@ class Encoder:
     def begin(
         self, at: int, track: int, name: str, told: Mapping[str, Annotation] | None = None
     ) -> None:
-        """A slice begins, of which more is to be told, or whose end is not known yet."""
+        """Begin a slice whose end is unknown, or is added later with more annotations."""
         self._event(at, _BEGIN, track, name, told)
 
     def end(self, at: int, track: int, told: Mapping[str, Annotation] | None = None) -> None:
-        """The innermost slice of a track that has begun ends."""
+        """End the innermost open slice of a track."""
         self._event(at, _END, track, None, told)
 
     def instant(
@@ -211,7 +211,7 @@ class Encoder:
         self._event(at, _INSTANT, track, name, told)
 
     def count(self, at: int, track: int, value: int) -> None:
-        """A counter has another value."""
+        """Set the value of a counter."""
         self._packet(
             _field(8, at)
             + _STATE

@@ -29,27 +29,27 @@ _PATH: Final = b"/metrics"
 _RECEIVE: Final = 1 << 14
 _MOST_CONNECTIONS: Final = 64
 _FIRST_SECONDS: Final = 10.0
-"""A connection that has not asked anything after so long is closed."""
+"""Seconds after which a connection without a request is closed."""
 
 _IDLE_SECONDS: Final = 90.0
-"""The same of one that has asked before: longer than scrapes mostly lie apart."""
+"""Seconds after which an idle connection is closed; most scrapes are less far apart."""
 
 _TEXT: Final = [("Content-Type", "text/plain")]
 
 
 @final
 class PrometheusCollector:
-    """What a registry of prometheus_client collects: ``REGISTRY.register(...)``.
+    """Collector for a registry of prometheus_client: ``REGISTRY.register(...)``.
 
     Args:
-        metrics: what to collect. It may be collected in any thread.
+        metrics: the metrics to collect, in any thread.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics: Final = metrics
 
     def describe(self) -> list[prometheus_client.Metric]:
-        """Nothing in advance: what there is depends on what is observed."""
+        """Return an empty list, because the metrics depend on the observed objects."""
         return []
 
     def collect(self) -> Iterator[prometheus_client.Metric]:
@@ -90,18 +90,18 @@ async def serve_prometheus(
 ) -> AsyncIterator[int]:
     """Serve ``http://host:port/metrics`` for the length of an ``async with`` block.
 
-    It runs in trio, beside the program, and answers nothing but scrapes. Whoever reaches the
-    address can read them: there is neither a password nor encryption. Pages in a browser cannot,
-    for a request has to name this machine by an address, as ``localhost``, or by one of ``names``.
+    The server runs in the program's trio loop and answers scrapes only. All programs that reach the
+    address can read the metrics, without password or encryption. Pages in a browser cannot, because
+    a request must name this machine by an address, as ``localhost``, or by one of ``names``.
 
-    It has 64 connections at most. Then one that waits for a request gives way to a new one: that
-    which has waited for longest.
+    It has at most 64 connections. Beyond that, a new connection replaces the one that has waited
+    longest for a request.
 
     Args:
-        metrics: what to serve.
+        metrics: the metrics to serve.
         host: the address to listen on. By default, only programs of this machine reach it.
-        port: the port; 0 for any that is free.
-        names: host names by which scrapers may call it, beside ``localhost`` and addresses.
+        port: the port; 0 for a free one.
+        names: host names that scrapers may use, besides ``localhost`` and addresses.
 
     Yields:
         The port.
@@ -134,7 +134,7 @@ class _Page:
         self._idle: dict[trio.CancelScope, None] = {}  # what waits for a request, longest first
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Answer what comes over one connection, one after the other."""
+        """Answer the requests of one connection, one after the other."""
         if self._connections >= _MOST_CONNECTIONS:
             if not self._idle:
                 await trio.aclose_forcefully(stream)
@@ -156,7 +156,7 @@ class _Page:
                     break
                 seconds = _IDLE_SECONDS
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
-            pass  # whoever asked has left
+            pass  # the client has left
         except Exception:  # noqa: BLE001 (as below: it would end the server, and the program)
             _log.exception("a connection failed")
         finally:
@@ -166,12 +166,12 @@ class _Page:
     async def _answer_next(
         self, connection: Any, stream: trio.SocketStream, scope: trio.CancelScope
     ) -> None:
-        """Answer the next request; without its body, which nobody wants.
+        """Answer the next request; its body is ignored.
 
         Args:
-            connection: h11's.
-            stream: where it comes from.
-            scope: what is cancelled where it gives way before the request is there.
+            connection: h11's connection.
+            stream: the stream of the connection.
+            scope: cancelled while no request has arrived, to make room for another connection.
         """
         h11 = self._h11
         request = None

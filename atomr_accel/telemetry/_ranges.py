@@ -1,4 +1,4 @@
-"""NVTX ranges of what hosts launch, for Nsight and other tools of the vendor."""
+"""NVTX ranges around the launches of hosts, for Nsight and other tools of the vendor."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @final
 class _Ranges(DeviceInstrument):
-    """Wants ranges, and is told nothing."""
+    """Requests ranges, without hooks of its own."""
 
     ranges = True
 
 
 @contextmanager
 def mark_ranges(watched: Device | System) -> Iterator[None]:
-    """Have hosts mark what they launch as NVTX ranges, for the length of a ``with`` block.
+    """Have hosts mark their launches as NVTX ranges, for the length of a ``with`` block.
 
-    Each launch is a range of the domain ``atomr_accel``, on the thread of its lane, called by the
-    kind of its message, such as ``Gemm``. Profilers show kernels below the range that has launched
+    Each launch is a range of the domain ``atomr_accel``, on the thread of its lane. Its name is the
+    kind of its message, such as ``Gemm``. Profilers show kernels below the range that launched
     them. Without a profiler that has started the host (``nsys profile`` follows children by itself)
-    ranges go nowhere, and cost a microsecond or so.
+    ranges go nowhere, and cost about a microsecond.
 
     Args:
-        watched: what to watch. A device is watched with all of its system.
+        watched: the device or system to watch. A device is watched with all of its system.
 
     Raises:
         LibraryMissing: nvtx is not installed.

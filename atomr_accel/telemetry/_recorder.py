@@ -1,7 +1,7 @@
-"""What is noted for a timeline, and what tracks and slices become of it.
+"""Events for a timeline, and the tracks and slices made from them.
 
-Noting happens in the middle of things, so all it does is to append to lists. The rest is done in a
-worker thread, for many at once.
+Hooks run in the middle of other work, so they only append to lists. The rest is done in a worker
+thread, for many events at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Key = tuple["ActorRef", int]
 """A message to an actor, by its id."""
 
 _SENT, _STARTED, _FINISHED, _ENDED, _DROPPED = range(5)
-"""What becomes of a message; ``_ENDED`` is that who has asked goes on."""
+"""Events of a message; at ``_ENDED`` its asker continues."""
 
 
 @final
@@ -59,10 +59,10 @@ class _Rows:
         self._next = 0
 
     def place(self, start: int, end: int) -> tuple[int, int]:
-        """A track on which nothing overlaps a slice, and where that begins there."""
+        """Return the row of a slice and its start there, so that slices of a row do not overlap."""
         ends = self._ends
-        # What comes one after the other is all in the first row; what comes by dozens at once, each
-        # in the row behind the last one's.
+        # Slices one after the other are all in the first row. Dozens at once go into one row each,
+        # after that of the last one.
         row = 0
         if not ends or ends[0] > start:
             row = self._next
@@ -99,18 +99,18 @@ class _DeviceTracks:
         self.alive = self.waits = False
 
     def rows(self, name: str) -> _Rows:
-        """Tracks of a name, below the device's."""
+        """Return the tracks of a name, below the device's."""
         return _Rows(lambda: self._encoder.track(name, self.group))
 
     def lane(self, name: str) -> _Rows:
-        """Those of a lane."""
+        """Return the tracks of a lane."""
         rows = self.lanes.get(name)
         if rows is None:
             rows = self.lanes[name] = self.rows(f"lane {name}")
         return rows
 
     def stream(self, lane: str, stream: int, started: int, ended: int) -> _Rows | None:
-        """Those of what executes an op; None for ops that were launched with one that is there."""
+        """Return the tracks of a stream; None if an op with the same times is there already."""
         if stream:
             name = self._numbers.get(stream) or f"stream {len(self._numbers)}"
             self._numbers[stream] = name
@@ -128,10 +128,10 @@ class _DeviceTracks:
 
 @final
 class Recorder(DeviceInstrument):
-    """Notes what happens in a system, and makes packets of it.
+    """Records the events of a system, and makes packets of them.
 
     Args:
-        timed: whether hosts are to tell their times.
+        timed: whether hosts report their times.
     """
 
     def __init__(self, *, timed: bool) -> None:
@@ -139,9 +139,9 @@ class Recorder(DeviceInstrument):
         self._encoder: Encoder | None = None
         self._ops: list[_OpsNote] = []
         self._later: list[_Later] = []
-        # What becomes of messages comes by the ten thousand: one flat list, since the garbage
-        # collector would look at tuples again and again. Messages are known by their ids, which
-        # others have once they are gone: so these are looked at in their order.
+        # Events of messages arrive by the ten thousand, in one flat list, because the garbage
+        # collector would visit tuples again and again. Ids of messages may be used again once a
+        # message is gone, so the events are handled in order.
         self._mail: list[Any] = []
         self._sent: dict[_Key, list[int]] = {}
         self._started: dict[_Key, tuple[int, int]] = {}
@@ -160,19 +160,19 @@ class Recorder(DeviceInstrument):
         self._flows[op.device, op.seq] = recording << 1 | 1
 
     def ops_finished(self, ops: FinishedOps) -> None:
-        """A slice of its lane for each, and one of the device."""
+        """Note a slice of its lane for each op, and one of the device."""
         if ops.name != ASKING_FOR_TIMES:
             take = self._flows.pop
             flows = [take((ops.device, seq), 0) for seq in ops.seqs] if self._flows else ()
             self._ops.append((ops, flows))
 
     def unfinished(self, op: WatchedOp) -> None:
-        """The timeline ends before an op does."""
+        """Note an op that is not over at the end of the timeline."""
         if op.times is not None and op.name != ASKING_FOR_TIMES:
             self._later.append((self._add_unfinished, (op.device, op.lane, op.name, op.times)))
 
     def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
-        """It waits in the mailbox from now on."""
+        """Note the time at which a message enters the mailbox."""
         try:
             task = id(current_task())
         except RuntimeError:  # of no task, such as a callback of trio's
@@ -180,40 +180,40 @@ class Recorder(DeviceInstrument):
         self._mail += _SENT, ref, id(message), type(message), task, monotonic_ns()
 
     def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
-        """A slice of the asker: the last that it has sent is what it has asked."""
+        """Note the end of an ask; it belongs to the last message that this task has sent."""
         task = current_task()
         self._mail += _ENDED, ref, id(message), task.name, id(task), monotonic_ns()
 
     def message_started(self, ref: ActorRef, message: Message[Any]) -> None:
-        """It has waited so long."""
+        """Note the time at which the handling of a message begins."""
         self._mail += _STARTED, ref, id(message), None, None, monotonic_ns()
 
     def message_finished(
         self, ref: ActorRef, message: Message[Any], failure: BaseException | None
     ) -> None:
-        """A slice of the actor's mailbox, and one of the actor."""
+        """Note a slice of the actor's mailbox, and one of the actor."""
         failed = None if failure is None else type(failure)
         self._mail += _FINISHED, ref, id(message), type(message), failed, monotonic_ns()
 
     def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
-        """It is not handled."""
+        """Note that a message is not handled."""
         now = monotonic_ns()
         self._mail += _DROPPED, ref, id(message), None, None, now
         name = f"dead letter: {type(message).__name__}"
         self._note(self._add_to_actor, ref.path, name, now, reason)
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
-        """A mark on the actor's track."""
+        """Note a mark on the actor's track."""
         self._note(self._add_to_actor, ref.path, "restart", monotonic_ns(), repr(cause))
 
     def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
-        """It is under way from now on."""
+        """Note the start of a transfer."""
         self._begun[id(transfer)] = monotonic_ns()
 
     def transfer_finished(
         self, device: WatchedDevice, transfer: WatchedTransfer, failure: BaseException | None
     ) -> None:
-        """A slice of its own."""
+        """Add the slice of a transfer."""
         begun = self._begun.pop(id(transfer), 0)
         if begun:
             name = f"{transfer.name} {transfer.nbytes / (1 << 20):.1f} MiB"
@@ -222,40 +222,40 @@ class Recorder(DeviceInstrument):
             self._note(self._add_transfer, device, name, begun, monotonic_ns())
 
     def slab_added(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
-        """A counter."""
+        """Note the reserved memory."""
         self._note(self._add_memory, device, nbytes, monotonic_ns())
 
     def slab_removed(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
-        """A counter."""
+        """Note the reserved memory."""
         self._note(self._add_memory, device, -nbytes, monotonic_ns())
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
-        """A mark on the device's track."""
+        """Note a mark on the device's track."""
         self._note(self._mark, device, "out of memory", monotonic_ns(), str(error))
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
-        """A mark on the device's track, and the end of its generation."""
+        """Note a mark on the device's track, and the end of its generation."""
         now = monotonic_ns()
         self._note(self._mark, device, f"fault: {fault.status_name}", now, str(fault))
         self._note(self._live, device, 0, now)
 
     def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
-        """The rebuild's phases, and the beginning of a generation."""
+        """Note the phases of the rebuild, and the start of a generation."""
         now = monotonic_ns()
         parts = (phases.open, phases.remap, phases.lanes)
         self._note(self._add_rebuild, device, generation, parts, now)
         self._note(self._live, device, generation, now)
 
     def standby_changed(self, device: WatchedDevice, state: str) -> None:
-        """A slice for each state."""
+        """Note a slice for each state."""
         self._note(self._stand_by, device, state, monotonic_ns())
 
     def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
-        """A mark on the device's track."""
+        """Note a mark on the device's track."""
         self._note(self._mark, device, "lost", monotonic_ns(), str(error))
 
     def there(self, device: WatchedDevice, reserved: int, state: str | None) -> None:
-        """A device as it is when the timeline begins."""
+        """Note the state of a device at the beginning of the timeline."""
         now = monotonic_ns()
         self._note(self._live, device, device.generation, now)
         self._note(self._add_memory, device, reserved, now)
@@ -263,14 +263,14 @@ class Recorder(DeviceInstrument):
             self._note(self._stand_by, device, state, now)
 
     def finish(self) -> None:
-        """The timeline ends."""
+        """Note the end of the timeline."""
         self._note(self._end_all, monotonic_ns())
 
     def _note(self, add: Callable[..., None], *args: Any) -> None:
         self._later.append((add, args))
 
     def take(self) -> Notes:
-        """What was noted since the last time, for ``encode``."""
+        """Return the events since the last call, for ``encode``."""
         notes = self._ops, self._later, self._mail
         self._ops, self._later, self._mail = [], [], []
         return notes
@@ -278,7 +278,7 @@ class Recorder(DeviceInstrument):
     # --- encoding, in a worker thread ----------------------------------------------------------
 
     def encode(self, notes: Notes) -> bytes:
-        """The packets for what was noted."""
+        """Return the packets for some events."""
         if self._encoder is None:
             self._begin()
         finished, later, mail = notes
@@ -358,7 +358,7 @@ class Recorder(DeviceInstrument):
         self._encoder.begin(start, track, name, {"outcome": "not finished"})
 
     def _follow(self, what: int, ref: ActorRef, message: int, kind: Any, who: Any, at: int) -> None:
-        """What has become of a message."""
+        """Follow a message from one event to the next, and add its slices."""
         key = ref, message
         if what == _SENT:
             self._sent.setdefault(key, []).append(at)
@@ -431,7 +431,7 @@ class Recorder(DeviceInstrument):
         self._encoder.instant(at, self._tracks(device).life, name, {"why": why})
 
     def _live(self, device: WatchedDevice, generation: int, at: int) -> None:
-        """A generation begins, or, without a number, ends."""
+        """Add the start of a generation, or, without a number, its end."""
         assert self._encoder is not None
         tracks = self._tracks(device)
         if tracks.alive:

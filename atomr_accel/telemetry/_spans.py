@@ -1,4 +1,4 @@
-"""OpenTelemetry's spans for what actors handle, for restarts and for rebuilds."""
+"""OpenTelemetry spans for handled messages, for restarts and for rebuilds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class _Spans(DeviceInstrument):
     """Begins and ends spans.
 
-    Handlers see the context of whoever has sent their message, because context variables cross
-    mailboxes. So the current span is the parent, and what is begun here is current in the handler.
+    Handlers see the context of the task that sent their message, because context variables cross
+    mailboxes. The current span is therefore the parent, and spans begun here are current in the
+    handler.
     """
 
     def __init__(self, api: Any, context: Any, tracer: Any) -> None:
@@ -42,20 +43,20 @@ class _Spans(DeviceInstrument):
         self._rebuilds: dict[WatchedDevice, Any] = {}
 
     def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
-        """Its span begins here, once it is known that it is handled."""
+        """Note the start of the message's span, which is made once it is handled."""
         self._sent.setdefault((id(ref), id(message)), []).append(time.time_ns())
 
     def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
-        """If it was taken back before it was handled, there is no span."""
+        """Drop a message that was withdrawn before it was handled; it has no span."""
         if (id(ref), id(message)) not in self._handled:
             self._taken(ref, message)
 
     def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
-        """It is not handled."""
+        """Drop a message that is not handled; it has no span."""
         self._taken(ref, message)
 
     def message_started(self, ref: ActorRef, message: Message[Any]) -> None:
-        """A span of what is handled, which is current meanwhile."""
+        """Begin a span for the handling of a message, current until it ends."""
         name = getattr(message, "name", None) if isinstance(message, Request) else None
         span = self._tracer.start_span(
             name or type(message).__name__,
@@ -73,7 +74,7 @@ class _Spans(DeviceInstrument):
     def message_finished(
         self, ref: ActorRef, message: Message[Any], failure: BaseException | None
     ) -> None:
-        """Its end."""
+        """End the span of a message."""
         found = self._handled.pop((id(ref), id(message)), None)
         if found is not None:
             span, token = found
@@ -82,7 +83,7 @@ class _Spans(DeviceInstrument):
             self._end(span, failure)
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
-        """A span until it has started again."""
+        """Begin a span that lasts until the actor has started again."""
         attributes = {"atomr_accel.actor": ref.path}
         span = self._tracer.start_span("restart", self._context.Context(), attributes=attributes)
         if cause is not None:
@@ -90,15 +91,15 @@ class _Spans(DeviceInstrument):
         self._restarts[id(ref)] = span
 
     def actor_started(self, ref: ActorRef) -> None:
-        """The end of a restart, if it is one."""
+        """End the span of a restart, if there is one."""
         self._end(self._restarts.pop(id(ref), None), None)
 
     def actor_stopped(self, ref: ActorRef, cause: BaseException | None) -> None:
-        """It will not have started again."""
+        """End the span of a restart that did not succeed."""
         self._end(self._restarts.pop(id(ref), None), cause)
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
-        """A span until the device is back."""
+        """Begin a span that lasts until the device is back."""
         span = self._tracer.start_span(
             "rebuild",
             self._context.Context(),
@@ -114,7 +115,7 @@ class _Spans(DeviceInstrument):
         self._rebuilds[device] = span
 
     def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
-        """The end of a rebuild, if it is one."""
+        """End the span of a rebuild, if there is one."""
         span = self._rebuilds.pop(device, None)
         if span is not None:
             for phase in ("open", "remap", "lanes"):
@@ -122,17 +123,17 @@ class _Spans(DeviceInstrument):
             self._end(span, None)
 
     def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
-        """There will be no other generation."""
+        """End the span of a rebuild that did not succeed."""
         self._end(self._rebuilds.pop(device, None), error)
 
     def close(self) -> None:
-        """End what nobody else will."""
+        """End all spans that are still open."""
         open_ones = [span for span, _ in self._handled.values()]
         for span in (*open_ones, *self._restarts.values(), *self._rebuilds.values()):
             span.end()
 
     def traceparent(self) -> str | None:
-        """The current span, as W3C Trace Context has it."""
+        """Return the current span in the form of W3C Trace Context."""
         context = self._api.get_current_span().get_span_context()
         if not context.is_valid:
             return None
@@ -160,17 +161,17 @@ class _Spans(DeviceInstrument):
 def export_spans(
     watched: Device | System, provider: TracerProvider | None = None
 ) -> Iterator[None]:
-    """Make OpenTelemetry's spans of what actors handle, of restarts, and of rebuilds.
+    """Export OpenTelemetry spans of handled messages, of restarts, and of rebuilds.
 
-    A message has a span from when it was sent until it is handled, below the span that is current
-    where it was sent; it is current in the handler, so what that asks of others is below it. A
-    restart of an actor has one, and a rebuild of a device, with the fault and how long its phases
-    took. Ops have none: a span takes longer than most of them. Functions of ``device.run`` see
-    the current span as ``atomr_accel.traceparent``.
+    The span of a message lasts from sending until it is handled. Its parent is the span that was
+    current at the sender. It is current in the handler, so messages that the handler sends are
+    below it. Restarts of actors have spans too. Rebuilds of devices also have spans, with the fault
+    and the duration of each phase. Ops have none, because a span takes longer than most ops.
+    Functions of ``device.run`` see the current span as ``atomr_accel.traceparent``.
 
     Args:
-        watched: what to watch. A device is watched with all of its system.
-        provider: whose spans they are to be, which says where they go; by default, the global one.
+        watched: the device or system to watch. A device is watched with all of its system.
+        provider: the provider that makes and exports the spans; by default, the global one.
 
     Raises:
         LibraryMissing: opentelemetry-api is not installed.

@@ -1,4 +1,4 @@
-"""What is read when metrics are collected: states of devices, actors, GPUs and patterns."""
+"""States that are read at collection: those of devices, actors, GPUs and patterns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLANS: Final = {
     "evictions": ("plan_evictions", ()),
     "workspace": ("workspace_bytes", ()),
 }
-"""The metric, and the labels beside the library's, of a field of a library's statistics."""
+"""Metric for a field of a library's statistics, with its labels besides the library's."""
 
 _LIBRARIES: Final = ("blas", "blaslt", "cub", "cutlass", "dnn", "fft", "nvrtc")
 
@@ -244,13 +244,13 @@ _PATTERN_FIELDS: Final = {
     **dict.fromkeys(_EVENTS, "pattern_events"),
     "seconds": "pattern_seconds",
 }
-"""The metric that has the field of a pattern's statistics; the field's name is its last label."""
+"""Metrics by field of a pattern's statistics; the name of the field is the last label."""
 
 _UNMEASURED: Final = frozenset(
     {"balance_loss", "capacity", "concurrency", "cost", "failures", "largest", "outcomes"}
     | {"retry_in", "share", "weight", "work", "z_loss"}
 )
-"""Settings, means, and what is counted in units of the program's own."""
+"""Fields without a metric: settings, means, and counts in units of the program's own."""
 
 
 def take_pattern(snapshot: Snapshot, statistics: Any, pattern: str, name: str) -> None:

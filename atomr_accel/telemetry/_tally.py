@@ -1,8 +1,8 @@
-"""What is counted as it happens: ops, faults, restarts. Plain integers in trio's thread.
+"""Counts that are updated as events happen: ops, faults, restarts. Plain integers in trio's thread.
 
-Ops come by the hundred thousand a second. So their times are kept as they come, and sorted into
-histograms some thousand at a time. Where many are in flight, those that have times stand for the
-others (``DeviceInstrument.sampled``).
+Ops arrive by the hundred thousand a second. Their times are therefore collected, and sorted into
+histograms some thousand at a time. In a busy lane the timed ops stand for the others
+(``DeviceInstrument.sampled``).
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ _MOST_UNSORTED: Final = 4096
 """Ops of a library whose times are kept: about a megabyte."""
 
 _MOST_NAMES: Final = 4096
-"""Names of ops that are looked up: functions that programs make as they go have names, too."""
+"""Most names of ops in the look-up table, because programs may make functions without end."""
 
 _MOST_BATCHES: Final = 1024
 """Batches that are open at the same time, more or less."""
 
 
 def durations() -> Histogram:
-    """An empty histogram of nanoseconds."""
+    """Return an empty histogram of nanoseconds."""
     return Histogram(NANOSECONDS, 1e-9)
 
 
 @final
 class LibraryTally:
-    """The ops of one library of one device.
+    """Counts of the ops of one library on one device.
 
     Attributes:
-        outcomes: how many ended so.
-        answered: from submission to answer, of those that were done.
-        queued: from submission to the socket, likewise.
-        executed: on the device, likewise.
+        outcomes: the number of ops by outcome.
+        answered: times from submission to answer, of successful ops.
+        queued: times from submission to the socket, of successful ops.
+        executed: times of execution on the device, of successful ops.
     """
 
     __slots__ = ("_number", "_unsorted", "_untimed", "answered", "executed", "outcomes", "queued")
@@ -102,7 +102,7 @@ class LibraryTally:
             shares = [_shares(of, len(ops.seqs)) for ops, of in self._unsorted]
             each = _joined(shares, number)
             self.answered.add_all(answered - submitted, each)
-            known = sent > 0  # or nobody was told just then
+            known = sent > 0  # else no instrument watched then
             self.queued.add_all((sent - submitted)[known], each[known])
             for ops, of in zip(unsorted, shares, strict=True):
                 if ops.measured:
@@ -123,14 +123,14 @@ def _joined(parts: Iterable[Iterable[int]], number: int) -> NDArray[np.int64]:
 
 
 def _shares(of: int, among: int) -> list[int]:
-    """How many ops each of some stands for, of so many in all."""
+    """Return the number of ops that each of ``among`` timed ops stands for; the sum is ``of``."""
     share, left = divmod(of, among)
     return [share + 1] * left + [share] * (among - left)
 
 
 @final
 class DeviceTally:
-    """What has happened on one device.
+    """Counts of one device.
 
     Attributes:
         names: tallies of libraries by the name of an op.
@@ -147,7 +147,7 @@ class DeviceTally:
         self._failed_at: int | None = None
 
     def meet(self, name: str, lane: str) -> LibraryTally:
-        """Where ops of a name are counted that are new."""
+        """Return the tally for ops of a new name."""
         if len(self.names) >= _MOST_NAMES:
             self.names.clear()
         library = library_of(name, lane)
@@ -164,19 +164,19 @@ class DeviceTally:
                 self._open.popitem(last=False)
 
     def note_fault(self, status: str) -> None:
-        """A context has failed. If nothing has come up since another did, that goes on."""
+        """Count a fault. The time of an outage runs from its first fault until a context is up."""
         self.faults[status] += 1
         if self._failed_at is None:
             self._failed_at = time.monotonic_ns()
 
     def note_ready(self) -> None:
-        """A context is up."""
+        """Count the duration of an outage, if one ends with this context."""
         if self._failed_at is not None:
             self.recoveries.add(time.monotonic_ns() - self._failed_at)
             self._failed_at = None
 
     def take(self, snapshot: Snapshot, *labels: str) -> None:
-        """Add all of it to a snapshot."""
+        """Add all counts to a snapshot."""
         for library, tally in self.libraries.items():
             tally.sort()
             for outcome, count in tally.outcomes.items():
@@ -194,24 +194,24 @@ class DeviceTally:
 
 
 def library_of(name: str, lane: str) -> str:
-    """The library of an op: ``"blas"`` of ``"blas.gemm"``; of others, the lane's kind."""
+    """Return the library of an op: ``"blas"`` for ``"blas.gemm"``; else the lane's kind."""
     library, dot, _ = name.partition(" ")[0].partition(".")
     return library if dot else lane.partition(".")[0]
 
 
 @final
 class SystemTally(DeviceInstrument):
-    """Counts what happens on the devices of a system, and to its actors.
+    """Counts events of a system's devices and actors.
 
     Args:
-        wanted: which devices to count.
-        timed: whether hosts are to measure how long the device executes ops.
-        every_op: whether the times of some ops will not do.
+        wanted: returns True for devices to count.
+        timed: whether hosts measure how long the device executes ops.
+        every_op: whether to take the times of all ops, even in a busy lane.
 
     Attributes:
-        devices: what has happened on each.
-        restarts: of actors, by class.
-        stops: likewise, with ``"failure"`` or ``"normal"``.
+        devices: the counts of each device.
+        restarts: the restarts of actors, by class.
+        stops: the stops of actors, by class and ``"failure"`` or ``"normal"``.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class SystemTally(DeviceInstrument):
         self.stops: Final[Counter[tuple[str, str]]] = Counter()
 
     def of(self, device: WatchedDevice) -> DeviceTally:
-        """The tally of a device; that of one that is not wanted is not kept in ``devices``."""
+        """Return the tally of a device; ``devices`` keeps only those of wanted devices."""
         tally = self._tallies.get(device)
         if tally is None:
             tally = self._tallies[device] = DeviceTally()
@@ -243,7 +243,7 @@ class SystemTally(DeviceInstrument):
     # --- called for ops ------------------------------------------------------------------
 
     def ops_finished(self, ops: FinishedOps) -> None:
-        """Count them. This tells all that was before, so nothing else is listened to."""
+        """Count finished ops; they report all times, so this class needs no earlier hooks."""
         tally = self._tallies.get(ops.device) or self.of(ops.device)
         library = tally.names.get(ops.name) or tally.meet(ops.name, ops.lane)
         library.add(ops)
@@ -258,7 +258,7 @@ class SystemTally(DeviceInstrument):
         """Count it."""
         self.of(op.device).replays += 1
 
-    # --- what is rare --------------------------------------------------------------------
+    # --- rare events ---------------------------------------------------------------------
 
     def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
         """Count it."""
@@ -269,7 +269,7 @@ class SystemTally(DeviceInstrument):
         self.of(device).note_fault(fault.status_name)
 
     def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
-        """The wait is over."""
+        """Count the end of an outage."""
         self.of(device).note_ready()
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Timelines of what a program does on its devices, in a file for Perfetto."""
+"""Timelines of a program's work on its devices, in a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ._recorder import Notes
 
 _EVERY_SECONDS: Final = 0.25
-"""A program that is killed loses what it has done for so long."""
+"""Seconds between writes; a program that is killed loses the events since the last one."""
 
 
 @final
 class _File:
-    """Writes what a recorder notes, in worker threads, one call at a time."""
+    """Writes the events of a recorder, in worker threads, one call at a time."""
 
     def __init__(self, file: BinaryIO, recorder: Recorder, system: ActorSystem) -> None:
         self._file = file
@@ -35,13 +35,13 @@ class _File:
         self.failure: OSError | None = None
 
     async def run(self) -> None:
-        """Write what is noted, now and then."""
+        """Write the noted events at intervals."""
         while self.failure is None:
             await trio.sleep(_EVERY_SECONDS)
             await self.write()
 
     async def write(self) -> None:
-        """Write what is noted. What cannot be written is kept as the reason why nothing more is."""
+        """Write the noted events. The first error is kept, and ends all writing."""
         if self.failure is not None:
             return
         self._system.tell_instruments()
@@ -52,7 +52,7 @@ class _File:
                 self.failure = error
 
     def close(self) -> None:
-        """Close the file; an error of that is no more than one of writing, and hides no other."""
+        """Close the file; an error of closing is kept unless writing failed before."""
         try:
             self._file.close()
         except OSError as error:
@@ -75,22 +75,23 @@ async def trace(
             ...
 
     Open the file at https://ui.perfetto.dev, which reads it in the browser and sends it nowhere, or
-    query it with Perfetto's trace processor. It shows each op in its lane, queued and in all; when
-    the device executed it; transfers; the memory that is reserved; generations, faults, rebuilds
-    with their phases, and standbys; actors with their mailboxes, and who waited for an answer how
-    long. Ops of a batch, and replays of a recording, are flows: arrows from one to the next.
+    query it with Perfetto's trace processor. It shows each op in its lane, with its time in the
+    queue, and its execution on the device. It also shows transfers, the reserved memory,
+    generations, faults, rebuilds with their phases, and standbys. Actors are shown with their
+    mailboxes and with their waits for answers. Ops of a batch, and replays of a recording, are
+    flows: arrows from one to the next.
 
-    The file is written four times a second, in a worker thread, and can be read whatever becomes of
-    the program: then it lacks the last moment.
+    The file is written four times a second, in a worker thread. If the program is killed, the file
+    can be read and lacks only the last moment.
 
     Args:
-        watched: what to watch. A device is watched with all of its system.
-        path: the file; one that is there is replaced.
-        timed: whether hosts tell when they launched ops and how long the device took. It costs
-            them some microseconds for each.
+        watched: the device or system to watch. A device is watched with all of its system.
+        path: the file; an existing one is replaced.
+        timed: whether hosts report when they launched ops and how long the device took. That costs
+            them some microseconds per op.
 
     Raises:
-        OSError: the file cannot be made; or, when the block is left, could not be written in full.
+        OSError: the file cannot be created; or, as the block ends, not be written in full.
     """
     system = watched.system if isinstance(watched, Device) else watched
     recorder = Recorder(timed=timed)

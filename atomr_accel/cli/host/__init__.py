@@ -1,1 +1,1 @@
-"""What runs in child processes of the command line, which may end with a vendor's library."""
+"""Code of the command line's child processes, which a vendor's library may crash."""

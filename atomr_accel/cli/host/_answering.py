@@ -1,4 +1,4 @@
-"""How a child answers: on what was its standard output, where libraries can print nothing."""
+"""Answers of a child, on a copy of its standard output that libraries cannot print to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of the command line, and what stands for them on the CPU backend."""
+"""Kernels of the command line, and their substitutes on the CPU backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def source_of(name: str) -> str:
-    """The CUDA C++ of a kernel."""
+    """Return the CUDA C++ source of a kernel."""
     return (files(__package__) / "kernels" / f"{name}.cu").read_text(encoding="utf-8")
 
 

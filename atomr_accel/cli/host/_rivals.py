@@ -1,6 +1,6 @@
-"""What `bench` is compared with: NumPy, PyTorch and CuPy, each in a process of its own.
+"""Rivals of `bench`: NumPy, PyTorch and CuPy, each in its own process.
 
-It does the same as ``_bench`` does on a device, in the way that a program of theirs would.
+They do the same as ``_bench`` does on a device, in the way that their own programs would.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _WARM: Final = 2
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What is to be measured.
+    """A measurement to make.
 
     Attributes:
-        name: of the measurement.
-        size: as ``_bench`` says.
-        repeats: how often.
+        name: the name of the measurement.
+        size: the size, as ``_bench`` defines it.
+        repeats: the number of repeats.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a rival is asked.
+    """The question for a rival.
 
     Attributes:
         rival: its module.
-        on_gpu: the index of the GPU that it should take; None for the CPU.
-        tasks: what is to be measured.
+        on_gpu: the index of the GPU to use; None for the CPU.
+        tasks: the measurements to make.
     """
 
     rival: str
@@ -47,12 +47,12 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What it has measured.
+    """The results of a rival.
 
     Attributes:
-        version: the rival's; None if it is not there.
-        problem: why nothing could be measured; None if it could.
-        seconds: medians, by measurement; those that it cannot do are left out.
+        version: the rival's version; None if it is missing.
+        problem: the reason why all measurements failed; None if they did not.
+        seconds: medians, by measurement; unsupported ones are left out.
     """
 
     version: str | None
@@ -97,7 +97,7 @@ def _median(once: Callable[[], object], wait: Callable[[], object], repeats: int
 
 
 def data_of(name: str, size: int) -> list[np.ndarray[Any, Any]]:
-    """The arrays that a measurement begins with; the same for us and for rivals."""
+    """Return the input arrays of a measurement, the same for us and for rivals."""
     rng = np.random.default_rng(size)
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {
         "ask": ((size, size), (size, size)),
@@ -125,7 +125,7 @@ class _NumPy:
         self.xp = module
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all work is done."""
 
     def put(self, array: np.ndarray[Any, Any]) -> Any:
         return self.xp.array(array)
@@ -145,7 +145,7 @@ class _NumPy:
         return centred / self.xp.sqrt(variance + 1e-5) * weight + bias
 
     def prepared(self, name: str, size: int) -> Callable[[], object] | None:
-        """What does a measurement once; None if there is no such thing here."""
+        """Return the function for a measurement; None if this rival does not support it."""
         arrays = data_of(name, size)
         there = [self.put(array) for array in arrays]
         calls: dict[str, Callable[[], object]] = {
@@ -207,4 +207,4 @@ RIVALS: Final[dict[str, Callable[[Any, int | None], Any]]] = {
     "torch": _Torch,
     "cupy": _CuPy,
 }
-"""By the names of their modules."""
+"""Rivals by the names of their modules."""

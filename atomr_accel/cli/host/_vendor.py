@@ -1,6 +1,6 @@
-"""What a machine's drivers and the vendor's libraries say of themselves, by ctypes.
+"""Reports of a machine's drivers and of the vendor's libraries, read by ctypes.
 
-Nothing here makes a context: it costs no device memory, and disturbs nobody.
+This module creates no context, so it costs no device memory and does not disturb other programs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _gpu(cuda: ctypes.CDLL, index: int, mig: dict[str, bool]) -> dict[str, Any]:
 
 
 def _from_nvml() -> tuple[str | None, dict[str, bool]]:
-    """The driver's version, and which GPUs are divided, by their UUIDs without punctuation."""
+    """Return the driver's version, and the divided GPUs by their UUIDs without punctuation."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -114,7 +114,7 @@ def _from_proc() -> str | None:
 
 
 def _by_property(function: str) -> Callable[[ctypes.CDLL], str]:
-    """From a function that tells major, minor and patch level, one at a time."""
+    """Read the version from a function that returns major, minor and patch level separately."""
 
     def version(library: ctypes.CDLL) -> str:
         parts = []
@@ -128,7 +128,7 @@ def _by_property(function: str) -> Callable[[ctypes.CDLL], str]:
 
 
 def _by_two(function: str) -> Callable[[ctypes.CDLL], str]:
-    """From a function that tells major and minor."""
+    """Read the version from a function that returns major and minor."""
 
     def version(library: ctypes.CDLL) -> str:
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -139,7 +139,7 @@ def _by_two(function: str) -> Callable[[ctypes.CDLL], str]:
 
 
 def _by_number(function: str) -> Callable[[ctypes.CDLL], str]:
-    """From a function that tells all in one number, two digits for minor and patch level each."""
+    """Read the version from one number, with two digits each for minor and patch level."""
 
     def version(library: ctypes.CDLL) -> str:
         value = ctypes.c_int()
@@ -164,7 +164,7 @@ VERSIONS: Final = {
     "nvrtc": _by_two("nvrtcVersion"),
     "nvJitLink": _by_two("nvJitLinkVersion"),
 }
-"""How each library tells its version, by the name that cuda-pathfinder knows it by."""
+"""Functions that return the version of a library, by its name in cuda-pathfinder."""
 
 
 def _libraries() -> dict[str, dict[str, str | None]]:
