@@ -18,18 +18,17 @@ __all__ = ["Backend", "Capabilities"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """How the devices of a backend differ, as far as the program must know.
+    """Properties of a backend's devices that the program needs to know.
 
     Attributes:
-        host_memory: a device's memory is memory of this machine that the CPU can use: arrays
-            of NumPy can be views of it, and there is nothing to move between the two.
-        python_kernels: kernels are run as the Python functions given for them, and not as what
-            a compiler makes of their source.
-        needs_scratch: executors of libraries work in memory that the program gives them with
-            a call.
+        host_memory: a device's memory is memory of this machine that the CPU can use. NumPy arrays
+            can be views of it, and moving data is not needed.
+        python_kernels: kernels run as the Python functions given for them, not as compiled source.
+        needs_scratch: executors of libraries work in memory that the program gives them with a
+            call.
         counts_in_int32: the vendor's libraries take sizes and strides as 32-bit numbers.
-        asynchronous: ops are queued on the device, which executes them by itself. Lanes then
-            share a thread of the host, which is what changing from lane to lane costs least.
+        asynchronous: ops are queued on the device, which executes them by itself. Lanes then share
+            a thread of the host, because that makes changing from lane to lane cheapest.
     """
 
     host_memory: bool = False

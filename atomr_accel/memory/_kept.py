@@ -1,4 +1,4 @@
-"""What a host keeps for the handles of a program: events, kernels, recorded programs."""
+"""Objects that a host keeps for the handles of a program: events, kernels, recorded programs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Release(NamedTuple):
-    """What has a host let go of something.
+    """A message that makes a host release an object.
 
     Attributes:
         lane: the lane that executes it.
-        name: its name, for people.
+        name: the object's name, for errors.
         message: its message.
     """
 
@@ -51,12 +51,12 @@ class Kept(Block, eq=False):
 
 
 def keep(memory: MemoryMap, let_go: deque[tuple[Epoch | None, Release]], release: Release) -> Kept:
-    """What stands for something of the present generation.
+    """Return the handle of an object that belongs to the present generation.
 
     Args:
         memory: the map of the device.
-        let_go: where it is noted that it is not needed any more.
-        release: what to tell the host then.
+        let_go: gets ``release`` when the handle is gone.
+        release: the message that the host gets then.
     """
     epoch = memory.epoch
     return Kept(memory, 0, 0, epoch, 0, epoch.generation, let_go=let_go, release=release)

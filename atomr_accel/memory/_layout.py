@@ -1,4 +1,4 @@
-"""Where in its slabs a device's memory is in use: coarse enough to be drawn."""
+"""Use of a device's memory by slab, coarse enough to be drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SlabLayout:
         kind: ``"plain"``; ``"sealed"``, which survives rebuilds; or ``"stale"``, which is kept for
             refs of older generations.
         used: bytes that are not free.
-        cells: how full each of as many equal parts of it is, from 0 to 1.
+        cells: the slab in equal parts: the share of each part that is used, from 0 to 1.
     """
 
     id: int

@@ -39,7 +39,7 @@ _LIMIT_SHARE: Final = 16
 """A slab that requests share takes no more than 1/16 of a limit, so that others find room, too."""
 
 GRANULARITY: Final = 2 << 20
-"""What ``cuMemCreate`` allocates in on every device so far."""
+"""Granularity of ``cuMemCreate`` in bytes, on every device so far."""
 
 
 _numbers: Final = itertools.count()
@@ -71,7 +71,7 @@ class Slab:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatistics:
-    """Where a device's memory is, in bytes.
+    """Use of a device's memory, in bytes.
 
     Attributes:
         capacity: all slabs together: what the device has given to this program.
@@ -81,12 +81,12 @@ class MemoryStatistics:
         largest_free: the largest plain buffer that fits without a new slab.
         slabs: number of slabs, hence of descriptors.
         stale: used by refs of older generations that are still held.
-        fragmentation: the share of plain free memory that lies outside the largest free
-            piece of its slab; 0.0 where each slab's free memory is in one piece.
-        limit: what capacity may be at most; None without a ``memory_limit``.
-        dropped: how many buffers that nobody holds any more count as used still. Of thousands
-            that are dropped at once, some are freed whenever memory is asked for or counted,
-            and all before there is none left.
+        fragmentation: the share of plain free memory that lies outside the largest free piece of
+            its slab; 0.0 if each slab's free memory is in one piece.
+        limit: the largest capacity; None without a ``memory_limit``.
+        dropped: number of buffers without refs that still count as used. If thousands are dropped
+            at once, each request for memory and each count frees some. All are freed before memory
+            runs out.
     """
 
     capacity: int
@@ -103,26 +103,26 @@ class MemoryStatistics:
 
 @final
 class MemoryMap:
-    """Slabs, the blocks inside them, and the generation that tells which are good.
+    """Slabs, the blocks inside them, and the generation that decides which blocks are usable.
 
-    After a rebuild, plain slabs of older generations stay for as long as stale refs hold
-    blocks in them, but nobody maps them; they are given up at once when memory is short.
+    After a rebuild, plain slabs of older generations stay for as long as stale refs hold blocks in
+    them. No host maps them, and they are given up at once when memory is short.
 
     Attributes:
         device: the device's name.
-        dropped: pieces whose last handle is gone, noted by whichever thread dropped it.
+        dropped: pieces whose last handle is gone, noted by the thread that dropped it.
         dropped_holds: blocks of which a ``Hold`` is gone, likewise.
-        unmapped: slabs that are given up, of which the host has not been told.
+        unmapped: slabs that are given up and that the host still has to unmap.
         epoch: the present generation's epoch.
         sealed_epoch: the epoch of sealed blocks, which is always present.
-        scopes: how many memory scopes are open.
+        scopes: number of open memory scopes.
         limit: bytes that all slabs together may have, if there is a limit.
         owner: the device, for the layer that knows devices.
-        number: grows with every device that is opened, and so tells those of one name apart.
-        over: once the device does not come back, what became of it.
+        number: a number that grows with every device, to distinguish devices of one name.
+        over: the reason why the device does not come back, once it does not.
         reserved: bytes of the limit that are not for slabs.
-        sealed_changed: called when there is a sealed slab more, or less.
-        slab_changed: called with every slab that comes, or goes.
+        sealed_changed: called when a sealed slab is added or removed.
+        slab_changed: called with every slab that is added or removed.
     """
 
     owner: object
@@ -182,11 +182,11 @@ class MemoryMap:
         return self.epoch.generation
 
     def current(self, epoch: Epoch) -> bool:
-        """Whether blocks of ``epoch`` may be used."""
+        """Return True if blocks of ``epoch`` are usable."""
         return epoch is self.epoch or epoch is self.sealed_epoch
 
     def awaits(self, epoch: Epoch) -> bool:
-        """Whether blocks of ``epoch`` may be used once they have content."""
+        """Return True if blocks of ``epoch`` become usable once they have content."""
         return epoch.lacking != "" and epoch.generation == self.generation and self.over is None
 
     def allocate(self, nbytes: int, *, sealed: bool = False) -> Block | None:
@@ -232,7 +232,7 @@ class MemoryMap:
         return True
 
     def shrink(self, block: Block, nbytes: int) -> None:
-        """Give back what is behind the first bytes of a block, which no op in flight touches."""
+        """Keep the first ``nbytes`` of a block and free the rest. No op in flight may touch it."""
         size = round_size(nbytes)
         if block.epoch is self.epoch and size < block.size:
             self.release(block.address + size, block.size - size)
@@ -280,7 +280,7 @@ class MemoryMap:
             release(*dropped.popleft())
 
     def reclaim_held(self) -> None:
-        """Reuse the memory of blocks that nobody holds any more."""
+        """Reuse the memory of blocks whose last ``Hold`` is gone."""
         while self.dropped_holds:
             block = self.dropped_holds.popleft()
             block.holds -= 1
@@ -305,15 +305,15 @@ class MemoryMap:
 
     @property
     def over_limit(self) -> int:
-        """Bytes that slabs and what is reserved have beyond the limit; 0 if they have not."""
+        """Bytes by which slabs and reserved memory exceed the limit, or 0."""
         if self.limit is None:
             return 0
         return max(0, self.capacity + self.reserved - self.limit)
 
     def growth(self, nbytes: int) -> int:
-        """How large a slab to make for a request that found no room.
+        """Return the size of the slab to make for a request that does not fit.
 
-        Large requests have slabs of their own, others share one.
+        Large requests have slabs of their own. Other requests share one.
         """
         least = least_slab(nbytes)
         shared = min(_LARGEST_SLAB, 1 << (self.capacity // _GROWTH_SHARE).bit_length())
@@ -324,11 +324,11 @@ class MemoryMap:
         return shared if least <= shared // 2 else least
 
     def slab_sizes(self, nbytes: int) -> list[int]:
-        """What to try for a request that found no room: ``growth``, or else just enough."""
+        """Return slab sizes to try for a request that does not fit: ``growth``, then the least."""
         return self.affordable([self.growth(nbytes), least_slab(nbytes)])
 
     def affordable(self, sizes: list[int]) -> list[int]:
-        """Those of ``sizes`` that the limit allows, largest first."""
+        """Return the ``sizes`` that the limit allows, largest first."""
         room = math.inf if self.limit is None else self.limit - self.capacity - self.reserved
         return sorted({size for size in sizes if size <= room}, reverse=True)
 
@@ -391,16 +391,16 @@ class MemoryMap:
         return [slab for slab in slabs.values() if slab.sealed]
 
     def is_own(self, block: Block) -> bool:
-        """Whether a block is all of its slab, which goes with it."""
+        """Return True if a block is all of its slab, which goes with it."""
         return block.address >> SLAB_SHIFT in self._dedicated
 
     def owner_of(self, block: Block) -> object:
-        """What ``add_dedicated`` keeps alive as long as a block, if there is anything."""
+        """Return the object that ``add_dedicated`` keeps alive as long as a block, or None."""
         address: object = block.address
         return self._dedicated.get(address >> SLAB_SHIFT) if isinstance(address, int) else None
 
     def has_slab(self, slab: int) -> bool:
-        """Whether a slab has not been given up."""
+        """Return True if a slab has not been given up."""
         return slab in self._slabs or (self._whole is not None and slab in self._whole._slabs)
 
     def slab_of(self, block: Block) -> Slab:
@@ -468,7 +468,7 @@ class MemoryMap:
 
 
 def _nothing(*_args: object) -> None:
-    """Nobody follows slabs."""
+    """Ignore a change of the slabs."""
 
 
 def least_slab(nbytes: int) -> int:

@@ -28,10 +28,10 @@ _F_SEAL_FUTURE_WRITE: Final = 0x10  # which the standard library does not name e
 
 
 def shared_fd(nbytes: int, name: str) -> int:
-    """An anonymous file of ``nbytes`` that lives as long as somebody holds it.
+    """Return the descriptor of an anonymous file of ``nbytes``, which lives until it is closed.
 
-    Whoever holds it cannot change its size: to touch a mapping of what a file has lost
-    ends the process.
+    A process with the descriptor cannot change the file's size. Touching a mapping beyond the end
+    of a file would kill the process.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -49,7 +49,7 @@ def shared_fd(nbytes: int, name: str) -> int:
 
 
 def make_read_only(fd: int) -> None:
-    """Let nobody write to a file of ``shared_fd`` from now on, but through mappings there are."""
+    """Refuse writes to a file of ``shared_fd`` from now on, except through present mappings."""
     if _HAS_SEALS:
         wanted = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
         present = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -73,11 +73,13 @@ def arrived(fd: int, what: str, nbytes: int) -> int:
 
 
 def map_file(fd: int, nbytes: int, *, writable: bool = True) -> mmap.mmap:
-    """Map a file of ``shared_fd``, whoever has made it. There is no other way to map memory.
+    """Map a file of ``shared_fd``, made by this process or another one.
+
+    All shared memory is mapped by this function.
 
     Raises:
         OutOfMemory: no address space, no descriptor left, or the file's did not arrive.
-        ValueError: the file is smaller, or whoever has it could make it so.
+        ValueError: the file is smaller than ``nbytes``, or another process could truncate it.
     """
     arrived(fd, "shared memory", nbytes)  # mmap would take -1 for memory of nobody else
     present = os.fstat(fd).st_size
@@ -106,7 +108,7 @@ def _seals_of(fd: int) -> int:
 
 
 class _Memory:
-    """What NumPy makes an array of, and keeps alive as long as that."""
+    """An array interface for NumPy, which keeps the owner alive as long as the array."""
 
     def __init__(self, interface: dict[str, Any], owner: object) -> None:
         self.__array_interface__ = interface

@@ -1,9 +1,9 @@
 """Messages of the control socket: framed, bounded, with the descriptors that they announce.
 
-A message is a head, which tells its length and how many descriptors come along, and its
-body. A descriptor can get lost on the way: the kernel drops those for which the receiver
-has no room in its table. So none is ever taken for granted: what was announced has
-arrived, or receiving it is an error, and nothing stays open that nobody asked for.
+A message is a head and a body. The head holds the body's length and the number of descriptors that
+come along. A descriptor can get lost on the way: the kernel drops those for which the receiver has
+no room in its table. Receiving a message therefore fails unless all announced descriptors have
+arrived, and every descriptor that is not wanted is closed.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Outgoing:
     """A message on its way out.
 
     Args:
-        body: what it says.
-        fds: descriptors that go along; they stay the caller's.
+        body: the content of the message.
+        fds: descriptors that go along; the caller still owns them.
 
     Attributes:
         begun: whether some of it is sent.
 
     Raises:
-        ValueError: it is too long to be sent.
+        ValueError: the message is too long to be sent.
     """
 
     def __init__(self, body: bytes, fds: Sequence[int] = ()) -> None:
@@ -65,7 +65,7 @@ class Outgoing:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is sent."""
+        """True if the whole message is sent."""
         return not self._rest
 
     def send(self, sock: socket.socket) -> None:
@@ -95,15 +95,15 @@ class Incoming:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it has come."""
+        """True if the whole message has arrived."""
         return len(self._head) == _HEAD.size and len(self._body) == self._length
 
     def receive(self, sock: socket.socket) -> None:
-        """Take what has come.
+        """Take the bytes that have arrived.
 
         Raises:
-            BlockingIOError: nothing has come.
-            ConnectionError: nothing more will.
+            BlockingIOError: no bytes have arrived.
+            ConnectionError: the other side has closed the socket.
         """
         try:
             if len(self._head) < _HEAD.size:
@@ -117,7 +117,7 @@ class Incoming:
             raise
 
     def drop(self) -> None:
-        """Close the descriptors that have come: nobody waits for the message any more."""
+        """Close the descriptors that have arrived, because the message is not needed any more."""
         fds, self._fds = self._fds, []
         close_all(fds)
 
@@ -180,6 +180,6 @@ def receive(sock: socket.socket) -> Incoming:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors that nobody wants."""
+    """Close descriptors."""
     for fd in fds:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What travels through a host's control socket: one request and one reply at a time."""
+"""Messages of a host's control socket, which carries one request and one reply at a time."""
 
 from __future__ import annotations
 
@@ -38,24 +38,23 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
 
 Affinity = Literal["near"] | tuple[int, ...] | None
-"""Where a host may run: near its device, on some cores, or anywhere."""
+"""Cores that a host may run on: ``"near"`` its device, the given ones, or all (None)."""
 
 
 class StreamPlan(msgspec.Struct, frozen=True):
-    """How lanes get their streams and learn what is done.
+    """Settings for the streams of lanes, and for how lanes find finished ops.
 
     Attributes:
-        strategy: ``"shared"``: each lane has several, those of one number and priority are
-            the same in all lanes; ``"per_actor"``: each lane has streams of its own;
-            ``"pooled"``: lanes share ``pool`` streams; ``"single"``: all share one.
-        pool: how many streams a pool has.
+        strategy: ``"shared"``: each lane has several streams, and streams with the same number and
+            priority are the same in all lanes. ``"per_actor"``: each lane has streams of its own.
+            ``"pooled"``: lanes share ``pool`` streams. ``"single"``: all lanes share one stream.
+        pool: number of streams in a pool.
         priorities: stream priority by lane name; lower runs first, 0 is the default.
         completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
-        group: how many launches may share one completion token, and so one answer.
+        group: number of launches that may share one completion token, and so one answer.
         track_each_op: whether ops of a group that takes long are answered one by one.
-        deterministic: whether results must not depend on what else is in flight, nor on time.
-        sanitized: whether a sanitizer looks at what runs: what is compiled has the lines of its
-            source then.
+        deterministic: whether results are independent of other ops in flight and of timing.
+        sanitized: whether a sanitizer checks the process. Code is then compiled with line numbers.
     """
 
     strategy: str = "shared"
@@ -79,7 +78,7 @@ class AskFree(msgspec.Struct, frozen=True, tag=True):
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """Bytes of the device's memory that are free, whoever has the others."""
+    """Bytes of the device's memory that no process uses."""
 
     nbytes: int
 
@@ -91,12 +90,12 @@ class AskPeers(msgspec.Struct, frozen=True, tag=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """How a device reaches another one.
+    """A device's access to another device.
 
     Attributes:
         access: whether it can map the other's memory.
         atomics: whether its atomic operations work there, which takes more than PCIe.
-        rank: the driver's word on how fast that is; lower is faster, None if it has none.
+        rank: the driver's rank of the link's speed; lower is faster, None if unknown.
     """
 
     access: bool
@@ -105,7 +104,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Peers(msgspec.Struct, frozen=True, tag=True):
-    """How the device reaches others, in the order in which they were named."""
+    """The device's access to other devices, in the order of the request."""
 
     peers: list[Peer]
 
@@ -188,7 +187,7 @@ class MapSlab(msgspec.Struct, frozen=True, tag=True):
 class MapPinned(msgspec.Struct, frozen=True, tag=True):
     """Page-lock and map memory of the program whose descriptor comes along.
 
-    It has an address like a slab; one that is mapped already stays as it is.
+    It has an address like a slab. A mapping that exists already is kept.
     """
 
     id: int
@@ -221,11 +220,11 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class PcieLink(msgspec.Struct, frozen=True):
-    """How a card is plugged in, at its best.
+    """The best PCIe link that a card supports.
 
     Attributes:
-        gigatransfers: per second and lane, in 10^9: 32.0 is PCIe 5.
-        lanes: how many, such as 16.
+        gigatransfers: 10^9 transfers per second and lane: 32.0 is PCIe 5.
+        lanes: number of lanes, such as 16.
     """
 
     gigatransfers: float
@@ -233,23 +232,23 @@ class PcieLink(msgspec.Struct, frozen=True):
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """What a device says of itself.
+    """Properties of a device.
 
     Attributes:
-        name: the vendor's name of it.
+        name: the vendor's name of the device.
         backend: its backend's name, such as ``"cuda"``.
         index: its index.
-        total_memory: bytes.
+        total_memory: its memory in bytes.
         compute_capability: such as ``(9, 0)``; ``(0, 0)`` on the CPU.
         driver_version: such as 13000 for CUDA 13.0; 0 on the CPU.
         uuid: the vendor's identifier, or the empty string.
         exports_memory: whether memory can outlive its process.
-        pci_address: where it is plugged in, such as ``"0000:17:00.0"``; None if nowhere.
-        numa_node: the node of this machine that it is near to; None if unknown.
-        pcie: its link there; None if unknown.
+        pci_address: its PCI address, such as ``"0000:17:00.0"``; None if it has none.
+        numa_node: the NUMA node of this machine that is closest to it; None if unknown.
+        pcie: its PCIe link; None if unknown.
         mig: whether it is an instance of a card that is split (MIG); None if unknown.
-        multiprocessors: how many there are; 0 on the CPU.
-        shared_memory_per_block: bytes that a block may ask for at most; 0 on the CPU.
+        multiprocessors: number of multiprocessors; 0 on the CPU.
+        shared_memory_per_block: bytes that a thread block may use at most; 0 on the CPU.
     """
 
     name: str
@@ -289,7 +288,7 @@ _BRING_DESCRIPTOR: Final = (Open, MapSlab, MapPinned, Import)
 
 
 def brings(request: ControlRequest) -> int:
-    """How many descriptors come along with a request."""
+    """Return the number of descriptors that come along with a request."""
     if isinstance(request, OpenLanes):
         return len(request.lanes)
     return int(isinstance(request, _BRING_DESCRIPTOR))
@@ -300,15 +299,18 @@ FETCH_DESCRIPTOR: Final = (CreateSlab,)
 
 
 def find_class(what: str, reference: str, where: str = "the host") -> Any:
-    """The class that a backend or a library names as ``module:class``.
+    """Return the class that a backend or a library names as ``module:class``.
 
     Args:
-        what: what it is, for errors.
+        what: a description of the class, for errors.
         reference: its name.
-        where: which process looks for it, for errors.
+        where: the process that loads it, for errors.
 
     Raises:
-        Unsupported: it is not there.
+        Unsupported: it cannot be loaded.
+        OSError: memory, processes, threads or descriptors are short.
+        AccelError: the module raised it; it is passed on.
+        MemoryError: the module raised it; it is passed on.
     """
     try:
         found = resolve_name(reference)

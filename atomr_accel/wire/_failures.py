@@ -1,4 +1,4 @@
-"""Errors as answers: packed in the host, and raised in the program as what they were."""
+"""Errors as answers: packed in the host, and raised in the program as their own types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS: Final[dict[str, type[Exception]]] = {
     and issubclass(kind, Exception)
     and not issubclass(kind, (*_NEVER, BaseExceptionGroup))
 }
-"""What may come by name: errors of this package, and builtin ones."""
+"""Errors that are sent by name: errors of this package, and builtin ones."""
 
 
 def pack_exception(seq: int, error: BaseException, *, pickles: bool = False) -> Failure:
@@ -123,16 +123,17 @@ def _encodable(text: str) -> str:
 
 
 def unpack_exception(failure: Failure, *, pickles: bool = False) -> Exception:
-    """The exception that a reply stands for.
+    """Return the exception that a reply stands for.
 
-    One that is no error of this package has the host's traceback as a note.
+    An error of another package has the host's traceback as a note.
 
     Args:
         failure: the reply.
-        pickles: whether it may be a pickle: it answers a call of the program's own functions.
+        pickles: whether it may be a pickle, because it answers a call of the program's own
+            functions.
 
     Raises:
-        ProtocolViolation: no host sends this.
+        ProtocolViolation: a correct host does not send this reply.
     """
     if failure.pickled:
         if not pickles:
@@ -174,14 +175,14 @@ def _note_of(failure: Failure) -> str:
 SHORTAGES: Final = frozenset(
     {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
 )
-"""What a want of memory, processes, threads or descriptors is to the system."""
+"""Errors of the system for a shortage of memory, processes, threads or descriptors."""
 
 _NOT_MAPPED: Final = ("failed to map segment", "Cannot allocate memory")
-"""What the dynamic linker says of it, which Python hands on as an ``ImportError``."""
+"""Errors of the dynamic linker for a shortage, which Python raises as an ``ImportError``."""
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether something failed for want of them, and may not the next time."""
+    """Return True if an error means such a shortage, which may be over at the next attempt."""
     if isinstance(error, OSError):
         return error.errno in SHORTAGES
     if isinstance(error, ImportError):

@@ -1,9 +1,9 @@
-"""What travels through a lane's socket.
+"""Messages of a lane's socket.
 
-A lane's socket carries frames: four bytes of length, then msgpack. Requests are
-``(sequence number, dependencies, message)``; a reply is a list of the sequence numbers
-that are done, or a ``Value``, ``Failure`` or ``Fault``. Every request is named by exactly
-one of these, unless its host dies. ``Times`` may come before.
+A lane's socket carries frames: four bytes of length, then msgpack. Requests are ``(sequence number,
+dependencies, message)``; a reply is a list of the sequence numbers that are done, or a ``Value``,
+``Failure`` or ``Fault``. Every request is answered by exactly one of these, unless its host dies.
+``Times`` may come before.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ the C library maps and unmaps that: more system calls than the one that receives
 
 
 class ProtocolViolation(Exception):
-    """The other side has sent what it must not: nothing more can be believed of it."""
+    """The other side has sent an invalid message, so nothing more from it can be trusted."""
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value that msgpack does not know.
+    """Return the number for a value that msgpack does not know.
 
-    NumPy's scalars, and addresses that become known only now (``memory.LateAddress``).
+    It is called for NumPy's scalars, and for addresses that become known only now
+    (``memory.LateAddress``).
     """
     item = getattr(value, "item", None)
     return operator.index(value) if item is None else item()
@@ -59,7 +60,7 @@ def encode(value: object, name: str) -> bytes:
 
 
 def too_large(name: str) -> ValueError:
-    """What callers of ``name`` get for whole numbers that no message carries."""
+    """Return the error for whole numbers in a call of ``name`` that do not fit in a message."""
     return ValueError(
         f"{name}: a whole number among its arguments, or a size that follows from them, takes "
         "more than 64 bits; give smaller ones"
@@ -67,7 +68,7 @@ def too_large(name: str) -> ValueError:
 
 
 Plain = str | int | float | bool | None
-"""What an error may be made of."""
+"""Types of the arguments of an error."""
 
 
 class StickyFault(Exception):
@@ -91,25 +92,25 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     required: ClassVar[bool] = False
-    """Whether it is executed even if nobody waits for it any more."""
+    """True if it is executed even if its caller does not wait any more for it."""
 
     everywhere: ClassVar[bool] = False
-    """Whether every stream of its lane executes it, because each may hold what it is about."""
+    """True if every stream of its lane executes it, because each may hold the object."""
 
     returns: ClassVar[Any] = None
     """The type of its value, which is checked on arrival; None if it is only done."""
 
     lasting: ClassVar[bool] = False
-    """Whether what it prepares depends on nothing else, so that another host may do it, too."""
+    """True if it prepares an object that depends on nothing else. A standby may prepare it, too."""
 
     bulky: ClassVar[bool] = False
-    """Whether it may be large, so that it is not encoded long before it is sent."""
+    """True if it may be large. Large messages are encoded only shortly before they are sent."""
 
     waits: ClassVar[bool] = False
-    """Whether it may wait for other devices, so that what was done before is answered first."""
+    """True if it may wait for other devices. Finished ops are then answered first."""
 
     pickles: ClassVar[bool] = False
-    """Whether what it raises may come as a pickle: it calls functions of the program."""
+    """True if its error may come as a pickle, because it calls functions of the program."""
 
 
 class Withdrawn(Message, frozen=True):
@@ -120,10 +121,10 @@ WITHDRAWN: Final = Withdrawn()
 
 
 PLACE: Final = 1 << 62
-"""What stands for an address in a template, together with the address's number."""
+"""Placeholder for an address in a template; the address's number is added to it."""
 
 MOST_TEMPLATES: Final = 1 << 12
-"""How many templates of messages a lane keeps."""
+"""Largest number of call templates that a lane keeps."""
 
 
 _Address = Annotated[int, msgspec.Meta(ge=0)]
@@ -277,16 +278,16 @@ class Value(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """An op failed; the lane goes on.
+    """The error of an op, after which the lane continues.
 
     Attributes:
         seq: the op.
         kind: the name of the exception's class.
-        message: what it says.
+        message: the text of the exception.
         fields: the attributes of an error of this package.
-        traceback: where it comes from.
-        args: what a builtin one is made with, if that is more than its message.
-        pickled: the exception, if it does not travel by name.
+        traceback: the host's traceback.
+        args: the arguments of a builtin exception, if it has more than its message.
+        pickled: the pickled exception, if it is not sent by name.
     """
 
     seq: int
@@ -308,14 +309,15 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 
 class Times(msgspec.Struct, frozen=True, tag=True):
-    """When ops that are about to be answered were launched, executed and found done.
+    """Times at which ops were launched, executed and found done. They come before their answers.
 
-    It comes before their answers, where somebody wants to know (``ReportTimes``).
+    A lane sends them if it was asked to (``ReportTimes``).
 
     Attributes:
-        ops: six int64 for each, in the machine's byte order: its number; when its lane launched
-            it; when the device began and ended it, or zeros; when its lane saw that it is done; and
-            what tells the stream from others. Times are nanoseconds of ``time.monotonic_ns``.
+        ops: six int64 for each op, in the machine's byte order. They are its sequence number, the
+            time of its launch, the times when the device began and ended it (or zeros), and the
+            time when its lane found it done. The last one identifies the stream. Times are
+            nanoseconds of ``time.monotonic_ns``.
     """
 
     ops: bytes
@@ -325,7 +327,7 @@ Reply = list[int] | Value | Failure | Fault | Times
 
 
 def append_frame(buffer: bytearray, payload: object) -> None:
-    """Encode ``payload`` at the end of ``buffer``; if that fails the buffer is as it was."""
+    """Encode ``payload`` at the end of ``buffer``. If that fails, the buffer is unchanged."""
     start = len(buffer)
     buffer += b"\0\0\0\0"
     _append(buffer, payload, start)
@@ -350,10 +352,10 @@ _COUNT: Final = 3
 
 @final
 class MultiFrame:
-    """A frame of many payloads at the end of a buffer: cheaper to read than a frame of each.
+    """A frame of many payloads at the end of a buffer, cheaper to read than a frame for each.
 
     Args:
-        buffer: where it grows; until ``close`` nobody else writes there.
+        buffer: the buffer that the frame grows in. Until ``close`` it must not be used otherwise.
     """
 
     __slots__ = ("_buffer", "_start", "count")
@@ -365,13 +367,13 @@ class MultiFrame:
         buffer += b"\0" * (HEADER + _COUNT)
 
     def append(self, payload: object) -> None:
-        """Encode ``payload``; if that fails the frame is as it was."""
+        """Encode ``payload``. If that fails, the frame is unchanged."""
         buffer = self._buffer
         _append(buffer, payload, len(buffer))
         self.count += 1
 
     def extend(self, payloads: list[object]) -> None:
-        """Encode several small ones, in less time; if that fails the frame is as it was."""
+        """Encode several small payloads in less time. If that fails, the frame is unchanged."""
         buffer = self._buffer
         end = len(buffer)
         try:
@@ -415,7 +417,7 @@ class Frames:
 
     @property
     def begun(self) -> int:
-        """How much has come of a frame that is not complete."""
+        """Bytes that have arrived of an incomplete frame."""
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray) -> Iterable[memoryview]:
@@ -448,7 +450,7 @@ class Frames:
             raise ProtocolViolation(self._violation)
 
     def _cut(self, data: bytes | bytearray) -> None:
-        """Cut off what is whole, and keep the rest, before anybody gets any of it."""
+        """Cut off the complete frames and keep the rest, before any frame is returned."""
         view = memoryview(data)
         at, end = 0, len(data)
         while at + HEADER <= end:

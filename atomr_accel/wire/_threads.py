@@ -15,13 +15,13 @@ _BEGINNING: Final = 4 << 20
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread; whoever starts it does not wait for one that never begins.
+    """Start a thread, or raise if the system has no room for it.
 
-    One that gets its stack and no memory beside it dies before Python can tell, and
-    ``Thread.start`` waits for it for ever. So it is seen to that there is some.
+    A thread that gets its stack but no further memory dies before Python notices, and
+    ``Thread.start`` then waits for it for ever. This function therefore checks for memory first.
 
     Raises:
-        OSError: there is no room for another thread (``ENOMEM``, ``EAGAIN``).
+        OSError: memory or threads are short (``ENOMEM``, ``EAGAIN``).
     """
     size = threading.stack_size()
     if not size:

@@ -6,7 +6,7 @@ from typing import Final
 from .. import Backend, Capabilities
 
 _DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu")
-"""What a driver puts there: on Linux, in containers, under WSL, on Jetson."""
+"""Files that a driver creates: on Linux, in containers, under WSL, on Jetson."""
 
 
 def why_absent() -> str | None:

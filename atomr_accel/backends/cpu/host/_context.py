@@ -68,10 +68,10 @@ class CpuStream:
         self._context.events[event] = time.perf_counter()
 
     def follow(self, other: object) -> None:
-        """What the other lane has launched is done."""
+        """Do nothing, because ops that the other lane has launched are done."""
 
     def stopwatch(self) -> CpuStopwatch:
-        """What measures it."""
+        """Return the stopwatch of the stream."""
         return _STOPWATCH
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class CpuStream:
 
 @final
 class CpuStopwatch:
-    """Work is executed as it is queued."""
+    """A stopwatch for work that is executed when it is queued."""
 
     def start(self) -> int:
         """Now."""
@@ -169,7 +169,7 @@ class CpuContext:
         )
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
-        """Make a shared file; the system gives it pages as they are touched."""
+        """Make a shared file. The system adds pages when they are touched."""
         # The system promises more than it has, and ends who believes it.
         room = physical_memory() - sum(map(len, self._slabs.values()))
         if nbytes > room:

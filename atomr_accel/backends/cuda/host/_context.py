@@ -41,7 +41,7 @@ def _non_blocking() -> Any:
 
 
 def _close_address() -> int:
-    """Where the C library's ``close`` is; its one argument fits a host function's."""
+    """Return the address of the C library's ``close``, whose argument fits a host function's."""
     address = ctypes.cast(ctypes.CDLL(None).close, ctypes.c_void_p).value
     assert address is not None
     return address
@@ -56,12 +56,12 @@ class CudaStream:
     """A stream and a pool of events to mark places in it.
 
     Attributes:
-        queue: tells one stream from another.
-        captures: whether what is queued here goes into graphs. Libraries then work in
-            memory of their own: what they allocate in a stream makes nodes that neither
-            child graphs nor the bodies of conditional nodes may have.
-        kept: what the graph that is being captured needs while it exists, and how to give
-            that back; see ``keep``.
+        queue: a number that identifies the stream.
+        captures: whether work that is queued here goes into graphs. Libraries then work in memory
+            of their own, because allocating in a stream adds allocation nodes, which child graphs
+            and the bodies of conditional nodes must not have.
+        kept: the objects that the graph being captured needs while it exists, and functions that
+            release them; see ``keep``.
     """
 
     def __init__(self, context: CudaContext, handle: Any, *, captures: bool = False) -> None:
@@ -98,7 +98,7 @@ class CudaStream:
         return event
 
     def finished(self, token: Any) -> bool:
-        """Whether the event has happened (``cuEventQuery``)."""
+        """Return True if the event has happened (``cuEventQuery``)."""
         (status,) = self._query(token)
         if not status:
             if self._context.sanitized:  # only waiting for a stream has a sanitizer tell of it
@@ -147,7 +147,7 @@ class CudaStream:
         check("cuStreamWaitEvent", driver.cuStreamWaitEvent(self.handle, self._following, 0))
 
     def stopwatch(self) -> CudaStopwatch:
-        """What measures the stream, whoever uses it."""
+        """Return the stopwatch of this stream, shared by all its users."""
         return self._context.stopwatch(self.pointer, self.handle)
 
     def synchronize(self) -> None:
@@ -171,7 +171,7 @@ class CudaStream:
 
 @contextmanager
 def _released_unless_done(allocation: Any) -> Iterator[None]:
-    """Nobody else knows of an allocation that could not be mapped."""
+    """Release an allocation that could not be mapped, because it has no other owner."""
     try:
         yield
     except BaseException:
@@ -269,7 +269,7 @@ class CudaContext:
         self._away: set[int] = set()  # those whose pages may be on the host
 
     def peer(self, index: int) -> Peer:
-        """How this device reaches another one (``cuDeviceGetP2PAttribute``)."""
+        """Return this device's access to another one (``cuDeviceGetP2PAttribute``)."""
         other = check("cuDeviceGet", driver.cuDeviceGet(index))
         if int(other) == int(self._device):
             return Peer(access=True, atomics=True)
@@ -292,7 +292,7 @@ class CudaContext:
 
     @staticmethod
     def preload() -> None:
-        """What opening a device needs that touches none: the driver's start."""
+        """Start the driver, the part of opening a device that touches no device."""
         start_driver()
 
     def _attribute(self, attribute: Any) -> int:
@@ -352,7 +352,7 @@ class CudaContext:
         return free
 
     def stopwatch(self, pointer: int, handle: Any) -> CudaStopwatch:
-        """What measures a stream."""
+        """Return the stopwatch of a stream."""
         found = self._stopwatches.get(pointer)
         if found is None:
             found = self._stopwatches[pointer] = CudaStopwatch(self._device_clock, handle)
@@ -416,9 +416,10 @@ class CudaContext:
     def create_managed(self, slab: int, nbytes: int) -> None:
         """Allocate managed memory (``cuMemAllocManaged``), never more than the card has free.
 
-        The driver would promise more, and move pages in and out for ever. It gives pages as
-        they are touched, so they are all moved to the device here, and count as taken; and it
-        would move them away again for others, so ``create_slab`` looks for room, too.
+        The driver would allocate more, and then move pages in and out for ever. It adds pages when
+        they are touched, so all of them are moved to the device here, and count as used. The driver
+        would also move them away to make room for other allocations, so ``create_slab`` checks for
+        room, too.
         """
         shares = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
         if not self._attribute(shares):
@@ -514,7 +515,7 @@ class CudaContext:
             check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
 
     def unprotect(self, slab: int) -> None:
-        """Map a sealed slab a second time, writable, for as long as somebody fills it."""
+        """Map a sealed slab a second time, writable, until every caller has called ``protect``."""
         base, users = self._writable.get(slab, (0, 0))
         if not users:
             mapping = self._slabs[slab]
@@ -530,7 +531,7 @@ class CudaContext:
             self._unmap(base, self._slabs[slab].nbytes)
 
     def take(self, address: int, pointer: int, nbytes: int) -> None:
-        """Copy on the device, after what the legacy default stream was told to wait for."""
+        """Copy on the device, after the work that the legacy default stream waits for."""
         if nbytes:
             legacy = driver.CUstream(driver.CU_STREAM_LEGACY)
             check(
@@ -551,7 +552,7 @@ class CudaContext:
 
     @staticmethod
     def flush() -> None:
-        """Have the driver write what kernels have printed: it does where it is waited for."""
+        """Have the driver write the output of kernels, which it does at a synchronization."""
         driver.cuCtxSynchronize()  # which tells of the fault once more
 
     def close(self) -> None:
@@ -566,7 +567,7 @@ class CudaContext:
     # --- virtual memory -----------------------------------------------------------------
 
     def location(self, *, on_device: bool = True) -> Any:
-        """Where memory may be: on this device, or on the host."""
+        """Return a memory location: this device, or the host."""
         types = driver.CUmemLocationType
         location = driver.CUmemLocation()
         location.type = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MINIMUM_DRIVER: Final = 12000
-"""CUDA 12.0: the oldest driver whose virtual memory management is used here as it is."""
+"""CUDA 12.0, the oldest driver that has all the virtual memory management used here."""
 
 STICKY: Final = frozenset(
     {
@@ -58,7 +58,7 @@ class Driver:
         self._stand_in: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """What was not asked for yet.
+        """Load an attribute at its first use.
 
         Raises:
             LibraryMissing: ``cuda-bindings`` is not installed.
@@ -124,10 +124,10 @@ def check(call: str, answer: tuple[Any, ...]) -> Any:
 
 
 def start_driver() -> int:
-    """Initialise the driver; its version, such as 13000.
+    """Initialise the driver and return its version, such as 13000.
 
     Raises:
-        DeviceUnavailable: there is no driver, or it is too old.
+        DeviceUnavailable: the driver is missing, does not start, or is too old.
     """
     # cuda-bindings looks libcuda up at the first call and raises RuntimeError if it is
     # not there; cuInit has its own statuses for a driver that does not work.

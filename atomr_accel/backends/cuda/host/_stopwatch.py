@@ -1,9 +1,9 @@
-"""How long ops take on the device, measured by its own clock and told on the host's.
+"""Times of ops on the device, measured by its own clock and converted to the host's.
 
-An event in a stream notes the device's time when all before it is done. So an op takes from the
-event before it to the one after it; and as ops of a stream follow each other, the event after one
-that is not done yet serves as the event before the next. The two clocks are held against each other
-by events on a stream of their own, now and then: they drift, and the driver tells differences in
+An event in a stream records the device's time when all work before it is done. An op therefore
+lasts from the event before it to the event after it. Ops of a stream follow each other, so the
+event after an unfinished op is also the event before the next op. Events on a separate stream
+compare the two clocks now and then, because the clocks drift and the driver returns differences in
 single precision.
 """
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ANCHOR_NS: Final = 2_000_000_000
-"""So long one comparison of the clocks serves: differences are told to some 0.1 us then."""
+"""Time for which one comparison of the clocks is used. Differences are exact to about 0.1 us
+then."""
 
 _TRIES: Final = 3
 """The clocks are compared until it goes as quickly as once before, or so often."""
@@ -31,7 +32,7 @@ def _new_event() -> Any:
 
 @final
 class _Anchor:
-    """An event, when it was on the host's clock, and how many marks are told by it."""
+    """An event, its time on the host's clock, and the number of marks that refer to it."""
 
     __slots__ = ("at", "event", "users")
 
@@ -116,7 +117,8 @@ class CudaStopwatch:
         self._last: _Mark | None = None
 
     def start(self) -> _Mark:
-        """Where work begins that is about to be queued: behind what is there, or now."""
+        """Return the mark at which the next work begins: the last one if it is not done, or a new
+        one."""
         last = self._last
         if last is not None:
             (status,) = driver.cuEventQuery(last.event)
