@@ -1,4 +1,4 @@
-"""The actors that a device consists of: itself, and one for each of its libraries.
+"""The actors of a device: itself, and one for each of its libraries.
 
 ::
 
@@ -8,7 +8,7 @@
     ├── standby            further hosts, prepared
     └── blas, dnn, ...     the libraries: they carry out what others ask of them
 
-Programs that hold the device call its methods, which go straight to the lanes.
+Programs with the device itself call its methods, which go straight to the lanes.
 """
 
 from __future__ import annotations

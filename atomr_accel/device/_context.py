@@ -61,8 +61,8 @@ class _Start:
     """A lane that is being started.
 
     Attributes:
-        done: set when it has started or will not.
-        error: why it will not, where that is all there is to it.
+        done: set when it has started or failed.
+        error: the reason why it does not start, if the context goes on without it.
     """
 
     __slots__ = ("done", "error")
@@ -161,7 +161,7 @@ class Context:
             self._ended.open()
 
     async def _end(self) -> None:
-        """Leave nothing of the host."""
+        """End the host completely."""
         if self.host.sanitizer is not None:
             await self.host.finish()
         # Tearing down a GPU's context takes the kernel a while; the next host need not
@@ -397,14 +397,14 @@ class Context:
             core.drop_lane(name)
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:
-        """Start a lane; None if the context ended meanwhile, or somebody else's start failed.
+        """Start a lane; return None if the context has ended, or another caller's start failed.
 
-        It is started by the context, so that the host need not be killed where a caller is
-        cancelled that has asked for what takes long.
+        The context's own nursery starts it, so a cancelled caller does not force the host to be
+        killed during a long start.
 
         Raises:
             ContextPoisoned: this very start has ended the context.
-            Exception: what the host raised.
+            Exception: the error that the host raised.
         """
         start = self._starts.get(spec.name)
         mine = start is None
@@ -427,7 +427,7 @@ class Context:
         return self._core.ports.get(spec.name)
 
     async def wait_opening(self, name: str) -> None:
-        """Wait until a lane is not being started: whoever has asked for that may be gone."""
+        """Wait until a lane is not being started any more. Its caller may be gone."""
         start = self._starts.get(name)
         if start is not None:
             await start.done.wait()
@@ -487,11 +487,11 @@ class Context:
         self.report_dead()
 
     def report_dead(self) -> None:
-        """Somebody found the host gone: end, whoever else has noticed."""
+        """End the context, because its host is gone."""
         self._dead.set()
 
     def fail(self, op: Op) -> None:
-        """Something went wrong for which nobody waits: no less than a fault."""
+        """End the context with a fault, because an op failed that has no waiting caller."""
         error = op.error
         self._poison(0, type(error).__name__, f"{op.name} failed: {error}", op.name)
         self.report_dead()
@@ -508,7 +508,7 @@ class Context:
 
     @property
     def terminating(self) -> bool:
-        """Whether it was reported dead."""
+        """True if the context was reported dead."""
         return self._dead.is_set()
 
     async def _end_when_dead(self) -> None:
@@ -526,7 +526,7 @@ def _starting(lanes: tuple[str, ...]) -> str:
 
 
 def _is_echo(error: Exception) -> bool:
-    """Whether it only tells that the host is gone, which other errors tell the cause of."""
+    """Return True if an error only means that the host is gone. Another error has the cause."""
     return isinstance(error, HostDied)
 
 

@@ -61,7 +61,7 @@ class Event:
         self._op.when_answered(self._done.set)
 
     def query(self) -> bool:
-        """Whether the work before the point is done (``cuEventQuery``).
+        """Return True if the work before the point is done (``cuEventQuery``).
 
         Raises:
             RuntimeError: the event was not recorded.
@@ -81,7 +81,7 @@ class Event:
         op.result()
 
     async def elapsed(self, end: Event) -> float:
-        """Time on the device from this point to ``end`` (``cuEventElapsedTime``).
+        """Return the time on the device from this point to ``end`` (``cuEventElapsedTime``).
 
         Waits for both.
 
@@ -92,8 +92,8 @@ class Event:
             Milliseconds.
 
         Raises:
-            TypeError: ``end`` is no event.
-            ValueError: it is one of another device.
+            TypeError: ``end`` is not an event.
+            ValueError: ``end`` is an event of another device.
             RuntimeError: one of them is not recorded.
             EventStale: the generation in which one was recorded is over.
             ContextPoisoned: the device failed before one of them.

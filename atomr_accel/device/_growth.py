@@ -1,4 +1,4 @@
-"""How a device's memory grows and shrinks: slabs are made, given back, and counted."""
+"""Growth of a device's memory: making slabs, giving them back, and counting them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _AHEAD_SHARE: Final = 16
-"""What is made ahead leaves no more than 1/16 of a device's memory in slabs that are not sealed."""
+"""Share of a device's memory, 1/16, up to which slabs that are not sealed are made in advance."""
 
 _PIECES: Final = "of which memory takes pieces of 2 MiB and more"
 
@@ -55,9 +55,10 @@ class Growth:
         await self.add_slab(await self._core.ready(), nbytes, sealed=False)
 
     async def grow_ahead(self, nbytes: int) -> None:
-        """Make room for ``nbytes``, in many pieces, that can do without it.
+        """Make room in advance for ``nbytes`` in many pieces, which their user can do without.
 
-        So it is a small share of the device's memory, and nothing where there is none.
+        The room is a small share of the device's memory at most. If memory is short, nothing
+        happens.
         """
         async with self._growing:
             context, memory, info = self._core.context, self._core.memory, self._core.info
@@ -127,7 +128,7 @@ class Growth:
                     return self._core.memory.add_dedicated(slab)
 
     async def add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
-        """Make room in a context, unless somebody else has meanwhile."""
+        """Make room in a context, unless another task has done so meanwhile."""
         async with self._growing:
             if context is not self._core.context:
                 return
@@ -183,7 +184,7 @@ class Growth:
             await context.host.request(UnmapSlabs(some), required=True)
 
     async def _reclaim(self) -> None:
-        """Release what was dropped, however much that is, without holding the loop up."""
+        """Release all dropped blocks, in slices, so that the loop is not blocked."""
         if self._core.memory.dropped_holds:
             await self._core.exports.sweep()
         while self._core.memory.dropped:
@@ -217,7 +218,7 @@ class Growth:
     async def _with_room(
         self, context: Context, create: Callable[[], Awaitable[Slab | None]]
     ) -> Slab | None:
-        """What ``create`` makes, once there is room for it; None in another context."""
+        """Return the slab from ``create`` once it has room, or None if the context has changed."""
         try:
             return await create()
         except OutOfMemory:
@@ -290,10 +291,10 @@ class Growth:
             raise self._out_of_memory(nbytes)
 
     def another(self, fd: int, nbytes: int) -> int:
-        """Another descriptor of ``nbytes`` of memory, which somebody may close at any time.
+        """Return another descriptor of ``nbytes`` of memory, which may be closed at any time.
 
         Raises:
-            OutOfMemory: there is no room for one.
+            OutOfMemory: this process has no room for one.
         """
         with self.room_for(nbytes):
             return os.dup(fd)

@@ -1,4 +1,4 @@
-"""What a device has prepared in its host, which the next host needs, too."""
+"""Objects that a device has prepared in its host, which the next host needs, too."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MOST_RECORDINGS: Final = 64
 @final
 @uninterrupted
 class History:
-    """Plans, kernels and recordings, those that were made last.
+    """The plans, kernels and recordings that were prepared last.
 
     Attributes:
-        messages: what has prepared plans and kernels, with the lanes.
+        messages: the messages that have prepared plans and kernels, with their lanes.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class History:
         self._recordings: OrderedDict[int, weakref.ref[Recording]] = OrderedDict()
 
     def note(self, lane: str, message: Message) -> bool:
-        """Note what was prepared; whether that is new."""
+        """Note a message that prepared an object; return True if it is new."""
         known = (lane, message) in self.messages
         self.messages[lane, message] = None
         self.messages.move_to_end((lane, message))
@@ -42,7 +42,7 @@ class History:
         return not known
 
     def note_recording(self, number: int, recording: Recording) -> bool:
-        """Note what was captured, without keeping it alive; whether that is new."""
+        """Note a captured recording without keeping it alive; return True if it is new."""
         known = number in self._recordings
         self._recordings[number] = weakref.ref(recording)
         self._recordings.move_to_end(number)
@@ -59,5 +59,5 @@ class History:
         return recording
 
     def numbers(self) -> set[int]:
-        """Those of the recordings that are not gone."""
+        """Return the numbers of the recordings that still exist."""
         return {n for n in list(self._recordings) if self.recording(n) is not None}

@@ -1,8 +1,8 @@
-"""A host, and how far it is prepared for a device.
+"""A host in preparation for a device.
 
-Each step brings what is still missing, so it can be taken at any time, and again when the device
-uses more. A context that starts cold takes all of them at once; one that finds a standby takes
-them again, and finds nothing to do.
+Each step adds the parts that are still missing, so it can run at any time, and again when the
+device uses more. A context that starts cold runs all steps at once. A context that takes a standby
+runs them again, and finds little left to do.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ class Prepared:
     """A host on its way to serve a device.
 
     Args:
-        host: the host; whoever has this ends it.
+        host: the host; the owner of this object ends it.
 
     Attributes:
         host: the host.
-        info: what the device says of itself, once it is opened.
-        mapped: the sealed slabs it has.
+        info: the device's properties, once it is opened.
+        mapped: the sealed slabs that it has mapped.
         ports: its lanes by name.
-        captured: numbers of the recordings that it has captured in advance.
-        starting: the lanes it is starting. They stay if the host does not survive that: all
-            that may be why, but for the memory lane, without which there is no device.
+        captured: numbers of the recordings that the host has captured in advance.
+        starting: the lanes that it is starting. They are kept if the host does not survive the
+            start, because each may be the cause. The memory lane is left out, because every device
+            needs it.
     """
 
     def __init__(self, host: HostHandle) -> None:
@@ -150,14 +151,14 @@ class Prepared:
             self.mapped.difference_update(some)
 
     async def start_lanes(self, core: DeviceCore, specs: list[LaneSpec]) -> dict[str, Exception]:
-        """Start lanes side by side, which nobody runs yet.
+        """Start lanes in parallel, without running them yet.
 
         Returns:
-            Why others do not start, by name.
+            The errors of lanes that do not start, by name.
 
         Raises:
-            HostDied: it has ended, perhaps because of one of them.
-            StickyFault: so has its context.
+            HostDied: the host has ended, perhaps because of one of the lanes.
+            StickyFault: the host's context has failed, perhaps because of one of the lanes.
         """
         failed: dict[str, Exception] = {}
         rest = list(specs)

@@ -91,7 +91,7 @@ class Requests(Evaluating[Described], Proxy[Described]):
 
     @property
     def witness(self) -> Witness | None:
-        """Who is told of calls, if anybody wants to know."""
+        """Object that gets the program's calls, or None."""
         return self._core.witness
 
     @property

@@ -1,10 +1,10 @@
-"""A lane: requests in their order, and what becomes of them.
+"""A lane, which launches requests in their order and answers them.
 
-It launches requests in the order in which they came, except that one whose dependencies
-are not launched yet is put aside. A lane has one or more slots, each a stream with an
-executor of its own: ops that do not depend on each other spread over them and run
-concurrently, the others follow each other's streams. Which thread runs it, and when it looks
-whether anything has finished, is its launcher's business.
+It launches requests in the order in which they came, but sets one aside until its dependencies are
+launched. A lane has one or more slots, each a stream with an executor of its own. Ops that do not
+depend on each other spread over the slots and run concurrently. An op that depends on an op of
+another stream waits for that stream. The launcher decides which thread runs the lane, and when it
+checks for finished ops.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _NO_STEPS: Final[deque[tuple[int, Any]]] = deque()
 STEP_SECONDS: Final = 10e-3
-"""Without news for so long, ops of a group are answered one by one where somebody watches."""
+"""Time without news after which ops of a group are answered one by one, if ops are tracked."""
 
 
 def _read(seq: int, later: Later) -> Any:
-    """What the device says of an op, now that it is done with it."""
+    """Return the device's value for an op that is done."""
     try:
         return later.read()
     except BaseException as error:  # noqa: BLE001 - it is the answer
@@ -71,19 +71,19 @@ class Lane:
         index: the lane's number in dependencies.
         sock: the lane's socket; its other end is the program's.
         lanes: all lanes of this host by number, this one included.
-        launcher: whose thread runs it.
-        group: how many launches share one completion token, and go to one slot, when many
+        launcher: the launcher whose thread runs the lane.
+        group: number of launches that share one completion token, and go to one slot, when many
             come at once.
-        track_each_op: whether ops of a group that takes long are answered one by one: somebody
-            watches how long each takes.
+        track_each_op: whether ops of a group that takes long are answered one by one, because the
+            program checks how long each takes.
         shares_streams: whether slots of one number have one stream in all lanes.
 
     Attributes:
         sock: the lane's socket.
         slots: its slots, in the order in which they were made.
-        templates: those that have come.
+        templates: the call templates of the lane.
         launches: the slots of ops that are launched and not answered, by number.
-        aside: what waits for other ops to be launched, by number.
+        aside: requests that wait until other ops are launched, by number.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Lane:
     # --- launching --------------------------------------------------------------------
 
     def launched(self, seq: int) -> bool:
-        """Whether the op ``seq`` of this lane has been launched (asked by other lanes)."""
+        """Return True if the op ``seq`` of this lane has been launched (called by other lanes)."""
         return seq <= self._seen and seq not in self.aside
 
     def accept(self, request: Request, *, alone: bool = False) -> None:
@@ -321,7 +321,7 @@ class Lane:
             self._settle(slot)
 
     def _keep_template(self, request: CallWithTemplate) -> None:
-        """Keep the template of a call for those that are alike."""
+        """Keep the template of a call for later calls with the same signature."""
         former = self.templates.add(request)
         if former is not None:
             for slot in self.slots:
@@ -348,12 +348,12 @@ class Lane:
         return True
 
     def end_pass(self) -> None:
-        """All that has come was accepted: launch what was held back to go together."""
+        """Launch the ops held back to go together, now that all present requests are accepted."""
         if self._together:
             self._launch_together()
 
     def retry(self, seq: int) -> bool:
-        """Launch what was put aside, if it need not wait any more; whether that is so.
+        """Launch a request that was set aside and return True, unless it must still wait.
 
         Raises:
             StickyFault: the context has failed.
@@ -376,7 +376,7 @@ class Lane:
             launcher.wake()
 
     def _launch_together(self) -> None:
-        """Launch what was collected; it counts as launched only from here on."""
+        """Launch the collected ops. They count as launched only from here on."""
         together, self._together = self._together, []
         last = together[-1][0]
         if len(together) == 1:
@@ -435,7 +435,7 @@ class Lane:
             self._step(slot)
 
     def _handler_of(self, message: Message, slot: StreamSlot) -> Callable[[Any], Any]:
-        """What executes a message in a slot, once what has to be done before is done."""
+        """Return the function that executes a message in a slot, and make the slot ready for it."""
         if message.waits:
             self.mark()
             if self.reap():
@@ -469,9 +469,9 @@ class Lane:
             self.launches[seq] = slot
 
     def _settle(self, slot: StreamSlot) -> None:
-        """A group is complete: answer what is done before launching more.
+        """Close a complete group, and answer finished ops before launching more.
 
-        So the program prepares the next ops meanwhile, and what follows runs beside it.
+        The program then prepares its next ops meanwhile, and they run next to this group.
         """
         self._mark(slot)
         # Few answers are not worth a turn of the program's loop while there is more to launch.
@@ -481,7 +481,7 @@ class Lane:
             self._slot = self._next_slot()
 
     def _step(self, slot: StreamSlot) -> None:
-        """Make it possible to answer what is launched so far before the group is done."""
+        """Make it possible to answer the launched ops of a group before the group is done."""
         token = slot.stream.mark()
         if token is not None:
             slot.steps.append((len(slot.unmarked), token))
@@ -530,7 +530,7 @@ class Lane:
         return None
 
     def _gather(self, slot: StreamSlot) -> None:
-        """Make a slot wait for all others: what comes next there comes after everything."""
+        """Make a slot wait for all others, so that later work in it comes after everything."""
         for other in self.slots:
             if other is not slot and (other.in_flight or other.unmarked):
                 slot.stream.follow(other.stream)
@@ -571,7 +571,7 @@ class Lane:
         self._lanes.pop(self.index, None)
 
     def _kind_of(self, message: Message) -> str:
-        """What a request is, for people."""
+        """Return the type of a request, for messages."""
         if isinstance(message, (CallByTemplate, CallWithTemplate)):
             return self.templates.find(message).kind.__name__
         return type(message).__name__
@@ -588,14 +588,14 @@ class Lane:
     # --- completing -------------------------------------------------------------------
 
     def mark(self) -> None:
-        """What was launched last is a group, complete or not."""
+        """Close the group of the last launches, even if it is not full."""
         self._mark(self._slot)
         if self._spreads and self._slot.in_flight:
             self._slot = self._next_slot()
 
     @property
     def answers(self) -> bool:
-        """Whether there are answers to be sent."""
+        """True if answers are waiting to be sent."""
         return bool(self._done or self._out)
 
     def _mark(self, slot: StreamSlot) -> None:
@@ -617,7 +617,7 @@ class Lane:
                 slot.in_flight.append(Group(group, token, steps))
 
     def reap(self) -> bool:
-        """Collect what has finished; whether there is anything to report."""
+        """Collect finished ops; return True if there are answers to send."""
         for slot in self.slots:
             in_flight = slot.in_flight
             if slot.unmarked and slot is not self._slot:
@@ -639,7 +639,7 @@ class Lane:
         return bool(self._done or self._out)
 
     def _reap_steps(self, slot: StreamSlot, group: Group) -> None:
-        """Collect what has finished of a group that takes long."""
+        """Collect finished ops of a group that takes long."""
         if self._launcher.polls and time.perf_counter() - group.since < STEP_SECONDS:
             return
         while group.steps and slot.stream.finished(group.steps[0][1]):
@@ -695,7 +695,7 @@ class Lane:
                 self._flushed = time.perf_counter()
 
     def _tell_times(self) -> None:
-        """What is known of the ops whose answers come next."""
+        """Add the times of the ops whose answers come next."""
         times = None if self._times is None else self._times.take()
         if times is not None:
             append_frame(self._out, times)
@@ -707,7 +707,7 @@ class Lane:
         return min(suspects, default=0)
 
     def flush_prints(self) -> None:
-        """Have what kernels have printed, and failed asserts, written before the fault is told."""
+        """Have the output of kernels, and failed asserts, written before the fault is reported."""
         flush = getattr(self._context, "flush", None)
         if flush is not None:
             flush()
@@ -731,7 +731,7 @@ _read_entries: Final = msgspec.msgpack.Decoder(
 
 
 def _delay_of(index: int) -> Callable[[], None] | None:
-    """What a lane does before each launch where ``testing.lane_delays`` is in force."""
+    """Return the delay before each launch of a lane if ``testing.lane_delays`` is in force."""
     wanted = os.environ.get("ATOMR_LANE_DELAY")
     if not wanted:
         return None

@@ -117,7 +117,7 @@ class CudaStopwatch:
         self._last: _Mark | None = None
 
     def start(self) -> _Mark:
-        """Return the mark at which the next work begins: the last one if it is not done, or a new
+        """Return the mark where the next work begins: the last if it is not done, else a new
         one."""
         last = self._last
         if last is not None:
