@@ -295,10 +295,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
     async def close_lane(self, lane: str) -> None:
         """End a lane of ``run``: its state, its thread and all its objects in the host.
 
-        A lane costs a thread and some descriptors for as long as it is open, so programs that
-        create lane names as they run should close them. This waits for calls that have begun. The
-        next call on the name waits until the lane is closed, and opens it again. Closing a lane
-        that is not open does nothing.
+        A lane costs a thread and some descriptors for as long as it is open, so programs that keep
+        creating lane names should close them. This waits for calls that have begun. The next call
+        on the name waits until the lane is closed, and opens it again. Closing a lane that is not
+        open does nothing.
 
         Args:
             lane: its name.

@@ -66,10 +66,11 @@ The first frames are smaller, each twice the last: the device begins with the bl
 """
 
 _USUAL_FRAME: Final = 8
-"""What frames grow to first. When the block is left, the host has all of the last one before it."""
+"""Ops that a frame grows to in short batches, so that few ops are unsent when the block ends."""
 
 _FRAMES: Final = 16
-"""In longer batches a frame is so small a part of what there is, as far as the largest allows."""
+"""Divisor for long batches: frames there grow to this share of the ops so far, up to the
+largest."""
 
 
 _SLICE: Final = 512
@@ -86,7 +87,7 @@ class _Moving(NamedTuple):
 
 @final
 class Later(Generic[T]):
-    """What ``batch.get`` and ``batch.run`` return: a value that is there once the block is left."""
+    """A result of ``batch.get`` or ``batch.run``, whose value exists once the block has ended."""
 
     def __init__(self) -> None:
         self._value: tuple[T] | None = None
@@ -127,14 +128,14 @@ class Later(Generic[T]):
 class Batch(Collector):
     """Collects ops inside ``async with device.batch() as batch:``.
 
-    Attributes are the device's libraries, whose methods return refs at once. The refs can
-    be used in the batch right away, and elsewhere after it. If anything in the batch
-    fails, or the block raises, all refs that the batch has made are freed.
+    Attributes are the device's libraries, whose methods return refs at once. The refs can be used
+    in the batch right away, and elsewhere after it. If anything in the batch fails, or the block
+    raises, all refs that the batch has made are freed.
 
-    Calls raise what they raise outside, at once where they would before sending anything.
-    The rest leaves the block: ``ContextPoisoned`` if the device fails, ``DeviceLost`` if it is lost
-    or closed, an op's own error, or an ``ExceptionGroup`` of several. A call outside the block is a
-    ``RuntimeError``.
+    Calls raise the same errors as outside a batch. Errors found before sending are raised at once.
+    Others are raised at the end of the block: ``ContextPoisoned`` if the device fails,
+    ``DeviceLost`` if it is lost or closed, an op's own error, or an ``ExceptionGroup`` of several.
+    A call outside the block raises ``RuntimeError``.
     """
 
     def __init__(self, device: Device) -> None:
@@ -221,17 +222,17 @@ class Batch(Collector):
 
     @witnessed
     def get(self, ref: GpuRef) -> Later[np.ndarray[Any, Any]]:
-        """Copy a buffer from the device, as it is at this point of the batch.
+        """Copy a buffer from the device, with its content at this point of the batch.
 
         Args:
-            ref: the buffer, or any view of one; one that is not contiguous is copied to a
+            ref: the buffer, or any view of one. A view that is not contiguous is copied to a
                 contiguous buffer first.
 
         Returns:
-            ``later``, whose ``later.value`` is the array once the block is left without error.
+            ``later``, whose ``later.value`` is the array once the block has ended without error.
 
         Raises:
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: ``ref`` is of an older generation, or freed.
         """
         require_readable(ref, self.memory, "ref", strided=True)
         self._check()
@@ -297,12 +298,12 @@ class Batch(Collector):
     ) -> Later[Any]:
         """Call a Python function in the host, at this point of the batch.
 
-        It is called when the block is left, and its arguments are read then. What comes after it
-        in the batch waits until it has returned, so ops that are called outside of the batch
-        meanwhile come before it. Arguments and errors are those of ``device.run``.
+        The function is called when the block ends, and its arguments are read then. Later calls of
+        the batch wait until it has returned, so ops that are called outside the batch meanwhile
+        come before them. Arguments and errors are those of ``device.run``.
 
         Returns:
-            Where its result is, once the block is left.
+            ``later``, whose ``later.value`` is the result once the block has ended.
         """
         self._check()
         for argument in args:
@@ -322,7 +323,7 @@ class Batch(Collector):
         return later
 
     def _promised_until(self, number: int) -> list[Block]:
-        """What still waits for its memory, of so many promises."""
+        """Return the blocks that still wait for memory, of the first ``number`` promises."""
         # They are in order, and before this end all but a few have theirs.
         return [
             *itertools.takewhile(lambda block: self._promised[block][1] <= number, self._promised)
@@ -408,7 +409,7 @@ class Batch(Collector):
         return super()._add_request(request)
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """A buffer; where there is no room its memory comes at the end of the block."""
+        """Return a buffer. If memory is short, it gets its memory at the end of the block."""
         memory = self.memory
         if not self._open or memory.epoch is not self._epoch:
             self._check()
@@ -428,7 +429,7 @@ class Batch(Collector):
         return GpuRef(block, shape, dtype, nbytes)
 
     def _look_for_room(self, nbytes: int) -> None:
-        """Note how much of what is promised has no room in memory that is there already."""
+        """Note the bytes of promised memory that do not fit in the present slabs."""
         self._wanted += nbytes
         if self._wanted - self.memory.plain_free <= self._lacking:
             return
@@ -438,7 +439,7 @@ class Batch(Collector):
         self._lacking = max(self._lacking, self._wanted - self.memory.plain_free)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """A buffer, where there is room for it."""
+        """Return a buffer if memory is available, else None."""
         block = self.memory.allocate(nbytes) or self._reused(nbytes)
         if block is None:
             return None
@@ -446,9 +447,9 @@ class Batch(Collector):
         return GpuRef(block, shape, dtype, nbytes)
 
     def _reused(self, nbytes: int) -> Block | None:
-        """A block in memory that ops needed which are answered by now, if there is one.
+        """Return a block in the memory of ops that are answered by now, or None.
 
-        Nobody else takes answers while the block runs.
+        While the block runs, only this method takes answers.
         """
         self._take_answers()
         return self.memory.allocate(nbytes)
@@ -490,7 +491,7 @@ class Batch(Collector):
             self._note(self._core.submit(port, name, message, reads, writes), port)
 
     def _note(self, op: Op, port: Port | None = None) -> None:
-        """An op of this batch was submitted just now, to a port that is told when to send it."""
+        """Note an op of this batch that was just submitted, and the port that has to send it."""
         self._ops.append(op)
         if self._instruments.each_op:
             self._instruments("op_in_batch", op, self._number)
@@ -646,7 +647,7 @@ class Batch(Collector):
         self.memory.reclaim_held()  # of what was put off and is not done
 
     async def _spoil(self) -> None:
-        """Withdraw what is not under way, and refuse what the batch has made."""
+        """Withdraw ops that are not sent, and free the batch's refs."""
         if self.memory.epoch is self._epoch:  # else the fault has taken the ops down
             for op in self._ops:
                 op.withdraw()
@@ -664,7 +665,7 @@ class Batch(Collector):
 
 
 async def _drop(pieces: MutableSequence[Any]) -> None:
-    """Empty what may hold thousands, some in each turn of the loop."""
+    """Empty a sequence that may hold thousands of objects, in slices."""
     for number in range(len(pieces), 0, -1):
         pieces.pop()
         if number % _SLICE == 0:

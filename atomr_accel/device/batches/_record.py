@@ -68,7 +68,7 @@ _ALIGNMENT: Final = 16
 _numbers: Final = itertools.count(1)
 
 _Op = tuple[str, str, "Message"]
-"""An op as it was collected: its executor, its name, its message."""
+"""A collected op: its executor, its name, its message."""
 
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What is executed if, or as long as, a flag is set."""
+    """A part that is executed if a flag is set, or repeatedly until it is not."""
 
     kind: Kind
     flag: GpuRef
@@ -236,9 +236,10 @@ class Recording(Collector):
         return super().perform(request)
 
     def take(self, argument: Any) -> Any:
-        """A ref as the program knows it: a placeholder, whose address is looked up late.
+        """Return a ref's stand-in in the program, whose address is read late.
 
-        What the program cannot use it leaves as it is: the call refuses that, by its name there.
+        An argument that the program cannot use is returned unchanged, and the call refuses it by
+        name.
         """
         if isinstance(argument, (list, tuple)):
             return type(argument)(self.take(item) for item in argument)
@@ -259,11 +260,11 @@ class Recording(Collector):
         return taken
 
     def _knows(self, block: Block) -> bool:
-        """Whether a block is of the program: made in it, or a stand-in."""
+        """Return True if a block belongs to the program: made in it, or a stand-in."""
         return block in self._made or block in self._bound or block in self._inside
 
     def _takes(self, ref: object) -> bool:
-        """Whether a program can be recorded with a buffer: perhaps one that another one makes."""
+        """Return True if a buffer can be recorded. It may be one that another recording makes."""
         if not isinstance(ref, GpuRef):
             return False
         block, memory = ref._block, self.memory
@@ -317,7 +318,7 @@ class Recording(Collector):
         return self
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
-        """What is prepared for a program goes when the host forgets the program."""
+        """Return a handle for an object that the host drops together with the program."""
         del lane, name, release
         return self.memory.promise()
 
@@ -349,18 +350,18 @@ class Recording(Collector):
             self._add(step, writes)
 
     def when(self, flag: GpuRef) -> AbstractContextManager[None]:
-        """Record what a replay executes only if a flag is set when it comes there.
+        """Record a part that a replay executes only if a flag is set at that point.
 
-        ``with program.when(flag): ...`` records what is called in its block; on CUDA it
-        becomes a conditional node. Buffers that calls in the block return have their memory
-        in any case, and new content only if the block was executed. Blocks can be nested.
+        ``with program.when(flag): ...`` records the calls in its block. On CUDA they become a
+        conditional node. Buffers that calls in the block return have memory in any case, and new
+        content only if the block was executed. Blocks can be nested.
 
         Args:
-            flag: a bool or an integer of one element on the device; anything but zero is
-                set. What the program has done before decides, so a kernel can.
+            flag: a bool or an integer of one element on the device; any value but zero counts as
+                set. It is read after the program's earlier ops, so a kernel can set it.
 
         Raises:
-            TypeError: ``flag`` is no buffer of bool or integers.
+            TypeError: ``flag`` is not a buffer of bool or integers.
             ValueError: it has more than one element, or is of another device.
             GpuRefStale: it is of an older generation, or freed.
         """
@@ -413,20 +414,19 @@ class Recording(Collector):
     ) -> None:
         """Record the replay of another program as a part of this one (a child graph).
 
-        The other program's results are the same refs as ever; it may go on being replayed
-        by itself.
+        The other program's results stay the same refs, and it can still be replayed by itself.
 
         Args:
-            program: recorded on the same device.
-            *inputs: in the place of those given to its ``device.record``, in order.
-            replace: further buffers by those they stand for, read or written.
+            program: a program recorded on the same device.
+            *inputs: replacements of the inputs of its ``device.record``, in order.
+            replace: further replacements, by the buffers that they replace, read or written.
 
         Raises:
-            ValueError: a buffer of another shape or device, or too many inputs; a program of
-                another device.
-            TypeError: a buffer of another dtype; what is no program.
+            ValueError: a buffer has another shape or device, inputs are too many, or the program is
+                of another device.
+            TypeError: a buffer has another dtype, or ``program`` is not a recording.
             GpuRefStale: a buffer whose generation is over.
-            GpuRefSealed: a sealed buffer in the place of one that is written.
+            GpuRefSealed: a sealed buffer replaces one that is written.
             RuntimeError: the other recording has not ended.
         """
         self._check_open()
@@ -478,20 +478,20 @@ class Recording(Collector):
         """Execute the program and wait until it has finished.
 
         Args:
-            *inputs: in the place of those given to ``device.record``, in order.
-            replace: further buffers by those they stand for, read or written.
+            *inputs: replacements of the inputs of ``device.record``, in order.
+            replace: further replacements, by the buffers that they replace, read or written.
 
         Raises:
-            ValueError: a buffer of another shape or device, or too many inputs; several buffers
-                in the place of one; a view in the place of a buffer that begins at a multiple of
-                more bytes, up to 16, unless only kernels of the program's own were recorded.
-            TypeError: a buffer of another dtype.
+            ValueError: a buffer has another shape or device, inputs are too many, or several
+                buffers replace one. Also if a view is less aligned than the buffer that it
+                replaces, up to 16 bytes, unless only kernels of the program's own were recorded.
+            TypeError: a buffer has another dtype.
             GpuRefStale: a buffer whose generation is over.
-            GpuRefSealed: a sealed buffer in the place of one that is written.
+            GpuRefSealed: a sealed buffer replaces one that is written.
             RuntimeError: another task has replayed it, or a program that it calls, and it was not
-                recorded with ``shared=True``; a buffer that another recording makes, which was not
+                recorded with ``shared=True``. Also if another recording makes a buffer and was not
                 replayed.
-            Unsupported: a flag decides on a part of it, which the driver cannot do.
+            Unsupported: it has a conditional part, which the driver does not support.
         """
         self._check_entered()
         if self._open:
@@ -625,7 +625,7 @@ class Recording(Collector):
     # --- for the host ---------------------------------------------------------------------
 
     def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
-        """What prepares the program and what is replayed, on the buffers of now."""
+        """Return the program's preparing steps and the nodes to replay, on the present buffers."""
         for stand_in, ref in bound.items():
             stand_in.address = ref._place.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
@@ -670,7 +670,7 @@ class Recording(Collector):
         )
 
     def _begin_replay(self, task: trio.lowlevel.Task) -> _Life:
-        """What the program writes has content, for whatever comes after the replay."""
+        """Give the program's results content for ops after the replay."""
         if self._task is None and self._made and not self._shared:
             self._task, self._task_name = weakref.ref(task), task.name
         life = self._life
@@ -680,13 +680,13 @@ class Recording(Collector):
         return life
 
     def _replay_failed(self, life: _Life) -> None:
-        """It has none, unless another replay has written it."""
+        """Take content from the program's results, unless another replay has written them."""
         life.replays -= 1
         if not life.replays and life is self._life:
             self._move(self.memory.epoch, life.awaited)
 
     def _move(self, before: Epoch, after: Epoch) -> None:
-        """What the program writes goes from one epoch to another."""
+        """Move the blocks that the program writes from one epoch to another."""
         for block in self._made:
             if block.epoch is before and block in self._written and not block.sealed:
                 block.epoch = after
@@ -716,7 +716,7 @@ class Recording(Collector):
 
 
 def _start(part: GpuRef, whole: GpuRef) -> int | None:
-    """Where in ``whole`` the memory of ``part`` begins, in bytes; None if it is not inside."""
+    """Return the offset of ``part`` in ``whole`` in bytes, or None if it is not inside."""
     start = part._block.offset - whole._block.offset
     if part._block.base is not whole._block.base:
         return None

@@ -89,17 +89,17 @@ class Arrays(Evaluating[D]):
 
         Args:
             ref: the buffer.
-            value: a number, which becomes the buffer's dtype as in ``numpy.ndarray.fill``:
-                integers lose what comes after the point, floats what they cannot hold.
+            value: a number, which becomes the buffer's dtype as in ``numpy.ndarray.fill``: integers
+                lose the fractional part, and floats are rounded.
 
         Returns:
             ``ref``.
 
         Raises:
             OverflowError: ``value`` is out of the range of the buffer's integers.
-            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device,
-                or made by ``broadcast_to``.
-            TypeError: ``value`` is no number, or a complex one for a real buffer.
+            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device, or
+                made by ``broadcast_to``.
+            TypeError: ``value`` is not a number, or complex for a real buffer.
             GpuRefStale, GpuRefSealed: the buffer cannot be written.
         """
         if strided(ref):
@@ -113,7 +113,7 @@ class Arrays(Evaluating[D]):
         return Request(self._device.memory_lane, "fill", prepare)
 
     def _fill_strided(self, ref: GpuRef, value: Number) -> Request[GpuRef]:
-        """Fill a view from one element beside it, which is repeated."""
+        """Fill a view by repeating one element, which is filled first."""
         lane = self._device.memory_lane
 
         def prepare(driver: Driver) -> Submission[GpuRef]:

@@ -1,8 +1,8 @@
 """Moving large ordinary arrays through staging memory, as fast as threads can copy.
 
-Worker threads copy some chunks while others are on the bus. At tens of GB/s there are
-thousands of chunks a second, so none of them has a task of its own: a chunk costs the trio
-thread one callback when it is copied and one when its op is answered.
+Worker threads copy some chunks while others are on the bus. At tens of GB/s a transfer has
+thousands of chunks a second, so chunks have no tasks of their own. A chunk costs the trio thread
+one callback when it is copied and one when its op is answered.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Chunk:
 
 
 def chunk_size(nbytes: int) -> int:
-    """How large the chunks of a transfer are: there are to be enough for all threads."""
+    """Return the size of a transfer's chunks, small enough to keep all threads busy."""
     return min(CHUNK, max(_LEAST_CHUNK, -(-nbytes // (2 * COPIERS))))
 
 
@@ -84,7 +84,7 @@ class Copiers:
         self._started = True
 
     def close(self, *, cancel_futures: bool = False) -> None:
-        """No more comes; what was begun is finished."""
+        """Refuse new work, and finish the work that was begun."""
         self._pool.shutdown(wait=False, cancel_futures=cancel_futures)
 
 
@@ -252,7 +252,7 @@ class Bulk:
         op.when_answered(partial(self._answered, chunk))
 
     async def _send_when_ready(self, chunk: _Chunk) -> None:
-        """There is no context at present, but what is moved does not need that one."""
+        """Wait for the next context, then send a chunk there."""
         try:
             await self._core.ready()
         except BaseException as error:

@@ -1,7 +1,7 @@
 """Moving arrays between the program and the device.
 
-Ordinary memory goes through staging memory, in chunks where it is large (see ``_bulk``).
-Arrays of ``device.pinned`` are on the bus themselves.
+Ordinary memory goes through staging memory, in chunks if it is large (see ``_bulk``). Arrays of
+``device.pinned`` are transferred directly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BACKLOG: Final = 64
 """Ops that the memory lane may have before ``put`` waits for its own to be answered."""
 
 ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
-"""How ops end with their context."""
+"""Errors of ops that end with their context."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
 _T = TypeVar("_T")
@@ -77,18 +77,18 @@ class Transfer:
         self.done = 0
 
     def add(self, length: int) -> None:
-        """So many bytes more have arrived."""
+        """Note the arrival of ``length`` more bytes."""
         self.done += length
 
 
 @dataclass(frozen=True, slots=True)
 class TransferStatistics:
-    """How far a long transfer is.
+    """Progress of a long transfer.
 
     Attributes:
         name: ``"put"`` or ``"get"``.
-        nbytes: how many bytes it moves in all.
-        done: how many of them have arrived.
+        nbytes: size of the transfer in bytes.
+        done: number of bytes that have arrived.
     """
 
     name: str
@@ -97,10 +97,10 @@ class TransferStatistics:
 
 
 def as_host_array(array: Any) -> np.ndarray[Any, Any]:
-    """What ``put`` will send: C-contiguous, native byte order, a dtype devices have.
+    """Return the array for ``put``: C-contiguous, in native byte order, of a supported dtype.
 
     Raises:
-        TypeError: objects, strings and the like.
+        TypeError: objects, strings and other unsupported dtypes.
     """
     if isinstance(array, CoroutineType):
         raise TypeError(f"array must be an array, not {said_of(array)}")
@@ -137,13 +137,13 @@ async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
 async def in_thread(
     function: Callable[[], _T], limiter: trio.CapacityLimiter, *, abandon: bool = False
 ) -> _T:
-    """``trio.to_thread.run_sync``, after which the thread holds nothing any more.
+    """Run ``trio.to_thread.run_sync``, so that the thread holds no reference to the result.
 
-    A worker that has handed its result over lives on for as long as the kernel likes, with that
-    result: an error, say, whose frames hold buffers. So what it hands over is empty.
+    An idle worker thread may keep its last result for long, such as an error whose frames hold
+    buffers. The function's result is therefore passed in another object.
 
     Raises:
-        OutOfMemory: there is no room for another thread.
+        OutOfMemory: the process has no room for another thread.
     """
     job: list[Any] = [function]
     del function
@@ -205,12 +205,13 @@ async def upload(
         core: the device.
         host: the array, C-contiguous.
         ref: the buffer.
-        new: nobody has it yet, so if it becomes stale it is nobody's loss.
-        wait: until it is there; otherwise, if it is small, until it is sent.
+        new: whether the program has no ref to it yet, so that the call can retry if it becomes
+            stale.
+        wait: whether to wait until the data has arrived. If false, a small array is only sent.
 
     Raises:
-        Rebuilt: a new buffer became stale before anything had arrived.
-        GpuRefStale, GpuRefSealed: the buffer became so before anything had arrived.
+        Rebuilt: a new buffer became stale before any data had arrived.
+        GpuRefStale, GpuRefSealed: the buffer became stale or sealed before any data had arrived.
     """
     data = bytes_of(host)
     block = ref._block
@@ -243,11 +244,11 @@ async def upload(
 
 
 async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
-    """Copy a buffer into an array, which is C-contiguous.
+    """Copy a buffer into a C-contiguous array.
 
     Raises:
-        GpuRefStale: the buffer became stale before anything had arrived.
-        DeviceLost: there is no device any more, whose staging memory it would take.
+        GpuRefStale: the buffer became stale before any data had arrived.
+        DeviceLost: the device is lost or closed, and its staging memory with it.
     """
     if core.context is None:
         await core.ready()
@@ -336,7 +337,7 @@ def after(
     *,
     expected: Context | None = None,
 ) -> None:
-    """Call back once nothing touches the memory of ``op`` any more.
+    """Call a function once the memory of ``op`` is not accessed any more.
 
     A host that is being killed may still be moving data when its ops are answered.
 
@@ -344,9 +345,9 @@ def after(
         core: the device.
         host: the host that has the op.
         op: the op.
-        callback: what to call.
-        expected: the context, where nobody waits for the op: what fails it, if not a fault,
-            is one, since a buffer would be left that does not hold what it should.
+        callback: the function.
+        expected: the context of an op without a waiting caller. Any error of the op then counts as
+            a fault, because a buffer would be left with wrong content.
     """
 
     def answered() -> None:
@@ -533,10 +534,10 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
 def _unfilled(
     core: DeviceCore, context: Context, block: Block, unprotected: Op, protected: Op | None
 ) -> None:
-    """Protect a slab of which a block was not filled, and keep the block until that is done.
+    """Protect a slab after a block was not filled, and hold the block until that is done.
 
-    Sealed slabs stay where they are over a rebuild: a host that has not ended yet could still
-    write to the block through its second mapping, whoever has it then.
+    Sealed slabs survive a rebuild. A host that has not ended yet could still write to the block
+    through its second mapping, even if the block is used again.
     """
     release = Hold(block).release
     if protected is None and unprotected.error is None and core.context is context:
@@ -553,9 +554,9 @@ def _unfilled(
 
 @contextmanager
 def refusing_writers(core: DeviceCore, block: Block) -> Iterator[None]:
-    """Refuse whoever would write a block that is to be sealed, until all who seal it are done.
+    """Refuse writes to a block that is to be sealed, until all tasks that seal it are done.
 
-    What was called before comes before; what is called from now on comes after.
+    Earlier ops come before the seal, later ones after it.
     """
     core.being_sealed[block] += 1
     block.sealed = True

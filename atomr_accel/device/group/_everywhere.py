@@ -41,10 +41,10 @@ class SealedCopiesStatistics:
 class SealedCopies(Mapping["Device", GpuRef]):
     """A sealed buffer on each of several devices. ``Devices.seal_everywhere`` makes it.
 
-    It is a mapping, ``weights[device]``, in the order of the devices. Each copy survives the
-    faults of its device as sealed buffers do. What takes a copy away is that its device is lost
-    for good, or that it is freed; ``restore`` makes it again from the nearest one that is left,
-    on that device or on another.
+    It is a mapping, ``weights[device]``, in the order of the devices. Each copy survives the faults
+    of its device, as all sealed buffers do. A copy is gone if its device is lost or if it is freed.
+    ``restore`` then makes it again from the nearest copy that is left, on that device or on
+    another.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -76,7 +76,7 @@ class SealedCopies(Mapping["Device", GpuRef]):
         )
 
     async def restore(self, device: Device) -> GpuRef:
-        """Have a good copy on a device: the one that is there, or a new one from its nearest peer.
+        """Return the copy on a device, or make one from its nearest peer.
 
         Args:
             device: any open device, also one that had none so far.
@@ -85,11 +85,11 @@ class SealedCopies(Mapping["Device", GpuRef]):
             The copy, which is also ``copies[device]`` from now on.
 
         Raises:
-            TypeError: it is no device.
-            GpuRefStale: no device has a good copy any more.
-            DeviceLost: the device is lost itself.
-            OutOfMemory: it has no room.
-            Unsupported: it cannot seal.
+            TypeError: ``device`` is not an open device.
+            GpuRefStale: all copies are stale or freed.
+            DeviceLost: the device is lost.
+            OutOfMemory: the device has no room for the copy.
+            Unsupported: the device cannot seal.
         """
         if not isinstance(device, Device):
             raise TypeError(f"restore takes an open device, not {said_of(device)}")

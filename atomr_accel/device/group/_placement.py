@@ -1,4 +1,4 @@
-"""Who gets which device: admission, and a line for those who must wait."""
+"""Placement of work on devices, with a line for tasks that must wait."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Placement:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting tasks."""
         return len(self._waiting)
 
     async def take(

@@ -41,10 +41,10 @@ class MostFreeMemory:
 
 @final
 class DataLocality:
-    """Where the buffers that are read are soonest: where they lie, or next to it.
+    """Chooses the device that gets the buffers to read soonest: where they lie, or next to it.
 
-    Of several that are as near, the one with the fewest requests. Work that reads nothing goes
-    where there is least to do.
+    If several are equally near, the least loaded one is chosen. Work that reads no buffers goes to
+    the least loaded device.
     """
 
     def __init__(self) -> None:
@@ -59,18 +59,17 @@ class DataLocality:
 
 @final
 class ConsistentHash:
-    """Equal keys go to the same device, and none gets much more than its share.
+    """Sends equal keys to the same device, without giving it much more than its share.
 
     Devices have points on a ring, and a key goes to the one whose point comes next after its own
-    (Karger et al., 1997). Where that one has ``balance`` times the mean of what is in flight, it
-    goes to the next (Mirrokni, Thorup and Zadimoghaddam, 2018). So when a device is left out, only
-    the keys it had move; and they are back when it is. Work without a key goes where there is
-    least to do.
+    (Karger et al., 1997). If that device has ``balance`` times the mean number of blocks in flight,
+    the key goes to the next (Mirrokni, Thorup and Zadimoghaddam, 2018). When a device is left out,
+    only its keys move, and they return with it. Work without a key goes to the least loaded device.
 
     Args:
-        balance: how many times the mean a device may have in flight; 1.25 is a good one, and
-            infinity keeps keys where they are, however many there are.
-        points: how many each device has on the ring; more make shares more even.
+        balance: the limit for a device, as a multiple of the mean number of blocks in flight. 1.25
+            is a good value, and infinity never moves keys.
+        points: number of points of each device on the ring; more points make shares more even.
     """
 
     def __init__(self, balance: float = 1.25, points: int = 128) -> None:

@@ -1,8 +1,8 @@
 """Buffers in the program's own process, for NumPy, CuPy, PyTorch and JAX there.
 
-A buffer is a piece of a descriptor, which this process can map as well as the host can:
-into its memory on the CPU backend, into the device's primary context on CUDA, where those
-libraries live. The vendor's driver is loaded here for that, when it is first asked for.
+A buffer is a part of a descriptor's memory, which this process can map like the host. On the CPU
+backend it maps into the process's memory. On CUDA it maps into the device's primary context, which
+those libraries use. The first export loads the vendor's driver.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _left: Final[deque[_View]] = deque()
-"""Views that have outlived their device and of which an array is gone. Whoever looks next, in
-whichever thread, takes them out and sees to them."""
+"""Views that have outlived their device and of which an array is gone. The next call in any thread
+takes them out and frees their mappings."""
 
 
 @final
 class _Lease:
-    """What an exported array keeps alive: the buffer's memory, and its mapping here."""
+    """Objects that an exported array keeps alive: the buffer's memory, and its mapping here."""
 
     __slots__ = ("__weakref__", "_hold", "block", "slab", "view")
 
@@ -68,10 +68,10 @@ class _Lease:
         view.leases.add(self)
 
     def outlive(self) -> None:
-        """The device is closed: what is mapped here is all that is needed any more.
+        """Drop the block and the hold, because the device is closed and only the mapping is needed.
 
-        The garbage collector does not see what NumPy's arrays keep alive, and an array may be where
-        the device can be found.
+        The garbage collector does not see objects that NumPy arrays keep alive, so a reference to
+        the device could be part of a cycle that is never freed.
         """
         self.block = self._hold = None
 
@@ -82,15 +82,15 @@ class _Lease:
 
 @final
 class _View:
-    """What this process has mapped of one device, for as long as arrays of it are held.
+    """The mappings of one device in this process, for as long as their arrays are held.
 
-    All that calls the driver is called in worker threads, one at a time; whose trio run
-    they belong to does not matter, so that a view may outlive the run it was made in.
+    Calls of the driver run in worker threads, one at a time. They belong to no trio run, so a view
+    may outlive the run in which it was made.
 
     Attributes:
-        mapped: the slabs, and where they begin.
-        leases: what exported arrays keep alive.
-        closed: whether the device is closed, and nothing is mapped any more.
+        mapped: the addresses of the mapped slabs.
+        leases: objects that exported arrays keep alive.
+        closed: whether the device is closed, so that further slabs are not mapped.
     """
 
     def __init__(self, context: str, index: int) -> None:
@@ -105,7 +105,7 @@ class _View:
 
     @property
     def opened(self) -> bool:
-        """Whether the device is open here."""
+        """True if the device is open in this process."""
         return self._host is not None
 
     def unused(self) -> list[int]:
@@ -312,9 +312,9 @@ class DeviceExport(NotForNumpy, Export):
 
 
 def begins_at(borrowed: Borrowed, multiple: int) -> bool:
-    """Whether an array can be a buffer where it is, as far as kernels care where one begins.
+    """Return True if an array's address is aligned well enough for a buffer.
 
-    Libraries take whole buffers for well aligned, and a GPU faults where an element is not.
+    Libraries expect whole buffers to be well aligned, and a GPU faults on a misaligned element.
     """
     return borrowed.device_type == CPU or not borrowed.pointer % multiple
 

@@ -38,12 +38,12 @@ _DIRECT: Final = 1 << 20
 
 
 def lives_here(core: DeviceCore, ref: object) -> bool:
-    """Whether ``ref`` is a ref of this device, good or not."""
+    """Return True if ``ref`` is a ref of this device, even a stale one."""
     return isinstance(ref, GpuRef) and ref._block.memory is core.memory
 
 
 def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
-    """Whether ``ref`` is a ref of another device, good or not."""
+    """Return True if ``ref`` is a ref of another device, even a stale one."""
     return isinstance(ref, GpuRef) and ref._block.memory is not core.memory
 
 
@@ -215,19 +215,19 @@ class _Description(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class SharedBuffer:
-    """A buffer that other processes can open: a descriptor, and what is in it.
+    """A buffer that other processes can open: a descriptor, and a description of its content.
 
-    Send both over a Unix socket, ``socket.send_fds(sock, [shared.description],
-    [shared.fd])``, and make the same of them there, ``SharedBuffer(fd, description)``, for
-    ``device.adopt``. The descriptor is of this buffer's memory only. On the CPU backend
-    nobody can write to it; a GPU's driver lets whoever has it map it as he likes.
+    Send both over a Unix socket, ``socket.send_fds(sock, [shared.description], [shared.fd])``, and
+    make a ``SharedBuffer(fd, description)`` of them there, for ``device.adopt``. The descriptor is
+    of this buffer's memory only. On the CPU backend it allows no writing. A GPU's driver lets any
+    process with the descriptor map the memory for writing.
 
     Attributes:
         fd: the descriptor; closed with ``close``, or with this object.
         description: bytes to send along.
 
     Raises:
-        ValueError: the description is none.
+        ValueError: the description is invalid.
     """
 
     def __init__(self, fd: int, description: bytes, *, block: Block | None = None) -> None:
@@ -249,11 +249,11 @@ class SharedBuffer:
 
     @property
     def sealed(self) -> bool:
-        """Whether the buffer is read-only, and shared for good rather than copied."""
+        """True if the buffer is read-only, and shared for good rather than copied."""
         return self._content.sealed
 
     def close(self) -> None:
-        """Close the descriptor; whoever has adopted the buffer keeps it."""
+        """Close the descriptor. Processes that have adopted the buffer keep it."""
         fd, self.fd = self.fd, -1
         self._block = None
         if fd >= 0:
@@ -355,7 +355,7 @@ async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
 
 
 async def _fill_alone(core: DeviceCore, target: Block, source: Block, name: str) -> None:
-    """Copy to a block that is all of its slab, and leave nothing of others behind it."""
+    """Fill a block that is all of its slab, and clear the rest of the slab."""
     nbytes = target.nbytes
     async with filling(core, target):
         port = core.ports[MEMORY_LANE]

@@ -1,11 +1,11 @@
 """Windows: slabs of other devices that this device's host has mapped, to copy there directly.
 
-A slab is mapped when the first long copy goes there, and stays so: mapping is a round trip to the
-host and several calls of the driver, which many a copy takes less than. The mapping keeps the
-memory, so the device that owns a slab has others let go of it when it gives it up.
+A slab is mapped at the first long copy, and stays mapped, because mapping takes a round trip to the
+host and several driver calls. Many copies take less time than that. The mapping keeps the memory,
+so a device that gives up a slab has the other devices close their windows on it.
 
-Nobody keeps a window on a sealed slab: what is read-only must not be within others' reach for
-longer than it takes to fill it.
+A window on a sealed slab is closed as soon as the copy is done, so other devices reach read-only
+memory only while it is being filled.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Window:
 @final
 @uninterrupted
 class Windows:
-    """Those of one device on others, and who has some on it."""
+    """A device's windows on others, and the devices with windows on it."""
 
     def __init__(self, core: DeviceCore) -> None:
         self._core: Final = core
@@ -117,7 +117,7 @@ class Windows:
             return window
 
     def given_up(self, slab: int) -> None:
-        """A slab of this device is no more: nobody shall keep its memory."""
+        """Close all windows on a slab of this device, because it is given up."""
         for guest in self._guests:
             window = guest.windows._open.get(self._core.memory, {}).pop(slab, None)
             if window is not None:

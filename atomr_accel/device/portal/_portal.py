@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 @final
 class PortalCall(Generic[R]):
-    """A call on its way.
+    """A call in progress.
 
     Attributes:
-        future: gets what the function returned or raised; None where it was cancelled.
+        future: gets the function's result or error; None if it was cancelled.
         cancelled: whether ``cancel`` has ended it. Known once the future is done.
     """
 
@@ -100,7 +100,7 @@ class Portal(Generic[T]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> PortalCall[R]:
-        """Call an async function with what is open, once ``opened`` is done, and the arguments."""
+        """Call an async function with the opened object and arguments, after ``opened``."""
         if not callable(function):
             raise TypeError(f"expected an async function, not {said_of(function)}")
         call = PortalCall(self, partial(function, self._value, *args, **kwargs))
@@ -165,7 +165,7 @@ class Portal(Generic[T]):
 
 
 def _over(failure: BaseException | None) -> Exception:
-    """The error for calls that nobody will answer any more."""
+    """Return the error for calls after the end."""
     error: Exception
     if isinstance(failure, DeviceLost):
         error = DeviceLost(str(failure))

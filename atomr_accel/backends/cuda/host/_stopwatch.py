@@ -117,8 +117,7 @@ class CudaStopwatch:
         self._last: _Mark | None = None
 
     def start(self) -> _Mark:
-        """Return the mark where the next work begins: the last if it is not done, else a new
-        one."""
+        """Return the mark where the next work begins: the last if not done, else a new one."""
         last = self._last
         if last is not None:
             (status,) = driver.cuEventQuery(last.event)
