@@ -1,7 +1,6 @@
 """Backends: one folder each, behind one protocol (``host._protocol.HostContext``).
 
-A host imports this package with the backend that it runs, so nothing here loads more than
-descriptions.
+A host imports this package with the backend that it runs, so this module only holds descriptions.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ class Backend:
     """A backend, as an entry point in the group ``atomr_accel.backends`` names it.
 
     Attributes:
-        name: such as ``"cuda"``; libraries name their executors by it.
+        name: its name, such as ``"cuda"``, which libraries use as a key for their executors.
         context: ``module:class`` of its ``HostContext``.
         memory: ``module:class`` of the executor of its memory lane.
-        why_absent: a cheap check in the program that loads no vendor library: why there
-            can be no such device here, or None if there may be.
-        slow_start: whether a host takes so long to start that a warm one is worth it.
-        capabilities: how its devices differ from others.
-        executors: ``module:class`` of executors that come with the backend, by the name of
-            the lane. They go before what a library has for it.
+        why_absent: a cheap check in the program that loads no vendor library. It returns the reason
+            why this machine has no such device, or None if it may have one.
+        slow_start: whether a host starts slowly enough to make a warm standby the default.
+        capabilities: the capabilities of its devices.
+        executors: ``module:class`` of executors that come with the backend, by the name of the
+            lane. They take priority over a library's executors for it.
     """
 
     name: str

@@ -24,7 +24,7 @@ BUILT_IN: Final = {
     "cpu": "atomr_accel.backends.cpu:BACKEND",
     "cuda": "atomr_accel.backends.cuda:BACKEND",
 }
-"""``module:attribute`` of those that come with this package, the same as its entry points."""
+"""``module:attribute`` of this package's backends, the same as its entry points."""
 
 
 def find_backend(name: str) -> Backend:

@@ -82,7 +82,7 @@ async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) 
 
 
 class _Turn:
-    """A request's place among those that have to wait before they are submitted."""
+    """A request's place in the line of those that wait before their submission."""
 
     __slots__ = ("before", "over")
 
@@ -111,7 +111,7 @@ class LibraryActor(Actor):
 
     @side_by_side(Request)
     def execute(self, request: Request[T]) -> Coroutine[Any, Any, T]:
-        """Submit a request; at once, if nothing has to be waited for."""
+        """Submit a request, at once if it need not wait."""
         library = library_of(request)
         if library != self._name:
             return _fail(self._not_ours(request.name, library))

@@ -1,7 +1,7 @@
 """The context actor: one incarnation of a device, one generation, one host.
 
-Its lanes are tasks in its nursery, so they live and die together (one_for_all is what a
-nursery does). Whatever ends it ends its host too; the supervisor then starts another.
+Its lanes are tasks in its nursery, so they live and die together, as in a one_for_all supervisor.
+Every end of a context ends its host too, and the supervisor then starts another.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _LAUNCH_TIMEOUT: Final = 702
 """The driver's status for a kernel that its own watchdog ended."""
 
 _ASSERTION: Final = "Assertion `"
-"""The driver writes a line with this for each thread whose ``assert`` has failed."""
+"""Text in the line that the driver writes for each thread whose ``assert`` has failed."""
 
 _WATCH_DIVISOR: Final = 8
 """A hung op is noticed within an eighth of the deadline after it."""
 
 
 _PROMPT_SECONDS: Final = 1.0
-"""A host that has nothing to do answers sooner than this."""
+"""Time within which an idle host answers."""
 
 
 _log = logging.getLogger("atomr_accel.device")
@@ -206,7 +206,7 @@ class Context:
         return None
 
     def _attach(self, info: DeviceInfo) -> None:
-        """The host has proved good."""
+        """Attach to the device, because the host has passed its check."""
         core = self._core
         hot = self._companion is not None
         if self._companion is not None:
@@ -248,7 +248,7 @@ class Context:
             raise
 
     def _conclude(self, failures: ExceptionGroup[Any], code: int | None, *, up: bool) -> Exception:
-        """The one error that tells why the context ended."""
+        """Return the one error that explains why the context ended."""
         if self._fault is not None:
             return self._fault
         errors = sorted(_leaves(failures), key=_is_echo)
@@ -305,7 +305,7 @@ class Context:
         return self._fault
 
     def _last_words(self) -> list[str]:
-        """Tell what the host has written by now; the last lines of its standard error."""
+        """Report the host's output so far, and return the last lines of its standard error."""
         output = self.host.output
         if output is None:
             return []
@@ -313,7 +313,10 @@ class Context:
         return [*output.last]
 
     async def _watch(self, deadline: float) -> None:
-        """End the host when an op hangs: nothing else ends a kernel that never does."""
+        """End the host when an op hangs.
+
+        This is the only way to end a kernel that never finishes.
+        """
         interval = deadline / _WATCH_DIVISOR
         running = 0.0
         while True:
@@ -372,9 +375,9 @@ class Context:
         return info
 
     async def start_lanes(self, lanes: Mapping[str, tuple[LaneSpec, int]]) -> None:
-        """Start the lanes that a device has in use, and end those of earlier ones of their names.
+        """Start the lanes that a device has in use, and end earlier ones of the same names.
 
-        Without one that cannot be had the device goes on: whoever uses it next gets the reason.
+        If a lane does not start, the device continues without it, and its next user gets the error.
 
         Args:
             lanes: the lanes with their numbers, by name.

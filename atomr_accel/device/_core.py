@@ -68,14 +68,14 @@ if TYPE_CHECKING:
 Shape = int | tuple[int, ...]
 
 ASKING_FOR_TIMES: Final = "times"
-"""The name of ops by which hosts learn what instruments want to know."""
+"""Name of ops that configure hosts to send times for instruments."""
 
 _MOST_RELEASED: Final = 4
 """Largest number of objects that the host is asked to release with one op."""
 
 
 _RANGE: Final = 1 << 40
-"""Sequence numbers of a device and of what stands for it lie so far apart."""
+"""Distance between the sequence numbers of a device and of its companions."""
 
 
 _MOST_CRASHES: Final = 2
@@ -286,7 +286,7 @@ class DeviceCore:
         return self.serving.host.pid if self.serving is not None else None
 
     def tell_output(self) -> None:
-        """Tell what the host has written to its descriptors 1 and 2, such as by kernels."""
+        """Report the host's output on descriptors 1 and 2, such as by kernels."""
         output = None if self.serving is None else self.serving.host.output
         if output is not None:
             output.glance()
@@ -324,7 +324,7 @@ class DeviceCore:
         )
 
     def take_over(self, companion: DeviceCore, prepared: Prepared) -> None:
-        """Go on with the host of a companion, which submits nothing any more."""
+        """Continue with the host of a companion, which submits no more ops."""
         self._sequence = max(self._sequence, companion._sequence)
         idle = not companion.in_flight
         for name, port in prepared.ports.items():
@@ -339,10 +339,10 @@ class DeviceCore:
             self.pinned.take_over(companion.pinned)
 
     async def ready(self) -> Context:
-        """Wait until there is a good context.
+        """Wait for a context that takes ops, and return it.
 
         Raises:
-            DeviceLost: there will be none.
+            DeviceLost: the device is lost or closed.
         """
         if get_ident() != self._thread:
             raise self._elsewhere()
@@ -385,17 +385,17 @@ class DeviceCore:
             self.changed()
 
     def drop_lane(self, name: str) -> None:
-        """A rebuild does without the lane; its next user starts it, or gets the reason."""
+        """Leave a lane out of rebuilds. Its next user starts it, or gets the error."""
         if self.lanes.pop(name, None) is not None:
             self.changed()
 
     def changed(self) -> None:
-        """A standby may have to do something."""
+        """Notify standbys of a change."""
         if self.standby is not None:
             self.standby.changed()
 
     def remove_lane(self, name: str) -> None:
-        """A lane has answered all that was asked of it, and is not used any more: end it."""
+        """End a lane that has answered all its ops and is not used any more."""
         self.drop_lane(name)
         if self.serving is not None:
             self.serving.remove_lane(name)
@@ -468,7 +468,7 @@ class DeviceCore:
         self.ask_for_times()
 
     def ask_for_times(self, ports: Iterable[Port] | None = None) -> None:
-        """Have hosts tell when they do what, and mark it, if an instrument wants that, or no more.
+        """Have hosts send times and mark launches while an instrument wants them.
 
         Args:
             ports: lanes that have just started; by default all.
@@ -481,7 +481,7 @@ class DeviceCore:
                 self.submit(port, ASKING_FOR_TIMES, ReportTimes(*wanted))
 
     def tell_done(self) -> None:
-        """Tell instruments of all ops that are done."""
+        """Report all ops that are done to instruments."""
         for port in self.ports.values():
             port.tell_done()
 
@@ -521,7 +521,7 @@ class DeviceCore:
             self.instruments(name, self, slab.nbytes, slab.sealed)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """An uninitialised buffer, or None where making it takes a wait."""
+        """Return an uninitialised buffer, or None if making it needs to wait."""
         if self.context is None:
             return None
         block = self.memory.allocate(nbytes)

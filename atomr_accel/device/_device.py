@@ -43,18 +43,18 @@ class DeviceStatistics:
     Attributes:
         state: ``"ready"``, ``"rebuilding"`` or ``"lost"``.
         generation: the present generation.
-        faults: how many contexts have failed.
-        last_fault: the last of them in one line, or None.
+        faults: number of contexts that have failed.
+        last_fault: the last fault in one line, or None.
         host_pid: the host's process id; None without one.
-        in_flight: ops that are not answered yet.
-        memory: where the device's memory is.
-        transfers: the long transfers that are under way.
+        in_flight: number of ops that are not answered yet.
+        memory: use of the device's memory.
+        transfers: the long transfers in progress.
         pinned: the pool of page-locked arrays.
         lanes: the open lanes.
-        startup: how long the present context took to come up.
-        standby: the hosts that are kept for the next rebuild; None if there are none.
-        supervisor: the device's children, restarts of its context, and the window these are
-            counted in.
+        startup: the time that the present context took to start.
+        standby: the standbys for the next rebuild; None without standbys.
+        supervisor: the device's children, the restarts of its context, and the period in which they
+            count.
     """
 
     state: str
@@ -77,14 +77,13 @@ class DeviceStatistics:
 class Device(MemoryMethods, Libraries[Awaited]):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
-    Its methods may be called from any task of the ``trio.run`` that opened it; from another
-    thread, by ``trio.from_thread.run``. Ops that share no buffer run concurrently; those that
-    do behave as if they ran in the order in which they were called.
+    Its methods may be called from any task of the ``trio.run`` that opened it, and from another
+    thread with ``trio.from_thread.run``. Ops that share no buffer run concurrently. Ops that share
+    a buffer behave as if they ran in the order of the calls.
 
-    Whatever is awaited may also raise:
-        RuntimeError: it was called in another thread.
-        ContextPoisoned: the device failed while the op was in flight. It is being rebuilt.
-        DeviceLost: the device is gone for good, or its block was left.
+    All async methods may also raise: RuntimeError: the method was called in another thread.
+    ContextPoisoned: the device failed while the op was in flight. It is being rebuilt. DeviceLost:
+    the device is gone for good, or its block was left.
 
     Attributes:
         array: NumPy's functions for making, joining, sorting and counting arrays.
@@ -158,7 +157,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     @property
     def ref(self) -> ActorRef:
-        """The device's actor: to be watched, and stopped where no block does that.
+        """The device's actor, to watch it or to stop it without leaving a block.
 
         Its children are the context and the libraries' actors, such as ``device.blas.ref``.
         """
@@ -295,10 +294,9 @@ class Device(MemoryMethods, Libraries[Awaited]):
     async def close_lane(self, lane: str) -> None:
         """End a lane of ``run``: its state, its thread and all its objects in the host.
 
-        A lane costs a thread and some descriptors for as long as it is open, so programs that keep
-        creating lane names should close them. This waits for calls that have begun. The next call
-        on the name waits until the lane is closed, and opens it again. Closing a lane that is not
-        open does nothing.
+        An open lane costs a thread and some descriptors, so programs that keep creating lane names
+        should close them. This waits for calls that have begun. The next call on the name waits
+        until the lane is closed, and opens it again. Closing a lane that is not open does nothing.
 
         Args:
             lane: its name.
@@ -320,10 +318,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
         return Event(self._core)
 
     def batch(self) -> Batch:
-        """A nursery for GPU work: ``async with device.batch() as batch:``.
+        """Open a nursery for GPU work: ``async with device.batch() as batch:``.
 
-        Inside, ``batch.blas.gemm(a, b)`` and its like return refs at once and await
-        nothing; the block leaves when all of it has finished, and an error raises there.
+        Inside the block, methods such as ``batch.blas.gemm(a, b)`` return refs at once, without
+        ``await``. The block ends when all ops have finished, and raises their errors.
 
         Returns:
             The batch, to be entered once.

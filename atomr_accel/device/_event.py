@@ -1,4 +1,4 @@
-"""Explicit events, for those who want to see time on the device."""
+"""Explicit events, for measuring time on the device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _numbers: Final = itertools.count(1)
 class Event:
     """A point in the work of one lane. Made by ``device.event()``.
 
-    Nothing needs events for correctness: ops that touch the same memory are ordered by
-    themselves.
+    Events are not needed for correctness, because ops on the same memory are always ordered.
     """
 
     def __init__(self, core: DeviceCore) -> None:
@@ -37,15 +36,16 @@ class Event:
         self._kept: Kept | None = None
 
     async def record(self, lane: str = "blas") -> None:
-        """Put the point after everything submitted to ``lane`` so far (``cuEventRecord``).
+        """Set the point after all ops submitted to ``lane`` so far (``cuEventRecord``).
 
-        Recording again moves it. Does not wait for that work.
+        Recording again moves the point. This does not wait for the work.
 
         Args:
-            lane: such as ``"blas"``, ``"fft"`` or ``"kernels"``; one that was used before.
+            lane: the name of a lane that was used before, such as ``"blas"``, ``"fft"`` or
+                ``"kernels"``.
 
         Raises:
-            ValueError: no such lane is running.
+            ValueError: the lane is not running.
         """
         await self._core.ready()
         port = self._core.ports.get(lane)

@@ -17,7 +17,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def short_of(error: Exception, what: str) -> Exception:
-    """``OutOfMemory`` for what could not be started for want of something; else the error."""
+    """Return ``OutOfMemory`` for an error that means a shortage at a start; else the error."""
     if not isinstance(error, OSError) or error.errno not in SHORTAGES:
         return error
     short = OutOfMemory(f"{what} cannot be started: {error}", requested=0)

@@ -50,7 +50,7 @@ class Growth:
         """Make room for ``nbytes`` in one piece.
 
         Raises:
-            OutOfMemory: there is none.
+            OutOfMemory: the device or its limit has too little room.
         """
         await self.add_slab(await self._core.ready(), nbytes, sealed=False)
 
@@ -152,7 +152,7 @@ class Growth:
                 self._core.memory.add_slab(slab)
 
     async def trim(self) -> None:
-        """Give memory that nothing uses back to the device."""
+        """Give unused memory back to the device."""
         context = await self._core.ready()
         async with self._growing:
             if context is self._core.context:
@@ -282,10 +282,10 @@ class Growth:
             del refusal  # its traceback has this frame in it, and those of who waits for memory
 
     def require_possible(self, nbytes: int) -> None:
-        """Raise where no slab could ever be large enough.
+        """Raise if a buffer is too large for any slab.
 
         Raises:
-            OutOfMemory: the buffer is larger than addresses count within a slab.
+            OutOfMemory: the buffer is larger than a slab's address range.
         """
         if nbytes > OFFSET_MASK:
             raise self._out_of_memory(nbytes)
@@ -301,10 +301,10 @@ class Growth:
 
     @contextmanager
     def room_for(self, nbytes: int) -> Iterator[None]:
-        """For what takes a descriptor or a mapping of ``nbytes`` of memory.
+        """Make room for a descriptor or a mapping of ``nbytes`` of memory in the block.
 
         Raises:
-            OutOfMemory: those are short.
+            OutOfMemory: descriptors or address space are short.
         """
         try:
             yield

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from .batches._record import Recording
 
 _MOST_NOTED: Final = 512
-"""Plans and kernels of which hot ones have their own, those that were made last."""
+"""Number of plans and kernels, the last ones, that hot standbys prepare, too."""
 
 _MOST_RECORDINGS: Final = 64
-"""Recordings that hot ones capture in advance, those that were captured last."""
+"""Number of recordings, the last ones, that hot standbys capture in advance."""
 
 
 @final
@@ -51,7 +51,7 @@ class History:
         return not known
 
     def recording(self, number: int) -> Recording | None:
-        """The recording that the host knows by a number, unless it is gone."""
+        """Return the recording with a number, or None if it is gone."""
         known = self._recordings.get(number)
         recording = None if known is None else known()
         if recording is None:

@@ -1,4 +1,4 @@
-"""A device's life: contexts come and go, generations pass, and some day it is over."""
+"""A device's life: contexts start and end, generations pass, and finally the device ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Lifecycle:
     # --- contexts come and go ------------------------------------------------------------
 
     def attach(self, context: Context, ports: Mapping[str, Port], info: DeviceInfo) -> None:
-        """Open the gate: ``context`` has proved good."""
+        """Open the gate: ``context`` takes ops from now on."""
         core = self._core
         core.serving = context
         core.ports = ports
@@ -198,7 +198,7 @@ class Lifecycle:
         return place.restarting or not place.stopping
 
     def renew(self) -> None:
-        """The device was stopped and starts again: what its context had is gone."""
+        """Begin a new life, because the device was stopped and starts again."""
         self._core.memory.over = None
         if self._untold:
             self._tell_generation()
@@ -291,7 +291,7 @@ class Lifecycle:
         self._core.pinned.close(self._end)
 
     async def settle(self) -> None:
-        """Wait, as long as that makes sense, until nothing is left of a device that is over."""
+        """Wait, for a limited time, until a device that is over has released everything."""
         with trio.CancelScope(shield=True):
             await self._core.windows.close_guests()
             await self._core.reaper.reap_all()

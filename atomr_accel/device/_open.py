@@ -64,15 +64,15 @@ _STANDBY_BACKOFF: Final = Backoff(initial=0.0, base=0.01, factor=2.0, maximum=2.
 _NO_BACKOFF: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 _MOST_FAILED_STARTS: Final = 10
-"""Contexts in a row that do not start, after which the device is lost; they take some 10 s."""
+"""Failed starts in a row after which the device is lost, which takes some 10 s."""
 
 
 @final
 class System(ActorSystem):
     """A tree of actors that devices can be part of. ``atomr_accel.open_system`` makes one.
 
-    It is all that ``ActorSystem`` is. What an actor has as ``self.system`` is one, too, where
-    such a system has spawned it; ``assert isinstance(self.system, System)`` tells type checkers.
+    It has all methods of ``ActorSystem``. An actor that it has spawned finds it as ``self.system``;
+    ``assert isinstance(self.system, System)`` makes that known to type checkers.
     """
 
     _made_by: ClassVar[str] = "atomr_accel.open_system(name)"
@@ -310,12 +310,12 @@ async def opened_devices(
     """Open devices in a system of their own, and close them when the block is left.
 
     Args:
-        indices: which devices, at least one.
-        settings: of all of them.
-        decider: what becomes of the others when one is lost. If that escalates, its
-            ``DeviceLost`` leaves the block.
-        instruments: what to tell of them.
-        stacklevel: of a warning that they are no GPUs, as ``warnings.warn`` counts.
+        indices: the devices' indices, at least one.
+        settings: the settings of all devices.
+        decider: the decider for a lost device. If it escalates, the block raises the
+            ``DeviceLost``.
+        instruments: instruments to call for their events.
+        stacklevel: the stack level of the warning that they are not GPUs, as for ``warnings.warn``.
     """
     supervision = Supervision(decider=decider, escalation=lambda _name, cause: cause)
     devices: list[Device] = []

@@ -34,9 +34,9 @@ LIBRARY_OF: Final = {lane: library for library, lanes in _LANES.items() for lane
 
 
 def library_of(request: Request[Any]) -> str | None:
-    """The library whose request it is: that of its name, or else of its lane.
+    """Return the library that a request belongs to, by its name or else by its lane.
 
-    A call of several steps may end with one of another library.
+    A call of several steps may end with a request of another library.
     """
     library = request.name.partition(".")[0]
     return library if library in NAMES else LIBRARY_OF.get(request.lane.name)
@@ -81,7 +81,7 @@ class Place:
         return ref
 
     def add_context(self, part: Part) -> None:
-        """Show the context, and tell of the rebuilds that its restarts are."""
+        """Show the context, and report its restarts as rebuilds."""
         self.context = part
         part.shown = lambda own: own._replace(generation=self._core.memory.generation)
         part.followers.append(self._rebuilt)

@@ -104,7 +104,7 @@ class Prepared:
             core.modules.update(dict.fromkeys(reply.names))
 
     async def free_memory(self) -> int:
-        """Bytes of the device's memory that are free; 0 where that tells nothing."""
+        """Return the bytes of free device memory, or 0 if unknown."""
         reply, _ = await self.host.request(AskFree())
         assert isinstance(reply, Free)
         return reply.nbytes
@@ -123,7 +123,7 @@ class Prepared:
         return self.info
 
     async def map(self, core: DeviceCore) -> int:
-        """Map the sealed slabs that there are, and let go of those that are gone.
+        """Map the present sealed slabs, and unmap those that are gone.
 
         Returns:
             The bytes that were mapped.
@@ -143,7 +143,7 @@ class Prepared:
                 nbytes += slab.nbytes
 
     async def unmap(self, slabs: Iterable[int]) -> None:
-        """Unmap those of ``slabs`` that it has."""
+        """Unmap those of ``slabs`` that the host has mapped."""
         gone = sorted(self.mapped.intersection(slabs))
         for start in range(0, len(gone), MOST_UNMAPPED):
             some = gone[start : start + MOST_UNMAPPED]
@@ -230,11 +230,11 @@ class Prepared:
     def _note_failed(
         self, reply: LanesOpened, asked: set[str], failed: dict[str, Exception]
     ) -> None:
-        """Note which of the lanes that were asked for do not start.
+        """Note the lanes that did not start.
 
         Raises:
-            HostDied: no host tells this.
-            StickyFault: the start of one has ended the context.
+            HostDied: a correct host does not send this reply.
+            StickyFault: the start of a lane has ended the context.
         """
         for name, why in reply.failed.items():
             if name not in asked:

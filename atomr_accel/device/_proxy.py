@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Proxy(Libraries[D]):
-    """Has the libraries of a device, with another driver, and hands on what the device says."""
+    """Base class with the libraries of a device, another driver, and the device's properties."""
 
     _hidden: ClassVar[Set[str]]
     """Attributes for facades, hidden from programs."""

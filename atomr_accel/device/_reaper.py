@@ -34,7 +34,7 @@ class Reaper:
         self._gone: Final[weakref.WeakSet[HostHandle]] = weakref.WeakSet()
 
     async def reap(self, host: HostHandle) -> None:
-        """Wait until a host that was killed has ended; then nothing touches its memory."""
+        """Wait until a killed host has ended, so that its memory is not accessed any more."""
         await host.wait_ended()
         self._reaped(host)
 

@@ -46,7 +46,7 @@ class Again:
         return next(self._numbers)
 
     async def wait(self, number: int) -> None:
-        """Wait until those that were made before have gone on."""
+        """Wait until earlier calls have continued."""
         waiting = self._waiting
         entry = number, trio.lowlevel.current_task()
 
@@ -76,7 +76,7 @@ class Again:
 async def retry(
     core: DeviceCore, function: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], attempts: int
 ) -> T:
-    """See ``Device.retry``."""
+    """Implement ``Device.retry``."""
     given: object = function
     if isinstance(given, CoroutineType):
         name = given.__name__

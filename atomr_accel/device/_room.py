@@ -58,7 +58,7 @@ class Room:
                 _log.warning("%s", told, extra=self._core.log_fields())
 
     async def left(self) -> int:
-        """Bytes of the device's memory that are free, and those that are the program's."""
+        """Return the free bytes of the device's memory, and the bytes of the program."""
         context = self._core.context
         with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
             if context is not None and (free := await context.prepared.free_memory()):

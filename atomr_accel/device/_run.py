@@ -198,7 +198,7 @@ class _Lane:
     def initialize(
         self, core: DeviceCore, port: Port, init: _Packed, source: object
     ) -> tuple[int, list[Block], list[Block]]:
-        """See to it that the calls that follow find the state.
+        """Make the state for later calls, unless it exists.
 
         Returns:
             The state's number, and the blocks that it reads, and may write.
@@ -233,7 +233,7 @@ class _Lane:
         made.when_answered(answered)
 
     def repeat(self, core: DeviceCore, port: Port, other: _Lane) -> bool:
-        """Make the state that a lane has, if that was good and can be done here."""
+        """Make the state of a lane, if it was made before and needs only memory mapped here."""
         if other.init is None or not other.good or other.init is self.init:
             return False
         try:
@@ -282,7 +282,7 @@ class HostCalls:
         lane: str,
         init: Callable[[], Any] | None,
     ) -> Any:
-        """See ``Device.run``."""
+        """Implement ``Device.run``."""
         if not callable(function):
             raise TypeError(f"run(function, *args) takes a callable, not {said_of(function)}")
         if init is not None and not callable(init):
@@ -299,7 +299,7 @@ class HostCalls:
             known.leave()
 
     async def close(self, lane: str) -> None:
-        """See ``Device.close_lane``."""
+        """Implement ``Device.close_lane``."""
         _check_name(lane)
         known = self._lanes.get(lane)
         if known is None:
@@ -395,7 +395,7 @@ class HostCalls:
         return known
 
     def _closed(self, lane: str, known: _Lane) -> None:
-        """Nothing is asked of the lane any more."""
+        """End a lane that has no more calls."""
         self._core.remove_lane(known.spec.name)
         self._lanes.pop(lane, None)
         assert known.closing is not None
@@ -486,7 +486,7 @@ class HostCalls:
     async def _fetch(
         self, port: Port, epoch: Epoch, name: str, ticket: int, part: int, nbytes: int
     ) -> Bytes:
-        """Fetch a part of the result, which does not travel with the answer."""
+        """Fetch a part of the result that is too large for the answer."""
         core = self._core
         data = np.empty(nbytes, np.uint8)
 
@@ -511,7 +511,7 @@ class HostCalls:
             raise GpuRefStale(f"the result of {name} is gone: {self._core.name} was rebuilt")
 
     def _abandoned(self, known: _Lane, port: Port, epoch: Epoch, ticket: int) -> None:
-        """A call whose caller has left is over."""
+        """End a call whose caller has left."""
         self._forget(port, epoch, ticket)
         known.leave()
 

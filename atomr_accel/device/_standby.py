@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("atomr_accel.device")
 
 _RETRY: Final = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
-"""When another is tried after one that could not be had."""
+"""Back-off before another standby is started after one that failed."""
 
 _BREATH_SECONDS: Final = 0.1
-"""After a rebuild the program's ops come first: for so long none becomes hot."""
+"""Time after a rebuild in which no standby becomes hot, because the program's ops come first."""
 
 _STEP_SECONDS: Final = 5.0
 """Time that a rebuild waits for a standby to finish its step, before it starts a host of its
@@ -65,7 +65,7 @@ _MOST_AGAIN: Final = 16
 """Largest number of plans that are prepared in advance in a host that was not hot."""
 
 _ROOM_SECONDS: Final = 1.0
-"""A standby that has not let go of memory after this long is killed."""
+"""Time after which a standby that has not released its memory is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +165,18 @@ class Standby:
         self._wake()
 
     def note(self, lane: str, message: Message) -> None:
-        """The device has prepared something, such as a plan, which the next host needs, too."""
+        """Note an object that the device has prepared, such as a plan, for the next host."""
         if self._room.wanted == "warm" and not self._blocks(lane):
             return  # see ``prepare_again``
         if self._history.note(lane, message):
             self._wake()
 
     def note_recording(self, number: int, recording: Recording) -> None:
-        """The device has captured a recording, which a hot one is to do, too.
+        """Note a recording that the device has captured, for hot standbys.
 
         Args:
-            number: what the host knows it by.
-            recording: it is not kept alive.
+            number: the recording's number in the host.
+            recording: the recording, which is not kept alive.
         """
         if self._room.wanted == "warm":
             return
@@ -293,7 +293,7 @@ class Standby:
     # --- each of them ---------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Tell instruments how far the best one is."""
+        """Report the progress of the best standby to instruments."""
         if self._core.instruments.active:
             self._core.instruments("standby_changed", self._core, self.statistics().state)
 
@@ -313,7 +313,7 @@ class Standby:
         return sorted(self._spares, key=lambda spare: spare.rank, reverse=True)
 
     async def _promote(self) -> None:
-        """Have as many become hot as are wanted, those that are farthest."""
+        """Let as many standbys become hot as are wanted, the furthest ones first."""
         while True:
             await self._vacant.wait()
             self._vacant = trio.Event()

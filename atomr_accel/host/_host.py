@@ -113,9 +113,9 @@ class Host:
             self._control.close()
 
     def join(self) -> None:
-        """Wait for the lanes to end and release the device (threads in the user's process).
+        """Wait for the lanes to end and release the device (for threads in the user's process).
 
-        A process does without: ending releases everything, and faster.
+        A host process skips this, because its end releases everything, and faster.
         """
         for thread in self._threads:
             thread.join()
@@ -271,7 +271,7 @@ class Host:
             raise
 
     def _wait_staging(self) -> None:
-        """Wait until it is mapped; without it nothing here is of use."""
+        """Wait until staging memory is mapped. Every later request needs it."""
         if self._staging is not None:
             self._staging.wait()
             self._staging = None
@@ -320,7 +320,10 @@ class Host:
             sock.close()
 
     def _why(self, error: BaseException) -> Failure | Fault:
-        """Why a lane does not start; libraries have words of their own for a context's fault."""
+        """Return the error of a lane that does not start.
+
+        Libraries may translate a context's fault.
+        """
         try:
             if not isinstance(error, StickyFault):
                 self._context.make_current()
@@ -428,7 +431,7 @@ class _Work:
             self._error = error
 
     def wait(self) -> None:
-        """Wait until it is done; raises what that has raised."""
+        """Wait until the function has ended, and raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -443,7 +446,7 @@ def _preload(kind: Any) -> None:
 
 
 def _read_types(kind: type[Message]) -> None:
-    """Have msgspec look at what messages are made of: for all of them that takes 15 ms and more."""
+    """Have msgspec inspect the types of messages, which takes 15 ms and more for all of them."""
     for each in kind.__subclasses__():
         with contextlib.suppress(Exception):  # the lane that has it tells
             msgspec.msgpack.Decoder(each)
@@ -481,7 +484,7 @@ class Imports:
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """One module is imported, when no function runs or waits to run."""
+        """Import one module, while no function runs or waits to run."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._running or self._waiting))
             self._importing = True
@@ -539,7 +542,7 @@ def _import(name: str) -> None:
 
 
 def _imported() -> list[str]:
-    """The modules of this process that another one can import, in the order they came."""
+    """Return the modules of this process that another one can import, in their order here."""
     names = []
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)

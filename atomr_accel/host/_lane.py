@@ -129,8 +129,8 @@ class Lane:
 
         Args:
             context: the device.
-            new_slot: gives the slot of a number, and has the context current in this thread.
-            max_streams: how many there may be; the others are made when they are useful.
+            new_slot: returns the slot of a number, and makes the context current in this thread.
+            max_streams: largest number of slots; the others are made when they are useful.
         """
         self._context = context
         self._new_slot = new_slot
@@ -159,10 +159,10 @@ class Lane:
     # --- receiving --------------------------------------------------------------------
 
     def receive(self) -> list[Request] | None:
-        """The requests that have come; None at the end.
+        """Return the requests that have arrived, or None at the end.
 
         Raises:
-            ProtocolViolation: what came is nothing that a program sends.
+            ProtocolViolation: the program has sent invalid data.
         """
         try:
             data = self.sock.recv(RECEIVED_BYTES, socket.MSG_DONTWAIT)
@@ -210,14 +210,14 @@ class Lane:
         return seq <= self._seen and seq not in self.aside
 
     def accept(self, request: Request, *, alone: bool = False) -> None:
-        """Launch a request, or put it aside for now.
+        """Launch a request, or set it aside for now.
 
         Args:
-            request: it.
-            alone: whether none comes with it that might go together with it.
+            request: the request.
+            alone: whether it came without others that might be launched together with it.
 
         Raises:
-            ProtocolViolation: it comes out of order, or by a template that is not there.
+            ProtocolViolation: it is out of order, or its template is missing.
             StickyFault: the context has failed.
         """
         seq, dependencies, message = request
@@ -273,9 +273,9 @@ class Lane:
             self._notify()
 
     def _behind(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot | None:
-        """The slot where an op comes after others by its place in the stream; else None.
+        """Return the slot whose stream already orders an op after its dependencies, or None.
 
-        Those may be planned: the calls of a thread are made in the order of their plans.
+        The dependencies may be planned only, because a thread makes its calls in the planned order.
         """
         found: StreamSlot | None = None
         for index, before in dependencies:
@@ -492,7 +492,7 @@ class Lane:
                 self.flush()
 
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot:
-        """The slot for an op that must come after others, made to wait for them."""
+        """Return a slot for an op with dependencies, made to wait for them."""
         if len(dependencies) == 1:  # most come after one op, in the same slot or stream
             [(index, before)] = dependencies
             lane = self._lanes.get(index)
@@ -549,7 +549,7 @@ class Lane:
         return self.slots[(self.slots.index(self._slot) + 1) % len(self.slots)]
 
     def _try_slot(self, number: int) -> StreamSlot | None:
-        """A further slot, if there can be one: what there are do as well."""
+        """Return a further slot, or an existing one if all slots are made."""
         try:
             return self._add_slot(number)
         except StickyFault:
@@ -567,7 +567,10 @@ class Lane:
         return slot
 
     def _close(self, _message: CloseLane) -> None:
-        """Everything of this lane was answered: others need not look for it any more."""
+        """End the lane, because all its ops are answered.
+
+        Other lanes need not look for them any more.
+        """
         self._lanes.pop(self.index, None)
 
     def _kind_of(self, message: Message) -> str:
@@ -577,7 +580,7 @@ class Lane:
         return type(message).__name__
 
     def _report_times(self, message: ReportTimes) -> None:
-        """Note when ops are launched and done, or do so no more."""
+        """Begin or stop noting the times of ops."""
         if self._times is None:
             from ._times import LaneTimes  # most hosts never need it
 
@@ -665,7 +668,7 @@ class Lane:
                 self._answer(seq, result)
 
     def _answer(self, seq: int, result: Any) -> None:
-        """Put the answer to an op that gives something with those that are about to be sent."""
+        """Add an op's value to the answers that are sent next."""
         value = _read(seq, result) if type(result) is Later else result
         if value is None:
             self._done.append(seq)
@@ -701,7 +704,7 @@ class Lane:
             append_frame(self._out, times)
 
     def suspect(self) -> int:
-        """The oldest op that is not known to be done; 0 if there is none."""
+        """Sequence number of the oldest op that may be unfinished; 0 without one."""
         suspects = [slot.in_flight[0].ops[0][0] for slot in self.slots if slot.in_flight]
         suspects = suspects or [slot.unmarked[0][0] for slot in self.slots if slot.unmarked]
         return min(suspects, default=0)
@@ -713,7 +716,7 @@ class Lane:
             flush()
 
     def report(self, fault: StickyFault, suspect: int) -> None:
-        """Tell the program that the context has failed, probably by an op."""
+        """Report to the program that the context has failed, probably because of an op."""
         reply = Fault(
             seq=suspect,
             status=fault.status,

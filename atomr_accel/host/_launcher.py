@@ -55,7 +55,7 @@ _MOST_PLANNED: Final = 8
 """Calls that are made one right after the other. Until the last is planned the device has none."""
 
 Planned = tuple["Lane", "StreamSlot", int, "Callable[[Any], Any]", "Sequence[int]"]
-"""A call: of which lane, where, its number, what makes it, and its addresses."""
+"""A planned call: its lane, its slot, its sequence number, its function, and its addresses."""
 
 _by_sequence: Final = itemgetter(0)
 
@@ -102,10 +102,10 @@ class Launcher:
     # --- for other threads ------------------------------------------------------------
 
     def open(self, make: Callable[[], Lane | None]) -> bool:
-        """Have the thread make a lane, and run it; whether it does, or has ended.
+        """Make and run a lane in the thread; return True once it runs or has ended.
 
         Args:
-            make: called in the thread; it gives None where it fails.
+            make: a function, called in the thread, that returns the lane, or None if it fails.
         """
         with self._lock:
             if self._ended:
@@ -115,7 +115,7 @@ class Launcher:
         return True
 
     def wake(self) -> None:
-        """Have the thread look whether anything has changed."""
+        """Have the thread check for changes."""
         with contextlib.suppress(OSError):
             os.write(self._wake_writer, b"w")
 
@@ -152,7 +152,7 @@ class Launcher:
             os.close(fd)
 
     def _open_lanes(self) -> bool:
-        """Make the lanes that are asked for; without any it ends."""
+        """Make the requested lanes. Without lanes the thread ends."""
         while self._opening:
             lane = self._opening.popleft()()
             if lane is not None:
@@ -240,7 +240,7 @@ class Launcher:
     # --- what is launched together ----------------------------------------------------
 
     def plan(self, call: Planned) -> None:
-        """Have a call made before anything else is launched, or a few more are planned."""
+        """Plan a call, to be made together with a few more, before the next launch."""
         self._planned.append(call)
         if len(self._planned) >= _MOST_PLANNED:
             self.launch_planned()
@@ -265,7 +265,7 @@ class Launcher:
     # --- waiting ----------------------------------------------------------------------
 
     def _wait(self) -> list[int]:
-        """Return when there is something to read, and what; answer what finishes until then."""
+        """Wait for descriptors to read, and return them. Answer finished ops meanwhile."""
         poll, completion = self._poll, self._completion
         news = 0.0
         while busy := [lane for lane in self._lanes.values() if lane.launches]:
@@ -330,7 +330,7 @@ class Launcher:
     # --- the end ----------------------------------------------------------------------
 
     def _report(self, fault: StickyFault) -> None:
-        """The context is gone: all lanes say so, and which op it was."""
+        """Report the end of the context on all lanes, with the op that has probably caused it."""
         for lane in [*self._lanes.values()][:1]:
             lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]

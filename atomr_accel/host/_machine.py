@@ -29,7 +29,7 @@ def numa_node(pci_address: str, system: Path = _SYSTEM) -> int | None:
 
 
 def pcie_link(pci_address: str, system: Path = _SYSTEM) -> PcieLink | None:
-    """The fastest link that the card and its slot have in common; None if that is not told."""
+    """Return the fastest link that the card and its slot support; None if unknown."""
     card = system / "bus/pci/devices" / pci_address
     # Idle cards let their links go slow, so the present speed says little: "32.0 GT/s PCIe".
     speed = _read(card / "max_link_speed").partition(" ")[0]

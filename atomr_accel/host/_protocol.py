@@ -35,16 +35,16 @@ class Stream(Protocol):
         """Block this thread until the work before ``token`` is done, without the GIL."""
 
     def release(self, token: Any) -> None:
-        """The token will not be asked about again."""
+        """Release a token, which is not used any more."""
 
     def signal(self) -> int:
-        """A new descriptor that becomes readable once all work queued so far is done.
+        """Return a new descriptor that becomes readable once all work queued so far is done.
 
-        It may never do so if the context fails; ``finished`` tells then.
+        It may never become readable if the context fails; ``finished`` raises then.
         """
 
     def timestamp(self, event: int) -> None:
-        """Note the time when all work queued so far is done, under a number."""
+        """Record the time when all work queued so far is done, under a number."""
 
     def follow(self, other: Any) -> None:
         """Let later work on this stream wait for what ``other`` has queued by now."""
@@ -56,7 +56,7 @@ class Stream(Protocol):
 
 
 class HostContext(Protocol):
-    """One device as one host holds it."""
+    """One device in one host."""
 
     info: DeviceInfo
 

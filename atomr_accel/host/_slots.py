@@ -1,6 +1,6 @@
-"""A stream of a lane: what executes ops there, and those that are queued.
+"""A stream of a lane, its executor, and the ops queued there.
 
-Calls that differ in nothing but addresses have a template in common, which is sent once.
+Calls that differ only in addresses share a template, which is sent once.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Template:
     """A message with places for addresses.
 
     Args:
-        encoded: it, with ``PLACE | i`` in the place of the i-th address.
+        encoded: the encoded message, with ``PLACE | i`` for the i-th address.
         decode: reads messages of its lane.
 
     Attributes:
-        message: it, decoded.
+        message: the decoded message.
         kind: its type.
-        count: how many addresses it takes.
+        count: number of addresses that it takes.
 
     Raises:
-        ProtocolViolation: it is nothing that a program sends.
+        ProtocolViolation: the message is invalid.
     """
 
     __slots__ = ("_decode", "_encoded", "_fill", "count", "kind", "message")
@@ -171,10 +171,10 @@ class Group:
     """Ops that are answered together, once the device is done with them.
 
     Attributes:
-        ops: their numbers and results, in order.
-        token: tells when all are done.
-        steps: tokens of some of them, with how many ops are done by then.
-        since: when the last of these was reached, or when the group was complete.
+        ops: their sequence numbers and results, in order.
+        token: the token at which all are done.
+        steps: tokens of some of them, with the number of ops that are done then.
+        since: the time when the last step was reached, or when the group was complete.
     """
 
     __slots__ = ("gone", "ops", "since", "steps", "token")
@@ -187,7 +187,7 @@ class Group:
         self.gone = 0
 
     def take(self, count: int) -> list[tuple[int, Any]]:
-        """The ops that are done when ``count`` are, without those taken before."""
+        """Take the first ``count`` ops, without those taken before."""
         taken, self.ops = self.ops[: count - self.gone], self.ops[count - self.gone :]
         self.gone = count
         self.since = time.perf_counter()

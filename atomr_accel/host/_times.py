@@ -1,4 +1,4 @@
-"""When a lane's ops were launched, executed and found done, for those who want to know."""
+"""Times at which a lane's ops were launched, executed and found done, if wanted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stopwatch(Protocol):
     """Measures what a stream executes, in nanoseconds of ``time.monotonic_ns``."""
 
     def start(self) -> Any:
-        """Work is about to be queued: a token of where it begins."""
+        """Return a token of the begin of work that is about to be queued."""
 
     def stop(self, begun: Any) -> Any:
         """Return a token of the begin and the end of work, now that it is queued."""
@@ -36,7 +36,7 @@ class LaneTimes:
     """Notes the times of a lane's ops, from their launch until they are found done.
 
     Args:
-        kind_of: what to call a request.
+        kind_of: returns the name of a request.
     """
 
     __slots__ = ("_domain", "_done", "_kind_of", "_launches", "_timed", "_watches")
@@ -63,7 +63,7 @@ class LaneTimes:
             self._domain = nvtx.get_domain("atomr_accel")
 
     def begin(self, stream: Stream, message: Message) -> _Launch | None:
-        """Ops are about to be launched in a stream."""
+        """Begin a launch of ops in a stream."""
         domain = self._domain
         if domain is not None:
             domain.push_range(domain.get_event_attributes(message=self._kind_of(message)))
@@ -103,7 +103,7 @@ class LaneTimes:
             watch.drop(begun)
 
     def note(self, seqs: Iterable[int]) -> None:
-        """Ops are done."""
+        """Note the times of ops that are done."""
         found = time.monotonic_ns()
         launches = self._launches
         for seq in seqs:

@@ -1,10 +1,10 @@
 """A best-fit allocator over slabs, without any memory of its own.
 
-It deals in addresses, not pointers (see ``host._address``).
+It works with addresses, not pointers (see ``wire._address``).
 
-Freed pieces go to bins by exact size first, because programs ask for the same sizes
-again and again. They are coalesced with their neighbours only when a request finds
-neither a bin nor a fitting hole, or when the bins have grown large.
+Freed pieces go to bins by exact size first, because programs ask for the same sizes again and
+again. They are coalesced with their neighbours only when a request finds neither a bin nor a
+fitting hole, or when the bins have grown large.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Allocator:
         self._set_capacity(self.capacity - nbytes)
 
     def empty_slabs(self) -> list[int]:
-        """The slabs of which nothing is in use."""
+        """Return the slabs without blocks in use."""
         self._coalesce()
         return [s for s, size in self._slabs.items() if self._hole_at.get(s << SLAB_SHIFT) == size]
 

@@ -30,15 +30,15 @@ class Release(NamedTuple):
 
 @final
 class Kept(Block, eq=False):
-    """Something in the host that is there for a handle of the program.
+    """An object in the host that belongs to a handle of the program.
 
-    Ops that need it name it as read or written, like memory. It has none; but as a block it
-    lives until its handle and the last of those ops are gone. It then notes that the host may
-    let go, and the program's own thread tells the host.
+    Ops that need it name it as read or written, like memory. It has no memory, but like a block it
+    lives until its handle and the last of those ops are gone. It then adds ``release`` to
+    ``let_go``, and the program's own thread sends it to the host.
 
     Attributes:
-        let_go: where it notes, in the end, what to tell the host and for which epoch.
-        release: what to tell the host.
+        let_go: gets the epoch and ``release`` at the end.
+        release: the message that releases the object in the host.
     """
 
     let_go: deque[tuple[Epoch | None, Release]] = msgspec.field(default_factory=deque)

@@ -27,7 +27,7 @@ SLAB_BYTES: Final = 64 << 20
 
 _LARGEST_SLAB: Final = 1 << 30
 _GROWTH_SHARE: Final = 64
-"""Slabs grow with the memory in use, to 1/64 of it: each is a descriptor, and those are few."""
+"""Divisor for the size of new slabs: 1/64 of the memory in use, because descriptors are limited."""
 
 SLICE: Final = 256
 """Dropped blocks that are released at a time, which takes a fraction of a millisecond."""
@@ -36,7 +36,7 @@ _COUNTED: Final = 8 * SLICE
 """Dropped blocks that are released to be counted as free: a snapshot is taken without a wait."""
 
 _LIMIT_SHARE: Final = 16
-"""A slab that requests share takes no more than 1/16 of a limit, so that others find room, too."""
+"""Divisor of the limit: a shared slab takes at most 1/16 of it, to leave room for other slabs."""
 
 GRANULARITY: Final = 2 << 20
 """Granularity of ``cuMemCreate`` in bytes, on every device so far."""
@@ -52,11 +52,11 @@ class Slab:
     Attributes:
         id: its number, unique in the device.
         nbytes: its size.
-        fd: the descriptor, or -1 where the platform cannot export memory.
+        fd: the descriptor, or -1 if the platform cannot export memory.
         sealed: whether the host maps it read-only.
 
     Raises:
-        ValueError: sealed, and without the descriptor by which it survives.
+        ValueError: the slab is sealed, but lacks the descriptor by which it survives.
     """
 
     id: int
@@ -190,9 +190,9 @@ class MemoryMap:
         return epoch.lacking != "" and epoch.generation == self.generation and self.over is None
 
     def allocate(self, nbytes: int, *, sealed: bool = False) -> Block | None:
-        """A block for ``nbytes``, or None when no slab has the room.
+        """Return a block for ``nbytes``, or None if no slab has room.
 
-        Then ``collect`` while there is something ``dropped``, and after that ``add_slab``.
+        If it is None, call ``collect`` while ``dropped`` is not empty, then ``add_slab``.
         """
         size = round_size(nbytes)
         pool = self._sealed if sealed else self._plain
@@ -215,7 +215,7 @@ class MemoryMap:
         return block
 
     def promise(self) -> Block:
-        """A block without memory, whose address is known late; see ``provide``."""
+        """Return a block without memory, whose address is set later; see ``provide``."""
         block = block_at(self, 0, 0)
         block.address = LateAddress(block)
         if self.scopes:
@@ -259,7 +259,7 @@ class MemoryMap:
         block.retire()
 
     def release(self, address: int, size: int) -> None:
-        """Give a piece back to the slab it is in."""
+        """Return a piece to its slab."""
         slab = address >> SLAB_SHIFT
         pool = self._pool_of.get(slab)
         if pool is None:  # the slab was given up while stale refs still held it
@@ -300,7 +300,7 @@ class MemoryMap:
 
     @property
     def plain_free(self) -> int:
-        """Bytes of these slabs that are free, in however many pieces."""
+        """Bytes of plain slabs that are free, in any number of pieces."""
         return self._plain.capacity - self._plain.in_use
 
     @property
@@ -347,13 +347,13 @@ class MemoryMap:
             self.sealed_changed()
 
     def add_dedicated(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
-        """Take a slab into use that is one buffer, and is given up with it.
+        """Add a slab that holds a single buffer and is given up with it.
 
         Args:
             slab: the slab; if it is sealed it survives rebuilds.
-            owner: what to keep alive as long.
-            nbytes: bytes that are asked for, where the slab has more. The block is to be
-                filled yet, if the slab is sealed, and sealed then.
+            owner: an object to keep alive as long as the block.
+            nbytes: bytes that were requested, if the slab is larger. If the slab is sealed, the
+                block is still to be filled, and sealed then.
         """
         pool = Allocator()
         pool.add_slab(slab.id, slab.nbytes)
@@ -431,7 +431,7 @@ class MemoryMap:
             self._close(slab)
 
     def statistics(self) -> MemoryStatistics:
-        """A snapshot of where the memory is."""
+        """Return the use of the memory at this moment."""
         self.collect(_COUNTED)
         plain, sealed = self._plain, self._sealed
         stale = sum(pool.in_use for pool in self._stale)

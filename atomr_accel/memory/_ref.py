@@ -118,7 +118,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         self.settle()
 
     def settle(self) -> None:
-        """Release retired pieces if nothing uses them any more."""
+        """Release retired pieces if no op uses them any more."""
         if self.retired and not self.writer and not self.readers and not self.holds:
             for address, size in self.retired:
                 self.memory.release(address, size)
@@ -165,7 +165,7 @@ class Part(Block, eq=False):
         self.base.retire()
 
     def settle(self) -> None:
-        """Release retired pieces if nothing is in flight any more."""
+        """Release retired pieces if no op is in flight any more."""
         self.base.settle()
 
 
@@ -182,7 +182,7 @@ def origin(block: Block) -> tuple[Block, int]:
 
 
 def part_of(block: Block, offset: int) -> Part:
-    """A block, or a part of one, seen from ``offset`` bytes behind its beginning."""
+    """Return a block, or the part of it from ``offset`` bytes on."""
     whole = block.base
     return Part(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
 
@@ -250,7 +250,7 @@ class Hold:
         self._block.holds += 1
 
     def release(self) -> None:
-        """Let go at once: for the program's thread, where nothing uses the memory any more."""
+        """Release at once. Only for the program's thread, when the memory is not used any more."""
         block, self._block = self._block, None
         if block is not None:
             block.holds -= 1
@@ -301,7 +301,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
     @property
     def _place(self) -> Block:
-        """Its block, which tells its address to those who look at the strides, too."""
+        """Block with an address, for code that uses the strides."""
         block = self._block
         return block.plain if type(block) is Gapped else block
 
@@ -378,13 +378,13 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self.swapaxes(-1, -2)
 
     def transpose(self, *axes: SupportsIndex | tuple[SupportsIndex, ...] | None) -> GpuRef:
-        """A view with the axes in another order; as ``numpy.ndarray.transpose``.
+        """Return a view with the axes in another order, like ``numpy.ndarray.transpose``.
 
         Args:
-            *axes: which axis comes where, or one tuple of them; reversed by default.
+            *axes: the axes in their new order, or one tuple of them; reversed by default.
 
         Raises:
-            ValueError: not each axis once.
+            ValueError: the axes are not a permutation.
         """
         one = len(axes) == 1 and axes[0]  # () is other axes than none
         return self._view(transposed, axes, _token_of(axes[0] if one else axes))
@@ -411,9 +411,9 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self.transpose(moved(len(self.shape), source, destination))
 
     def broadcast_to(self, shape: int | tuple[int, ...]) -> GpuRef:
-        """A view whose elements repeat along new axes and those of one element.
+        """Return a view that repeats elements along new axes and axes of length one.
 
-        As ``numpy.broadcast_to``. Nothing can be written to it, unless nothing is repeated.
+        It is like ``numpy.broadcast_to``. The view is read-only if elements repeat.
 
         Raises:
             ValueError: the shapes do not fit.
@@ -422,41 +422,41 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self._seen(wanted, broadcast(self.shape, self.strides, wanted))
 
     def squeeze(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None) -> GpuRef:
-        """A view without axes of one element; as ``numpy.squeeze``.
+        """Return a view without axes of length one, like ``numpy.squeeze``.
 
         Args:
-            axis: which; by default all of them.
+            axis: the axes to remove; by default all of length one.
 
         Raises:
-            ValueError: one has more elements.
+            ValueError: one of the axes is longer.
         """
         return self._seen(*squeezed(self.shape, self.strides, axis))
 
     def diagonal(
         self, offset: SupportsIndex = 0, axis1: SupportsIndex = 0, axis2: SupportsIndex = 1
     ) -> GpuRef:
-        """A view of diagonals, which are its last axis; as ``numpy.diagonal``.
+        """Return a view of diagonals, which become the last axis, like ``numpy.diagonal``.
 
-        It can be written, unlike NumPy's.
+        Unlike NumPy's, it can be written.
 
         Args:
-            offset: how far above the main diagonal.
+            offset: distance above the main diagonal.
             axis1: the axis of the matrices' rows.
-            axis2: that of their columns.
+            axis2: the axis of their columns.
 
         Raises:
-            ValueError: fewer than two axes, or twice the same.
+            ValueError: the ref has fewer than two axes, or both axes are the same.
         """
         return self._seen(*diagonals(self.shape, self.strides, offset, axis1, axis2))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
-        """A view with another shape of the same size; as ``numpy.ndarray.reshape``.
+        """Return a view with another shape of the same size, like ``numpy.ndarray.reshape``.
 
         Args:
-            *shape: its extents, or one tuple of them; one may be -1.
+            *shape: the new shape, as numbers or one tuple; one may be -1.
 
         Raises:
-            ValueError: the sizes differ, or it takes a copy.
+            ValueError: the sizes differ, or the shape needs a copy.
         """
         token = _token_of(shape[0] if len(shape) == 1 else shape)
         known = (self.shape, token)
@@ -478,23 +478,23 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self._seen(new, strides)
 
     def ravel(self) -> GpuRef:
-        """A view with one axis; as ``numpy.ravel``, but that it never copies.
+        """Return a view with one axis, like ``numpy.ravel`` but without ever copying.
 
         Raises:
-            ValueError: it takes a copy.
+            ValueError: it would need a copy.
         """
         return self.reshape(-1)
 
     def view(self, dtype: DTypeLike) -> GpuRef:
-        """A view of the same bytes with another dtype; as ``numpy.ndarray.view``.
+        """Return a view of the same bytes with another dtype, like ``numpy.ndarray.view``.
 
         Args:
-            dtype: where its size is another, the last axis becomes longer or shorter.
+            dtype: the new dtype. If its size differs, the last axis becomes longer or shorter.
 
         Raises:
-            TypeError: no dtype that device memory holds.
-            ValueError: the last axis does not divide into elements of that size, or has gaps;
-                or an element would not begin at a multiple of its size.
+            TypeError: device memory does not support the dtype.
+            ValueError: the last axis does not divide into elements of that size, or has gaps; or an
+                element would not begin at a multiple of its size.
         """
         dtype = as_dtype(dtype)
         shape, strides = self.shape, self._strides
@@ -536,7 +536,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     def _view(
         self, make: Callable[..., _Layout], argument: Any, token: tuple[object, ...] | None
     ) -> GpuRef:
-        """A view as ``make`` gives it of a layout and an argument, of which ``token`` tells all."""
+        """Return ``make``'s view for a layout and an argument; ``token`` is its key."""
         known = (make, self.shape, self._strides, self.dtype, token)
         made = None if token is None else _VIEWS.get(known)
         if made is None:

@@ -89,7 +89,7 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """The first byte of an array, and that behind its last, counted from where it begins."""
+    """Return the offsets of the first byte of an array and of the byte after its last."""
     if 0 in shape:
         return 0, 0
     low, high = 0, itemsize
@@ -135,7 +135,7 @@ class _Memory:
 def _stand_in(
     shape: tuple[int, ...], strides: tuple[int, ...], start: int, itemsize: int
 ) -> np.ndarray[Any, Any]:
-    """An array of such a layout, whose elements must not be looked at."""
+    """Return an array with the given layout, whose elements must not be read."""
     interface = {
         "data": (_SOMEWHERE + start, True),
         "shape": shape,
@@ -222,10 +222,10 @@ def swapped(ndim: int, one: SupportsIndex, other: SupportsIndex) -> tuple[int, .
 def broadcast(
     shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The strides with which an array has a larger shape.
+    """Return the strides with which an array has a larger shape.
 
     Raises:
-        ValueError: it does not broadcast to that.
+        ValueError: the array does not broadcast to the shape.
     """
     more = len(wanted) - len(shape)
     fits = more >= 0 and all(
@@ -284,11 +284,11 @@ def diagonals(
 def regrouped(
     shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """The strides with which a view of an array has another shape; None where none has.
+    """Return the strides of a view with another shape, or None if it would need a copy.
 
     Args:
-        shape: of an array with elements.
-        strides: its own.
+        shape: the shape of an array with elements.
+        strides: its strides.
         new: another shape of the same size.
     """
     # Axes that follow each other without a gap are as good as one.

@@ -1,7 +1,7 @@
 """The device's address space, which means the same in every process, and shared files.
 
-An address is ``slab << SLAB_SHIFT | offset``; only a host turns it into a pointer, with
-the base where it mapped the slab.
+An address is ``slab << SLAB_SHIFT | offset``. Only a host converts it to a pointer, with the base
+at which it has mapped the slab.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def make_read_only(fd: int) -> None:
 
 
 def arrived(fd: int, what: str, nbytes: int) -> int:
-    """A descriptor that was to come along with a message; -1 stands for one that did not.
+    """Return a descriptor that should have come with a message; -1 means that it did not.
 
     Raises:
-        OutOfMemory: it did not: the system drops those for which the receiver has no room.
+        OutOfMemory: it did not arrive, because the system drops descriptors without room for them.
     """
     if fd < 0:
         raise OutOfMemory(

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_BYTES: Final = 1 << 26
-"""The longest control message, either way; most are tiny, but some are lists of slabs."""
+"""Largest control message in bytes, in both directions. Most are tiny, but some list slabs."""
 
 MOST_DESCRIPTORS: Final = 16
-"""The most that can come along with one message."""
+"""Largest number of descriptors that come along with one message."""
 
 _HEAD: Final = struct.Struct("<II")
 
@@ -35,7 +35,7 @@ _FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class ProtocolError(ConnectionError):
-    """The other end does not speak our language: nothing it says can be relied on."""
+    """The other end has sent an invalid message, so nothing more from it can be trusted."""
 
 
 @final
@@ -69,10 +69,10 @@ class Outgoing:
         return not self._rest
 
     def send(self, sock: socket.socket) -> None:
-        """Send as much as the socket takes.
+        """Send as many bytes as the socket accepts.
 
         Raises:
-            BlockingIOError: it takes nothing now.
+            BlockingIOError: the socket accepts none now.
         """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._fds))]
         sent = sock.sendmsg([self._rest], rights if self._fds else ())
@@ -83,7 +83,7 @@ class Outgoing:
 
 @final
 class Incoming:
-    """A message on its way in."""
+    """A message that is being received."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -122,11 +122,11 @@ class Incoming:
         close_all(fds)
 
     def take(self) -> tuple[bytearray, list[int]]:
-        """The complete message's body, and the descriptors that came along: all of them.
+        """Return the complete message's body and all descriptors that came along.
 
         Raises:
             OSError: this process had no room for them (``EMFILE``); none is kept.
-            ProtocolError: it has others than were announced; none is kept.
+            ProtocolError: the descriptors differ from the announced ones; none is kept.
         """
         fds, self._fds = self._fds, []
         if len(fds) != self._announced:

@@ -22,12 +22,13 @@ _ModuleName = Annotated[str, msgspec.Meta(max_length=MODULE_NAME)]
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """First request: take the device. The descriptor of the staging memory comes along.
+    """First request: open the device. The descriptor of the staging memory comes along.
 
-    Its address begins at 0: no slab has that number.
+    The staging memory has slab number 0, which is otherwise unused.
 
     Attributes:
-        cores: where a host process may run: ``"near"`` the device, anywhere (None), or on these.
+        cores: the cores that a host process may run on: ``"near"`` the device, all (None), or
+            these.
     """
 
     backend: str
@@ -74,7 +75,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskFree(msgspec.Struct, frozen=True, tag=True):
-    """Ask how much memory of the device is free."""
+    """Ask for the free memory of the device."""
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
@@ -84,7 +85,7 @@ class Free(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskPeers(msgspec.Struct, frozen=True, tag=True):
-    """Ask how the device reaches others, by their indices."""
+    """Ask for the device's access to others, by their indices."""
 
     indices: list[int]
 
@@ -110,26 +111,26 @@ class Peers(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
-    """Import classes, and call their ``preload`` where they have one."""
+    """Import classes, and call their ``preload`` if they have one."""
 
     references: list[str]
 
 
 class Import(msgspec.Struct, frozen=True, tag=True):
-    """Begin to import modules, as far as that can be done.
+    """Begin to import modules, as far as possible.
 
-    The descriptor that comes along is closed when it is. Meanwhile other requests are answered.
+    The descriptor that comes along is closed at the end. Meanwhile other requests are answered.
     """
 
     modules: list[str]
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """Ask which modules functions of the program have imported."""
+    """Ask for the modules that functions of the program have imported."""
 
 
 class Modules(msgspec.Struct, frozen=True, tag=True):
-    """Names of modules, those first that others need."""
+    """Names of modules, in an order in which they can be imported."""
 
     names: Annotated[list[_ModuleName], msgspec.Meta(max_length=MOST_MODULES)]
 
@@ -153,16 +154,16 @@ class OpenLane(msgspec.Struct, frozen=True):
 
 
 class OpenLanes(msgspec.Struct, frozen=True, tag=True):
-    """Start lanes, side by side, on the sockets that come along in the same order."""
+    """Start lanes in parallel, on the sockets that come along in the same order."""
 
     lanes: list[OpenLane]
 
 
 class LanesOpened(msgspec.Struct, frozen=True, tag=True):
-    """Lanes are started, but for some.
+    """The reply to ``OpenLanes``, with the lanes that did not start.
 
     Attributes:
-        failed: why those are not, by name, in the order in which they failed.
+        failed: the errors of those lanes, by name, in the order in which they failed.
     """
 
     failed: dict[str, Failure | Fault]
@@ -216,7 +217,7 @@ class UnmapSlabs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """A control request is done."""
+    """The reply to a control request without a value."""
 
 
 class PcieLink(msgspec.Struct, frozen=True):
@@ -295,7 +296,7 @@ def brings(request: ControlRequest) -> int:
 
 
 FETCH_DESCRIPTOR: Final = (CreateSlab,)
-"""The requests whose reply may bring one."""
+"""Requests whose reply may bring a descriptor."""
 
 
 def find_class(what: str, reference: str, where: str = "the host") -> Any:

@@ -191,11 +191,11 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def as_out_of_memory(error: BaseException, where: str) -> BaseException:
-    """``OutOfMemory`` for such an error, which is its cause; else the error.
+    """Return ``OutOfMemory``, caused by the error, if it means a shortage; else the error.
 
     Args:
-        error: what came of an op.
-        where: whose want it is.
+        error: the error of an op.
+        where: the process that is short.
     """
     if not is_shortage(error):
         return error

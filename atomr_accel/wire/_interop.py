@@ -50,7 +50,7 @@ _CODES: Final[dict[str, int]] = {
     "float8_e4m3fn": 10,
     "float8_e5m2": 12,
 }
-"""DLPack's code of each dtype. It packs float4 more tightly than this package does."""
+"""DLPack's code of each dtype. DLPack packs float4 more tightly than this package."""
 
 _NAMES: Final = {(code, DTYPES[name].itemsize * 8): name for name, code in _CODES.items()}
 
@@ -112,7 +112,7 @@ _lent: Final[dict[int, Any]] = {}
 
 
 def _take_back(managed: int) -> None:
-    """The consumer is done, in whatever thread: let go."""
+    """Release the lent object, because the consumer is done. Called in any thread."""
     _lent.pop(managed, None)
 
 
@@ -403,10 +403,10 @@ def borrow(array: Any) -> Borrowed:
 
 
 def contiguous(array: Any) -> Borrowed:
-    """``borrow`` of an array, or of a copy of it that is contiguous.
+    """Return ``borrow`` of an array, or of a contiguous copy of it.
 
     Raises:
-        TypeError: it is not, and does not say how to make one.
+        TypeError: the array is not contiguous, and has no method to copy it.
     """
     borrowed = borrow(array)
     if borrowed.contiguous:

@@ -98,7 +98,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """True if every stream of its lane executes it, because each may hold the object."""
 
     returns: ClassVar[Any] = None
-    """The type of its value, which is checked on arrival; None if it is only done."""
+    """The type of its value, which is checked on arrival; None if it has no value."""
 
     lasting: ClassVar[bool] = False
     """True if it prepares an object that depends on nothing else. A standby may prepare it, too."""
@@ -114,7 +114,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Withdrawn(Message, frozen=True):
-    """An op whose caller was cancelled before it was sent: only its place is left."""
+    """Stands for an op whose caller was cancelled before it was sent."""
 
 
 WITHDRAWN: Final = Withdrawn()
@@ -131,13 +131,13 @@ _Address = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CallWithTemplate(Message, frozen=True, gc=False):
-    """A call, and its message as a template for others, which differ in addresses alone.
+    """A call, and its message as a template for later calls that differ only in addresses.
 
     Attributes:
-        number: what ``CallByTemplate`` names the template by, below ``MOST_TEMPLATES``; it replaces
-            what had that.
-        message: encoded, with ``PLACE | i`` for the i-th address.
-        addresses: those of this call.
+        number: the template's number for ``CallByTemplate``, below ``MOST_TEMPLATES``. It replaces
+            an earlier template of that number.
+        message: the encoded message, with ``PLACE | i`` for the i-th address.
+        addresses: the addresses of this call.
     """
 
     number: int
@@ -146,11 +146,11 @@ class CallWithTemplate(Message, frozen=True, gc=False):
 
 
 class CallByTemplate(Message, frozen=True, gc=False):
-    """A call by a message that came with an earlier one.
+    """A call by the template of an earlier one.
 
     Attributes:
-        number: which.
-        addresses: those of this call.
+        number: the template's number.
+        addresses: the addresses of this call.
     """
 
     number: int
@@ -158,7 +158,7 @@ class CallByTemplate(Message, frozen=True, gc=False):
 
 
 class RecordEvent(Message, frozen=True):
-    """Note the time when all ops before it on its lane are done; any lane takes it."""
+    """Record the time when all ops before it on its lane are done. All lanes accept it."""
 
     event: int
 
@@ -179,11 +179,11 @@ class Elapsed(Message, frozen=True):
 
 
 class ReportTimes(Message, frozen=True):
-    """From here on tell ``Times``, or tell them no more; any lane takes it.
+    """Begin or stop sending ``Times`` from here on. All lanes accept it.
 
     Attributes:
-        wanted: whether to tell them.
-        ranges: whether to have NVTX ranges of launches.
+        wanted: whether to send them.
+        ranges: whether to mark launches with NVTX ranges.
     """
 
     required: ClassVar[bool] = True
@@ -226,7 +226,7 @@ class Prefetch(Message, frozen=True):
 
 
 class Advise(Message, frozen=True):
-    """Tell how managed memory is going to be used: one of ``ADVICE``."""
+    """Advise the driver on the use of managed memory: one of ``ADVICE``."""
 
     address: int
     nbytes: int
@@ -234,7 +234,7 @@ class Advise(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """Say who may access a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
+    """Restrict access to a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
 
     address: int
     to: str
@@ -243,7 +243,7 @@ class Attach(Message, frozen=True):
 class Unprotect(Message, frozen=True):
     """Let this lane write to a sealed slab, through a second mapping of its own.
 
-    Everybody else keeps seeing it read-only. Counted: as many ``Protect`` end it.
+    All other mappings stay read-only. Calls are counted: each needs a ``Protect``.
     """
 
     required: ClassVar[bool] = True
@@ -252,7 +252,7 @@ class Unprotect(Message, frozen=True):
 
 
 class Protect(Message, frozen=True):
-    """End what ``Unprotect`` began, after all copies before it are done."""
+    """End an ``Unprotect``, after all copies before it are done."""
 
     required: ClassVar[bool] = True
 
@@ -260,7 +260,7 @@ class Protect(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """Move a pattern to the device and back: is the context good?"""
+    """Check the context by moving a pattern to the device and back."""
 
     returns: ClassVar[Any] = bytes
 
@@ -271,7 +271,7 @@ class Probe(Message, frozen=True):
 
 
 class Value(msgspec.Struct, frozen=True, tag=True):
-    """An op is done and returns something."""
+    """The value of an op that is done."""
 
     seq: int
     value: msgspec.Raw
@@ -300,7 +300,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """The context is gone for good; nothing more comes from this host."""
+    """The context has ended for good, and this host sends nothing more."""
 
     seq: int
     status: int
@@ -395,13 +395,13 @@ class MultiFrame:
 
 
 class Frames:
-    """Cuts a stream of bytes into frames, however it arrives.
+    """Cuts a stream of bytes into frames.
 
     Args:
-        most: bytes that a frame may take.
+        most: largest size of a frame in bytes.
 
     Attributes:
-        cut: how many frames have come in pieces; tells one that is not complete from another.
+        cut: number of frames that have arrived in parts, which identifies an incomplete one.
     """
 
     __slots__ = ("_most", "_ready", "_rest", "_violation", "_wanted", "cut")
@@ -421,13 +421,12 @@ class Frames:
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray) -> Iterable[memoryview]:
-        """The frames that ``data`` completes.
+        """Return the frames that ``data`` completes.
 
-        Who gets one may feed more before asking for the next: they come in their order all the
-        same, each once.
+        The caller may feed more data between two frames. Frames still come in order, each once.
 
         Raises:
-            ProtocolViolation: one is announced that is larger than any may be.
+            ProtocolViolation: a frame is announced that is larger than the limit.
         """
         if self._rest:
             self._rest += data

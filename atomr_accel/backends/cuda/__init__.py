@@ -10,7 +10,7 @@ _DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvho
 
 
 def why_absent() -> str | None:
-    """Why there can be no CUDA device, or None if only the driver can tell."""
+    """Return the reason why this machine has no CUDA device, or None if only the driver knows."""
     if any(Path(file).exists() for file in _DRIVER_FILES):
         return None
     return f"no NVIDIA driver: none of {', '.join(_DRIVER_FILES)} exists"

@@ -60,9 +60,10 @@ T = TypeVar("T")
 _numbers: Final = itertools.count(1)
 
 _LARGEST_FRAME: Final = 32
-"""Ops after which a frame goes to the host, so that it works while the block still runs.
+"""Largest number of ops in a frame. Frames are sent while the block runs, so the host works
+meanwhile.
 
-The first frames are smaller, each twice the last: the device begins with the block.
+The first frames are smaller, each twice the last, so that the device starts with the block.
 """
 
 _USUAL_FRAME: Final = 8
@@ -74,7 +75,7 @@ largest."""
 
 
 _SLICE: Final = 512
-"""Ops and buffers that are looked at in a turn of the loop, when the block is left."""
+"""Number of ops and buffers that are handled in one turn of the loop, at the end of the block."""
 
 
 class _Moving(NamedTuple):
@@ -180,14 +181,14 @@ class Batch(Collector):
         """Copy an array to a new buffer; ``batch.copy(batch.put(x), to)`` writes one.
 
         Args:
-            array: a NumPy array or what ``numpy.asarray`` takes. Do not change it before the
-                block is left.
+            array: a NumPy array, or an object that ``numpy.asarray`` accepts. Do not change it
+                before the block is left.
 
         Returns:
             A ref with the array's shape and dtype.
 
         Raises:
-            TypeError: a dtype that device memory cannot hold, such as objects.
+            TypeError: a dtype that device memory does not support, such as objects.
         """
         # What is long is rearranged, where it must be, at the end of the block, in a thread.
         if isinstance(array, np.ndarray) and array.nbytes > SMALL:
@@ -330,7 +331,7 @@ class Batch(Collector):
         ]
 
     def _put_off(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Have something done when the block is left."""
+        """Defer a function to the end of the block."""
         self._late = True
         self._later.append(step)
 
@@ -523,7 +524,7 @@ class Batch(Collector):
             raise self._core.lifecycle.why_over("the batch", self._epoch.generation)
 
     async def _provide(self, blocks: Iterable[Block]) -> None:
-        """Have memory for those of these blocks that have none yet."""
+        """Allocate memory for the given blocks that have none yet."""
         for block in dict.fromkeys(block.base for block in blocks):
             if block not in self._promised:
                 continue
@@ -540,7 +541,7 @@ class Batch(Collector):
                 self.memory.free(block)
 
     async def _another_is_done(self) -> bool:
-        """Wait for the oldest op that is under way, which may free memory; False without one."""
+        """Wait for the oldest op in flight, which may free memory; return False without one."""
         for op in self._ops:
             if not op.answered:
                 with contextlib.suppress(Exception):  # which is raised when its turn comes
@@ -637,7 +638,7 @@ class Batch(Collector):
             done()
 
     async def _let_go(self) -> None:
-        """Hold nothing any more: temporary buffers are free now, not when garbage is collected."""
+        """Drop all references, to free temporary buffers now, before garbage collection."""
         self._drop_libraries()
         self._promised.clear()
         self._done.clear()

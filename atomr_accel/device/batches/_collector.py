@@ -140,9 +140,9 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         return self
 
     def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
-        """Copy a buffer on the device; arguments and errors are those of ``device.copy``.
+        """Copy a buffer on the device. Arguments and errors are those of ``device.copy``.
 
-        Both have to be on this device.
+        Both buffers must be on this device.
         """
         return self._call(copying, self, (src, dst), {})
 
@@ -232,7 +232,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
 
     @property
     def keeper(self) -> Keeper:
-        """Its ops are executed where those of the device are."""
+        """Return the device's keeper, because ops are executed on the device."""
         return self._core
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
@@ -263,7 +263,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         programmatic: bool = False,
         priority: int | None = None,
     ) -> None:
-        """``kernel.launch`` as part of this program; arguments and errors are those there."""
+        """Launch a kernel in this program. Arguments and errors are those of ``kernel.launch``."""
         made: object = kernel
         if type(made) is not Kernel or made._device is not self._core:
             require_made_on(made, self._core)

@@ -63,7 +63,7 @@ _FROM_OUTSIDE: Final = "a buffer that the recording takes from outside"
 _OF_BATCHES: Final = ("get", "put", "run")
 
 _ALIGNMENT: Final = 16
-"""No call of a library depends on more bytes than these in where a buffer begins."""
+"""Alignment in bytes of buffers, up to which library calls may depend on it."""
 
 _numbers: Final = itertools.count(1)
 
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Another program as a part of this one, on these buffers."""
+    """Another program as a part of this one, with its buffers."""
 
     program: Recording
     arguments: dict[Block, GpuRef]
@@ -117,21 +117,20 @@ class _Life:
 class Recording(Collector):
     """Collects ops inside ``async with device.record() as program:``, to be replayed.
 
-    Recording executes nothing: the refs that calls return have content once the program
-    was replayed, and are refused with a ``RuntimeError`` before. ``replay`` may use other
-    buffers in the place of those it was recorded with. A program owns the buffers it has
-    made; they stay valid for as long as it does.
+    Recording executes nothing. The refs that calls return have content once the program was
+    replayed; using them earlier raises ``RuntimeError``. ``replay`` can replace the recorded
+    buffers by others. A program owns the buffers that it has made, which stay valid for as long as
+    it does.
 
-    Each replay writes its results to the same buffers. So a program belongs to the task that
-    replays it first: other tasks, whose replays would overwrite what that task has not read yet,
-    get a ``RuntimeError``. Record one program for each task. ``device.record(..., shared=True)``
-    makes one that all tasks may replay, and leaves it to them to take turns.
+    Each replay writes its results to the same buffers, so a program belongs to the task that
+    replays it first. Replays by other tasks could overwrite results that were not read yet, and
+    raise ``RuntimeError``. Record one program for each task. ``device.record(..., shared=True)``
+    makes one that all tasks may replay if they take turns.
 
-    After a rebuild a program makes itself anew, with the same refs for its results, if
-    the buffers it reads are sealed or replaced; otherwise ``replay`` raises
-    ``GpuRefStale``.
+    After a rebuild a program is prepared again, with the same refs for its results, if the buffers
+    it reads are sealed or replaced. Otherwise ``replay`` raises ``GpuRefStale``.
 
-    Random numbers that are drawn in a recording are the same in every replay.
+    Random numbers drawn in a recording are the same in every replay.
     """
 
     def __init__(self, device: Device, inputs: tuple[GpuRef, ...], *, shared: bool = False) -> None:
@@ -274,9 +273,9 @@ class Recording(Collector):
         return memory.current(epoch) or memory.awaits(epoch)
 
     def _view(self, argument: GpuRef) -> GpuRef | None:
-        """The placeholder of a view of something that is taken: the same part of its placeholder.
+        """Return the stand-in of a view: the same part of its buffer's stand-in.
 
-        So what replaces an input on replay also replaces its views.
+        A buffer that replaces an input on replay so replaces its views, too.
         """
         for stand_in in self._stand_ins.get(argument._block.base, ()):
             start = _start(argument, self._bound[stand_in])
@@ -323,7 +322,7 @@ class Recording(Collector):
         return self.memory.promise()
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """A buffer of the program, whose memory comes at the end of the block."""
+        """Return a buffer of the program, which gets its memory at the end of the block."""
         nbytes = math.prod(shape) * dtype.itemsize
         self._core.growth.require_possible(nbytes)
         block = self.memory.promise()
@@ -368,19 +367,19 @@ class Recording(Collector):
         return self._choose("when", flag)
 
     def loop(self, flag: GpuRef) -> AbstractContextManager[None]:
-        """Record what a replay executes again and again, as long as a flag is set.
+        """Record a part that a replay repeats while a flag is set.
 
-        As ``when``; the flag is asked before each round. Something in the block has to
-        write it. A loop that never ends is an op that hangs: ``open_device``'s
-        ``op_deadline`` is for that.
+        It is like ``when``, but the flag is read before each round, and an op in the block must
+        write it. A loop that never ends counts as an op that hangs, see ``op_deadline`` of
+        ``open_device``.
 
         Args:
             flag: as for ``when``.
 
         Raises:
             TypeError, GpuRefStale: as ``when``.
-            ValueError: as ``when``; or nothing in the block writes the flag.
-            GpuRefSealed: nothing can write the flag.
+            ValueError: as ``when``; or no op in the block writes the flag.
+            GpuRefSealed: the flag is sealed.
         """
         return self._choose("loop", flag)
 
@@ -564,7 +563,7 @@ class Recording(Collector):
     def _bind(
         self, inputs: tuple[GpuRef, ...], replace: Mapping[GpuRef, GpuRef] | None
     ) -> dict[Block, GpuRef]:
-        """The buffers to use for each of those that stand for one."""
+        """Return the buffers for this replay, by the stand-ins that they replace."""
         if not inputs and not replace:
             return self._bound
         if len(inputs) > len(self._inputs):

@@ -28,11 +28,11 @@ Number = bool | int | float | complex | np.generic
 
 
 class Arrays(Evaluating[D]):
-    """Making and filling buffers, as NumPy does."""
+    """Methods that make and fill buffers, as in NumPy."""
 
     @op
     def empty(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
-        """A buffer whose content is undefined; as ``numpy.empty``.
+        """Make a buffer with undefined content, like ``numpy.empty``.
 
         Args:
             shape: its shape, one number or several.
@@ -43,9 +43,9 @@ class Arrays(Evaluating[D]):
 
         Raises:
             ValueError: a dimension that is negative, or beyond 64 bits.
-            TypeError: a shape that is not made of whole numbers, or a dtype that device memory
-                cannot hold, such as objects.
-            OutOfMemory: no room.
+            TypeError: a shape that is not made of whole numbers, or a dtype that device memory does
+                not support, such as objects.
+            OutOfMemory: the device has too little memory.
         """
         kind, sizes = as_dtype(dtype), as_shape(shape)
 
@@ -56,7 +56,10 @@ class Arrays(Evaluating[D]):
 
     @op
     def zeros(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
-        """A buffer of zeros; as ``numpy.zeros``. Arguments and errors are those of ``empty``."""
+        """Make a buffer of zeros, like ``numpy.zeros``.
+
+        Arguments and errors are those of ``empty``.
+        """
         kind = as_dtype(dtype)
         return self._full(shape, bytes(kind.itemsize), kind)
 
@@ -64,7 +67,7 @@ class Arrays(Evaluating[D]):
     def full(
         self, shape: Shape, fill_value: Number, dtype: DTypeLike | None = None
     ) -> Request[GpuRef]:
-        """A buffer with one value everywhere; as ``numpy.full``.
+        """Make a buffer filled with one value, like ``numpy.full``.
 
         Args:
             shape: its shape.
@@ -77,8 +80,8 @@ class Arrays(Evaluating[D]):
         Raises:
             ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
                 ``fill_value`` as for ``fill``.
-            TypeError: a dtype that device memory cannot hold; ``fill_value`` as for ``fill``.
-            OutOfMemory: no room.
+            TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
+            OutOfMemory: the device has too little memory.
         """
         kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
         return self._full(shape, _element(fill_value, kind), kind)

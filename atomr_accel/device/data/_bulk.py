@@ -34,7 +34,7 @@ _LEAST_CHUNK: Final = 4 << 20
 
 @final
 class _Chunk:
-    """A part of the array on its way."""
+    """A part of the array in transfer."""
 
     __slots__ = ("host", "length", "op", "piece", "start")
 
@@ -54,10 +54,10 @@ def chunk_size(nbytes: int) -> int:
 
 @final
 class Copiers:
-    """Threads that copy, started when there is something to do.
+    """Threads that copy, started when they are needed.
 
     Args:
-        name: what to call them.
+        name: their name.
     """
 
     def __init__(self, name: str) -> None:
@@ -95,11 +95,11 @@ class Bulk:
     Args:
         core: the device.
         data: the array's bytes.
-        submit: called with a piece, where the chunk begins and its length; submits the op
-            that moves it. It returns None to be asked again once there is a context, and
-            raises where the transfer makes no sense any more.
+        submit: called with a piece, the chunk's offset and its length; submits the op that moves
+            the chunk. It returns None to be called again with the next context, and raises if the
+            transfer cannot go on.
         upload: whether data goes to the device.
-        progress: told the length of each chunk that has arrived.
+        progress: called with the length of each chunk that has arrived.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class Bulk:
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Move all of it.
+        """Move all chunks.
 
-        When this raises, or is cancelled, nothing reads or writes the array any more, and
-        pieces are given back as soon as nothing touches them either.
+        When this raises or is cancelled, the array is not accessed any more, and pieces are given
+        back as soon as their last access has ended.
         """
         self._token = trio.lowlevel.current_trio_token()
         interrupt: KeyboardInterrupt | None = None
@@ -178,7 +178,7 @@ class Bulk:
             self._over.set()
 
     async def _wait_for_piece(self, length: int) -> None:
-        """Others want staging memory too: take turns."""
+        """Wait in turn with other transfers for staging memory."""
         try:
             piece = await self._core.staging.acquire(length)
         except AccelError as error:
@@ -211,7 +211,7 @@ class Bulk:
             self._fail(error)
 
     def _copy(self, chunk: _Chunk) -> None:
-        """In a worker thread, without the GIL while it lasts."""
+        """Copy a chunk in a worker thread, without the GIL."""
         error = None
         try:
             part = self._data[chunk.start : chunk.start + chunk.length]
@@ -291,7 +291,7 @@ class Bulk:
         self._stop()
 
     def _stop(self) -> None:
-        """Begin nothing more; what the host does not have yet it shall not do."""
+        """Begin no more chunks, and withdraw ops that are not sent."""
         self._stopped = True
         for chunk in self._sent:
             chunk.op.withdraw()

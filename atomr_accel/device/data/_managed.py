@@ -37,7 +37,7 @@ _PAGE: Final = 4096
 
 
 async def make_managed(core: DeviceCore, shape: Shape, dtype: DTypeLike) -> GpuRef:
-    """See ``Device.managed``."""
+    """Implement ``Device.managed``."""
     dtype = as_dtype(dtype)
     shape = as_shape(shape)
     nbytes = math.prod(shape) * dtype.itemsize

@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 class MemoryMethods(Arrays[Awaited]):
-    """The part of ``Device`` that moves data and looks after memory."""
+    """The methods of ``Device`` for data and memory."""
 
     _core: DeviceCore
 
     @property
     def pinned(self) -> Pinned:
-        """Page-locked arrays, which need no copy on their way to the device."""
+        """Pool of page-locked arrays, which are transferred without another copy."""
         return self._core.pinned
 
     # --- to the device and back -------------------------------------------------------------
@@ -123,20 +123,20 @@ class MemoryMethods(Arrays[Awaited]):
         """Copy a buffer from the device.
 
         Args:
-            ref: the buffer, or any view of one; one that is not contiguous is copied to a
+            ref: the buffer, or any view of one. A view that is not contiguous is copied to a
                 contiguous buffer on the device first.
-            out: an array to fill, of the same shape and dtype. With an array of
-                ``device.pinned`` nothing is copied on the way; once under way, such a
-                transfer is followed to its end even if the caller is cancelled.
+            out: an array to fill, of the same shape and dtype. An array of ``device.pinned`` is
+                filled directly. Such a transfer is awaited to its end even if the caller is
+                cancelled.
 
         Returns:
             ``out``, or a new array.
 
         Raises:
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: a ref of another device, ``out`` of another shape or read-only.
             TypeError: ``out`` of another dtype.
-            OutOfMemory: no room for that copy.
+            OutOfMemory: the copy on the device does not fit.
         """
         core = self._core
         require_readable(ref, core.memory, "ref", strided=True)
@@ -161,22 +161,22 @@ class MemoryMethods(Arrays[Awaited]):
     async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
         """Copy a buffer, on the device or from another device to this one.
 
-        Between GPUs that can reach each other nothing goes through the host. A copy of a view that
-        is not contiguous is: ``ref.T`` is turned round by it, and ``ref[:, ::2]`` gathered.
+        Copies between GPUs that can reach each other do not go through the host. The new buffer is
+        contiguous even if the source is not: ``ref.T`` is transposed, and ``ref[:, ::2]`` gathered.
 
         Args:
-            src: what to copy, on this device or another one.
-            dst: where to, on this device: any view, of the same shape and dtype, no memory in
-                common. A contiguous buffer is made if absent.
+            src: the source, on this device or another one.
+            dst: the destination, on this device: any view of the same shape and dtype that shares
+                no memory with ``src``. By default a new contiguous buffer.
 
         Returns:
             ``dst``, or a new buffer.
 
         Raises:
-            ValueError: other shapes, common memory, ``dst`` of another device.
-            TypeError: other dtypes.
+            ValueError: shapes differ, both share memory, or ``dst`` is on another device.
+            TypeError: dtypes differ.
             GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
-            OutOfMemory: no room.
+            OutOfMemory: the device has too little memory.
         """
         core = self._core
         if lives_elsewhere(core, src):
@@ -306,24 +306,24 @@ class MemoryMethods(Arrays[Awaited]):
     async def adopt(self, array: object) -> GpuRef:
         """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
 
-        Hand the array over: whether the buffer shares its memory depends. It does where the
-        array is itself a view of an exported buffer (the ref is then one of that buffer),
-        and under ``isolation="thread"``. Otherwise it is copied, on a GPU without going
-        through the host. Memory that is shared that way cannot be exported.
+        Do not use the array afterwards, because the buffer may share its memory. It does if the
+        array is a view of an exported buffer, and the ref is then one of that buffer. It also does
+        under ``isolation="thread"``. Otherwise the array is copied, on a GPU without going through
+        the host. Memory that is shared in this way cannot be exported.
 
         Args:
-            array: an object that speaks DLPack, the CUDA array interface or NumPy's, or what
-                ``share`` gave, here or in another process.
+            array: an object with DLPack, the CUDA array interface or NumPy's, or a result of
+                ``share``, here or in another process.
 
         Returns:
             A ref with the array's shape and dtype.
 
         Raises:
-            TypeError: no such array, or one of NumPy with a dtype that buffers cannot have.
-            ValueError: it is in memory that the device cannot read, or a shared buffer whose
-                descriptor is too small or may be made so by others.
-            Unsupported: another library's array with such a dtype.
-            OutOfMemory: no room for the copy, or for another descriptor or mapping.
+            TypeError: another object, or a NumPy array with an unsupported dtype.
+            ValueError: the device cannot read the memory, or a shared buffer's descriptor is too
+                small or can be truncated by other processes.
+            Unsupported: another library's array has an unsupported dtype.
+            OutOfMemory: the copy, or another descriptor or mapping, does not fit.
         """
         if isinstance(array, SharedBuffer):
             return await open_shared(self._core, array)
@@ -458,7 +458,7 @@ class MemoryMethods(Arrays[Awaited]):
             return await self._restore(snapshot, out)
 
     async def _restore(self, snapshot: Snapshot, out: Sequence[GpuRef] | None) -> list[GpuRef]:
-        """See ``restore``."""
+        """Implement ``restore``."""
         core = self._core
         await snapshot.wait()
         if snapshot._refs:
@@ -479,15 +479,15 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def free(self, ref: GpuRef) -> None:
-        """Give a buffer back now; its memory is reused after its last op.
+        """Free a buffer now. Its memory is reused after its last op.
 
-        Dropping the last ref does the same. Every view of the buffer is refused from now on.
+        Dropping the last ref has the same effect. All views of the buffer are stale from now on.
 
         Args:
             ref: the buffer, or any view of it.
 
         Raises:
-            GpuRefStale: of an older generation, or freed before.
+            GpuRefStale: ``ref`` is of an older generation, or was freed before.
             ValueError: a ref of another device.
         """
         core = self._core
@@ -528,11 +528,10 @@ class MemoryMethods(Arrays[Awaited]):
     async def seal(self, ref: GpuRef) -> GpuRef:
         """Make a buffer read-only for good, so that it survives rebuilds.
 
-        Read-only is a matter of the mapping: on CUDA the hardware faults a kernel that
-        writes there. The content moves to another place; the ref stays valid, and all
-        views of the buffer are sealed with it. Writers are refused from the call on; if
-        it is cancelled or fails, the buffer can be written again. A sealed buffer can be
-        sealed again, which does nothing.
+        The memory is mapped read-only: on CUDA a kernel that writes to it causes a fault. The
+        content moves to another address. The ref stays valid, and all views of the buffer are
+        sealed with it. Writes are refused from the call on. If the call is cancelled or fails, the
+        buffer can be written again. Sealing a sealed buffer has no effect.
 
         Args:
             ref: the buffer, or any view of it.
@@ -541,9 +540,10 @@ class MemoryMethods(Arrays[Awaited]):
             ``ref``.
 
         Raises:
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the second copy that sealing needs.
-            Unsupported: the platform cannot export device memory; or a module's variable.
+            GpuRefStale: ``ref`` is of an older generation, or freed.
+            OutOfMemory: the second copy that sealing needs does not fit.
+            Unsupported: the platform cannot export device memory, or ``ref`` is a module's
+                variable.
         """
         core = self._core
         block = require_readable(ref, core.memory, "ref", strided=True).base
@@ -591,7 +591,7 @@ class MemoryMethods(Arrays[Awaited]):
                 return
 
     async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
-        """Put into a buffer that a batch has made."""
+        """Copy an array to a buffer that a batch has made."""
         try:
             await upload(self._core, await arranged(array), ref, new=True)
         except Rebuilt:

@@ -1,4 +1,4 @@
-"""``device.pinned``: page-locked arrays, which need no copy on their way to the device."""
+"""The pool of ``device.pinned``: page-locked arrays, which are transferred without another copy."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Oversize = Literal["refuse", "exceed"]
 class Pinned:
     """A bounded pool of page-locked memory, shared between the program and the host.
 
-    ``put`` from such an array, and ``get`` into it, move at the speed of the bus. It lives
-    in the program, so its content survives every fault.
+    ``put`` from such an array, and ``get`` into it, run at the speed of the bus. The array belongs
+    to the program, so its content survives every fault.
     """
 
     def __init__(self, core: DeviceCore, limit: int) -> None:
@@ -125,7 +125,7 @@ class Pinned:
     # --- for snapshots --------------------------------------------------------------------
 
     async def take(self, nbytes: int) -> Piece:
-        """Memory that does not count to the limit, until ``drop``."""
+        """Return memory that does not count to the limit, until ``drop``."""
         self._collect()
         if self._pool.unmapped:
             await self._unmap(await self._core.ready())
@@ -171,7 +171,7 @@ class Pinned:
         return address
 
     def piece_at(self, address: int) -> Piece:
-        """The piece in which an address that ``find`` gave lies."""
+        """Return the piece that contains an address from ``find``."""
         piece = self._piece_at(address)
         if piece is None:
             raise ValueError("a page-locked array was given back while it was on its way")

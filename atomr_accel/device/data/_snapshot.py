@@ -87,7 +87,7 @@ class _Moves:
     def add(
         self, core: DeviceCore, host: HostHandle, op: Op, nbytes: int, release: Callable[[], None]
     ) -> None:
-        """An op was submitted; ``release`` once nothing touches its memory any more."""
+        """Add a submitted op, and call ``release`` once its memory is not accessed any more."""
         self._left += 1
         self._touched += 1
         op.when_answered(partial(self._answered, core, host, op, nbytes, release))
@@ -147,11 +147,11 @@ class _Moves:
 
     @property
     def seconds(self) -> float:
-        """From the first of them until now, or to their end."""
+        """Seconds from the first copy until now, or to the last end."""
         return (trio.current_time() if self._ended is None else self._ended) - self._begun
 
     async def wait_untouched(self) -> None:
-        """Wait until nothing touches their memory."""
+        """Wait until their memory is not accessed any more."""
         await self._untouched.wait()
 
     async def wait(self) -> None:
@@ -165,7 +165,7 @@ class _Moves:
 
 @final
 class _OnHost:
-    """Page-locked memory of the program, which goes with the snapshot."""
+    """Page-locked memory of the program that belongs to a snapshot."""
 
     def __init__(self, pinned: Pinned, piece: Piece, nbytes: int) -> None:
         self._closed = False
@@ -233,12 +233,12 @@ class Snapshot:
         return self._place
 
     async def wait(self) -> None:
-        """Wait until it is complete.
+        """Wait until the snapshot is complete.
 
         Raises:
-            ContextPoisoned: a device has failed before it was; the snapshot is worth nothing.
-            DeviceLost: likewise, for good.
-            ValueError: it was closed.
+            ContextPoisoned: a device failed before that, so the snapshot is unusable.
+            DeviceLost: a device was lost before that, so the snapshot is unusable.
+            ValueError: the snapshot was closed.
         """
         self._require_open()
         if self._moves is not None:
@@ -352,7 +352,7 @@ class Snapshot:
             self._readers -= 1
 
     def _require_idle(self) -> None:
-        """Refuse to be taken again while something reads or writes it."""
+        """Refuse to be taken again while an op reads or writes it."""
         self._require_open()
         restoring = self._readers or not all(moves.over for moves in self._restores)
         if restoring or (self._moves is not None and self._moves.touching):
@@ -366,7 +366,7 @@ class Snapshot:
 async def take(
     core: DeviceCore, refs: Sequence[GpuRef], peer: DeviceCore | None, out: Snapshot | None
 ) -> Snapshot:
-    """See ``Device.snapshot``."""
+    """Implement ``Device.snapshot``."""
     for at, ref in enumerate(refs):
         require_readable(ref, core.memory, f"ref {at}")
     layouts = [(ref.shape, ref.dtype) for ref in refs]
@@ -460,7 +460,7 @@ def _let_go(hold: Hold, window: Window) -> None:
 
 
 def _seal_all(peer: DeviceCore, copies: Sequence[GpuRef]) -> Exception | None:
-    """All has arrived; an error if the peer has failed meanwhile."""
+    """Seal all buffers after the copies; return an error if the peer has failed meanwhile."""
     memory = peer.memory
     if any(copy._block.epoch is not memory.epoch for copy in copies):
         return peer.lifecycle.why_over("snapshot", copies[0]._block.generation)

@@ -48,11 +48,11 @@ SMALL: Final = 1 << 19
 """Copies up to this many bytes (some 50 us) are done in the trio thread."""
 
 _DIRECT_CHUNK: Final = 32 << 20
-"""Bytes of a page-locked array that one op moves: a cancelled caller waits for no more."""
+"""Bytes of a page-locked array that one op moves, which limits the wait of a cancelled caller."""
 
 _DIRECT_DEPTH: Final = 4
 _BACKLOG: Final = 64
-"""Ops that the memory lane may have before ``put`` waits for its own to be answered."""
+"""Number of ops in the memory lane above which ``put`` waits for its own."""
 
 ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
 """Errors of ops that end with their context."""
@@ -67,7 +67,7 @@ class Rebuilt(Exception):
 
 @final
 class Transfer:
-    """A long transfer that is under way."""
+    """A long transfer in progress."""
 
     __slots__ = ("done", "name", "nbytes")
 
@@ -125,7 +125,7 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
 
 
 async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
-    """Do something that takes long with memory in a worker thread, to its end."""
+    """Run a long function on memory in a worker thread, to its end."""
     try:
         limiter = _limiter.get()
     except LookupError:
@@ -286,7 +286,7 @@ async def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send what a piece holds, and give it back."""
+    """Send the content of a piece, and give the piece back."""
     try:
         check()
         while (context := core.context) is None:
@@ -311,7 +311,7 @@ async def send(
 
 
 async def receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, length: int) -> None:
-    """Fill a piece, which stays the caller's unless this raises."""
+    """Fill a piece, which the caller still owns unless this raises."""
     try:
         block = require_readable(ref, core.memory, "ref")
         while (context := core.context) is None:  # sealed buffers are good without one, too
@@ -364,8 +364,8 @@ def after(
 async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) -> None:
     """Call ``move(start, length)`` for all chunks of a transfer, several at a time.
 
-    There are twice as many as threads that copy: while one half copies, the other half is
-    on the bus. What needs no more than one copy and one op has a faster way: ``Bulk``.
+    Twice as many chunks are in progress as threads copy: while one half is copied, the other half
+    is on the bus. ``Bulk`` is faster for chunks of one copy and one op.
     """
     size = chunk_size(nbytes)
     starts = iter(range(0, nbytes, size))
@@ -463,7 +463,7 @@ async def _directly(
     transfer: Transfer,
     ops: list[tuple[HostHandle, Op]] | None = None,
 ) -> None:
-    """Move a page-locked array by ops that are a few at a time in flight."""
+    """Move a page-locked array by ops of which a few are in flight at a time."""
     ops = [] if ops is None else ops
     lengths: list[int] = []
     for start in range(0, transfer.nbytes, _DIRECT_CHUNK):

@@ -60,7 +60,7 @@ class Hints:
 
 @final
 class Candidate(metaclass=NoPublicConstructor):
-    """One device of a group, as policies see it: all it tells is so now."""
+    """A device of a group, with its present state, for policies."""
 
     _made_by: ClassVar[str] = "open_devices(indices)"
 
@@ -169,10 +169,10 @@ class Candidate(metaclass=NoPublicConstructor):
 
 
 class PlacementPolicy(Protocol):
-    """Chooses the device for a piece of work. `Policy` in ``patterns`` does it for replicas."""
+    """Chooses the device for a piece of work. For replicas, see `Policy` in ``patterns``."""
 
     def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
-        """One of the candidates given, which are ready and have room: at least one.
+        """Return one of the candidates, which are ready and have room. At least one is given.
 
         They come in the group's order, and are the same objects at every call.
         """

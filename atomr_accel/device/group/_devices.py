@@ -70,8 +70,8 @@ class DevicesStatistics:
 class Devices(Sequence["Device"]):
     """Several devices under one supervisor. Made by ``open_devices``.
 
-    It is a sequence: ``devices[1]`` is the second device, ``devices[:2]`` are the first two, as
-    ``Devices`` that share links and load with these. A device that is lost keeps its place.
+    It is a sequence: ``devices[1]`` is the second device. ``devices[:2]`` is another ``Devices``
+    with the first two, which shares links and load with this one. A lost device keeps its position.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Devices(Sequence["Device"]):
 
 
 async def follow(device: Device, placement: Placement) -> None:
-    """Have those who wait look again whenever a device has come back, failed, or is lost."""
+    """Have waiting tasks check again whenever a device is ready again, has failed, or is lost."""
     core = device._core
     try:
         with core.lifecycle.watch() as changes:

@@ -1,4 +1,4 @@
-"""Sealed copies of one buffer on several devices, each to be had again from the others."""
+"""Sealed copies of one buffer on several devices. A lost copy can be restored from the others."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class SealedCopiesStatistics:
 
     Attributes:
         nbytes: bytes of one copy.
-        copies: how many devices have had one.
-        good: how many of them still have it.
-        restored: how often one was made again from another.
+        copies: number of devices that have had one.
+        good: number of devices that still have it.
+        restored: number of copies that were made again from another.
     """
 
     nbytes: int
@@ -127,7 +127,7 @@ class SealedCopies(Mapping["Device", GpuRef]):
         return max(bandwidths, key=bandwidths.__getitem__)
 
     async def _spread(self, source: Device, targets: Sequence[Device]) -> None:
-        """Copy from one device to others, half of which get it from the first of them."""
+        """Copy from one device to others. The first of them passes the copy on to half of them."""
         if not targets:
             return
         half = len(targets) // 2
@@ -145,7 +145,7 @@ class SealedCopies(Mapping["Device", GpuRef]):
 async def sealed_everywhere(
     devices: Sequence[Device], topology: Topology, x: object
 ) -> SealedCopies:
-    """See ``Devices.seal_everywhere``."""
+    """Implement ``Devices.seal_everywhere``."""
     made = SealedCopies(topology)
     for home in _homes(devices, x):
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class _Waiter:
-    """Work that wants a device."""
+    """Work that waits for a device."""
 
     __slots__ = ("answered", "candidates", "error", "hints", "policy", "taken")
 
@@ -62,7 +62,7 @@ class _Waiter:
 
 @final
 class Placement:
-    """The line of those who wait for a device of a group, whichever of them they would take."""
+    """The line of tasks that wait for a device of a group, or of one of its slices."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Waiter] = deque()
@@ -113,7 +113,7 @@ class Placement:
             await self._idle.wait()
 
     def look(self) -> None:
-        """Something has changed: let those go, first come first, who can have a device now."""
+        """Give devices with room to waiting tasks, in the order of their arrival."""
         for waiter in list(self._waiting):
             try:
                 decided = waiter.try_now()

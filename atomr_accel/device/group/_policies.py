@@ -1,4 +1,4 @@
-"""Policies that know devices: by memory, by where data is, and by key.
+"""Policies for devices: by memory, by the location of data, and by key.
 
 `RoundRobin`, `LeastLoaded` and `PowerOfTwo` choose between anything that has requests
 (``actors/_policies``).
@@ -35,7 +35,7 @@ class MostFreeMemory:
     """The one with the most free memory; of several, the one with the fewest requests."""
 
     def choose(self, candidates: Sequence[Candidate], _hints: Hints, /) -> Candidate:
-        """One with the most free memory."""
+        """Return a candidate with the most free memory."""
         return max(candidates, key=lambda each: (each.free_bytes, -each.in_flight))
 
 
@@ -51,7 +51,7 @@ class DataLocality:
         self._ties = LeastLoaded()
 
     def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
-        """One that has to wait least for ``hints.near``."""
+        """Return a candidate that gets ``hints.near`` soonest."""
         seconds = {each: each.seconds_to(hints.near) for each in candidates}
         least = min(seconds.values())
         return self._ties.choose([each for each in candidates if seconds[each] == least])
@@ -87,7 +87,7 @@ class ConsistentHash:
         self._ring: list[tuple[int, str]] = []
 
     def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
-        """The one that ``hints.key`` belongs to, if it has not too much to do."""
+        """Return the candidate that ``hints.key`` belongs to, unless it is overloaded."""
         if hints.key is None:
             return self._keyless.choose(candidates)
         by_name = {each.name: each for each in candidates}
@@ -115,7 +115,7 @@ class ConsistentHash:
 
 
 def _bytes_of(key: str | bytes | int) -> bytes:
-    """A key's bytes; those of keys of different types differ, and so it is in every process."""
+    """Return a key's bytes, which differ between types and are the same in every process."""
     if isinstance(key, bytes):
         return b"b" + key
     return (f"i{int(key)}" if isinstance(key, int) else f"s{key}").encode("utf-8", "surrogatepass")

@@ -111,9 +111,10 @@ class Topology:
 
     @property
     def islands(self) -> tuple[tuple[str, ...], ...]:
-        """Devices that are linked by the best kind of link there is in the group.
+        """Return groups of devices that are linked by the best kind of link in the group.
 
-        That is directly or by way of each other; one without such a link is an island of its own.
+        Devices of an island are linked directly or through each other. A device without such a link
+        is an island of its own.
         """
         kinds = {link.kind for link in self.links}
         best = next((kind for kind in _BEST_FIRST if kind in kinds and kind != "host"), None)
@@ -183,7 +184,7 @@ class Topology:
 
 
 async def links_of(devices: Sequence[Device]) -> dict[tuple[str, str], Link]:
-    """Ask the hosts of several devices of one backend how they reach each other."""
+    """Ask the hosts of several devices of one backend for their links."""
     links: dict[tuple[str, str], Link] = {}
     for device in devices:
         others = [other for other in devices if other is not device]

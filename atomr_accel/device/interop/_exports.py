@@ -109,7 +109,7 @@ class _View:
         return self._host is not None
 
     def unused(self) -> list[int]:
-        """The slabs in which nothing is exported."""
+        """Return the slabs without exports."""
         leased = {lease.slab for lease in list(self.leases)}
         return [slab for slab in list(self.mapped) if slab not in leased]
 
@@ -159,8 +159,8 @@ class _View:
 class Export:
     """A buffer as an array in this process. Made by ``device.export``.
 
-    Every time it is asked for the array it first looks whether the ref is still good, and
-    raises ``GpuRefStale`` if not. Arrays made before that keep their memory.
+    Each access to the array checks the ref first, and raises ``GpuRefStale`` if it is stale. Arrays
+    made before that keep their memory.
 
     Attributes:
         ref: the buffer.
@@ -221,8 +221,8 @@ class Export:
 class HostExport(Export):
     """An export of the CPU backend.
 
-    It speaks NumPy's ``__array__`` and DLPack. It has neither the array interface nor the buffer
-    protocol: an array of those would keep the export alive, and that the device.
+    It supports NumPy's ``__array__`` and DLPack, but neither the array interface nor the buffer
+    protocol. An array made by one of these would keep the export alive, and with it the device.
     """
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -331,7 +331,7 @@ class Exports:
     # --- out ---------------------------------------------------------------------------------
 
     async def export(self, ref: GpuRef) -> Export:
-        """See ``Device.export``."""
+        """Implement ``Device.export``."""
         core = self._core
         require_readable(ref, core.memory, "ref", strided=True)
         await self.sweep()
@@ -354,11 +354,11 @@ class Exports:
     # --- in ----------------------------------------------------------------------------------
 
     async def adopt(self, array: Any, put: Callable[[Any], Any]) -> GpuRef:
-        """See ``Device.adopt``.
+        """Implement ``Device.adopt``.
 
         Args:
             array: the array.
-            put: what to do with an array on the CPU that cannot be shared.
+            put: copies an array on the CPU that cannot be shared.
         """
         core = self._core
         if isinstance(array, Export) and array.ref._block.memory is core.memory:
@@ -399,7 +399,7 @@ class Exports:
         return await self._take(borrowed)
 
     def _find(self, borrowed: Borrowed) -> GpuRef | None:
-        """The buffer that an array is a view of, if it is a good one of this device."""
+        """Return the buffer that an array is a view of, if it is a usable one of this device."""
         memory = self._core.memory
         for lease in list(self._view.leases):
             block = lease.block
@@ -417,7 +417,7 @@ class Exports:
         return None
 
     async def _share(self, borrowed: Borrowed) -> GpuRef:
-        """Give memory of this process, where the host's lanes are too, an address."""
+        """Give an address to memory of this process, which the host's lanes share."""
         core = self._core
         while True:
             context = await core.ready()
@@ -484,7 +484,7 @@ class Exports:
     # --- the end -----------------------------------------------------------------------------
 
     async def sweep(self) -> None:
-        """Reuse the memory of exports that are gone, and unmap slabs that are."""
+        """Reuse the memory of dropped exports, and unmap freed slabs."""
         views = set()
         with suppress(IndexError):  # somebody else looks, too
             while _left:
@@ -499,7 +499,7 @@ class Exports:
             memory.reclaim_held()
 
     async def close(self) -> None:
-        """Unmap what no export uses; once that is all, let go of the device."""
+        """Unmap slabs without exports. Once all are unmapped, release the device."""
         self._view.closed = True
         for lease in list(self._view.leases):
             lease.outlive()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ._windows import Window
 
 _DIRECT: Final = 1 << 20
-"""For less than this no slab is mapped: to go by way of the host is sooner done."""
+"""Least size in bytes of a copy that maps a slab. Smaller copies are faster through the host."""
 
 
 def lives_here(core: DeviceCore, ref: object) -> bool:
@@ -76,7 +76,7 @@ async def copy_here(core: DeviceCore, src: GpuRef, *, sealed: bool = False) -> G
 
 
 async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRef) -> bool:
-    """Have the other device's host write to our memory; False where it cannot reach it."""
+    """Have the other device's host write to this device's memory; return False if it cannot."""
     if there.backend != core.backend or ref.is_stale or not src.nbytes:
         return False
     block = ref._block
@@ -157,7 +157,7 @@ async def _by_way_of_the_host(
 
 
 async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
-    """See ``Device.salvage``."""
+    """Implement ``Device.salvage``."""
     if not lives_here(core, ref):
         raise ref_error(ref, core.memory, "ref")
     block = ref._block
@@ -271,7 +271,7 @@ class SharedBuffer:
 
 
 def _decoded(description: bytes) -> _Description:
-    """A description of a buffer that lies in its slab: it comes from somewhere else."""
+    """Return a checked description of a buffer, because it comes from another process."""
     try:
         content = msgspec.msgpack.decode(description, type=_Description)
     except msgspec.DecodeError as error:
@@ -290,7 +290,7 @@ def _decoded(description: bytes) -> _Description:
 
 
 async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
-    """See ``Device.share``."""
+    """Implement ``Device.share``."""
     require_readable(ref, core.memory, "ref", strided=True)
     if not ref.contiguous:
         ref = await perform(core, copying(core, ref, None))
@@ -320,9 +320,9 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
 
 
 async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
-    """See to it that a sealed block has a slab of its own; its handles stay the same.
+    """Move a sealed block to a slab of its own. Its handles stay the same.
 
-    Whoever gets the descriptor of a slab has all that is in it.
+    A process with the descriptor of a slab can access all its content.
     """
     async with core.sealing:
         while True:

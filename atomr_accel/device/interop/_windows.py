@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @final
 class Window:
-    """A slab of another device, as a host has it.
+    """A mapping of another device's slab in a host.
 
     Attributes:
-        context: the context whose host that is.
+        context: the context of that host.
         number: the slab's number there.
     """
 
@@ -46,16 +46,16 @@ class Window:
         self._closed = False
 
     def hold(self) -> None:
-        """An op goes through it."""
+        """Note an op that uses the window."""
         self._users += 1
 
     def release(self) -> None:
-        """The op is over, and moves nothing any more."""
+        """Note the end of an op, which moves no more data."""
         self._users -= 1
         self._settle()
 
     def close(self) -> None:
-        """Have it unmapped as soon as nothing goes through it."""
+        """Unmap the window as soon as all its ops have ended."""
         self._closed = True
         self._settle()
 

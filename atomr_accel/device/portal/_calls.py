@@ -66,7 +66,7 @@ class FromAsyncio(Generic[T]):
 
 @opens
 async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[FromAsyncio[T]]:
-    """Use a device, or whatever else trio opens, from asyncio.
+    """Use a device, or another async context manager of trio, from asyncio.
 
     ::
 
@@ -82,16 +82,17 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
 
         asyncio.run(main())
 
-    Trio runs in a thread. What belongs to a device stays on that side: functions are sent there,
-    and arrays come back. Leaving the block cancels the functions that still run. If the device is
-    lost, the body is cancelled and ``DeviceLost`` leaves the block.
+    Trio runs in a thread. Refs and other objects of a device stay on that side: functions are sent
+    there, and arrays come back. Leaving the block cancels the functions that still run. If the
+    device is lost, the body is cancelled and the block raises ``DeviceLost``.
 
     Args:
-        manager: what to open, such as ``open_device(0)``.
+        manager: the context manager to open, such as ``open_device(0)``.
 
     Raises:
-        RuntimeError: asyncio does not run here, but trio, say, which needs none of it.
-        Exception: whatever opening raises, such as ``DeviceUnavailable``.
+        RuntimeError: the code does not run under asyncio. Under trio, use the context manager
+            directly.
+        Exception: an error of opening, such as ``DeviceUnavailable``.
         DeviceLost: the device was lost.
         ExceptionGroup: several things failed on trio's side.
     """

@@ -1,4 +1,4 @@
-"""A trio run in a thread of its own, for those who cannot run trio themselves."""
+"""A trio run in a thread of its own, for programs that cannot run trio themselves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PortalCall(Generic[R]):
         self._scope: Final = trio.CancelScope()
 
     def cancel(self) -> None:
-        """Cancel the function. Whether that ends it, it decides itself, as ever in trio."""
+        """Cancel the function, which ends as usual in trio."""
         self._portal._soon(self._scope.cancel)
 
     async def _run(self) -> None:
@@ -64,13 +64,13 @@ class PortalCall(Generic[R]):
 
 @final
 class Portal(Generic[T]):
-    """Keeps an async context manager of trio open in a thread, and calls functions with it.
+    """Keeps a trio async context manager open in a thread, and calls functions with it.
 
-    None of its methods waits: the futures tell.
+    Its methods return at once, and futures hold the results.
 
     Attributes:
-        opened: done when functions can be called; it has the error if it cannot be opened.
-        ended: done when all is over, with the failure that has left the block, if one did.
+        opened: done when functions can be called. It holds the error if opening fails.
+        ended: done when everything has ended, with the error of the block, if any.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:

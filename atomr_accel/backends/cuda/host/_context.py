@@ -1,8 +1,8 @@
-"""One GPU as one host holds it: primary context, slabs, streams and events.
+"""One GPU in one host: primary context, slabs, streams and events.
 
-The primary context, not one of its own, so that CuPy or PyTorch called inside the host
-share it. Memory goes through the driver's virtual memory management (``cuMemCreate`` and
-``cuMemMap``), whose allocations are descriptors that outlive the process.
+The host uses the primary context, so that CuPy and PyTorch called inside the host share it. Memory
+comes from the driver's virtual memory management (``cuMemCreate`` and ``cuMemMap``), whose
+allocations are descriptors that outlive the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _PAGE: Final = 4096
-"""Managed memory comes in whole pages of this."""
+"""Granularity of managed memory in bytes."""
 
 
 def _descriptor() -> Any:
@@ -36,7 +36,7 @@ def _descriptor() -> Any:
 
 
 def _non_blocking() -> Any:
-    """For streams that the legacy default stream does not hold up."""
+    """Return the flag for streams that do not synchronize with the legacy default stream."""
     return driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 
 
@@ -48,7 +48,7 @@ def _close_address() -> int:
 
 
 Kept = tuple[object, "Callable[[], object]"]
-"""Something that is kept, and what gives it back."""
+"""An object that is kept, and a function that releases it."""
 
 
 @final
@@ -81,11 +81,11 @@ class CudaStream:
         self._following = self._new_event()
 
     def keep(self, thing: object, give_back: Callable[[], object] = lambda: None) -> None:
-        """Keep what the graph that is being captured reads at each launch.
+        """Keep an object that the graph being captured reads at each launch.
 
         Args:
-            thing: is referred to until the graph is gone.
-            give_back: called then.
+            thing: the object, which is referenced until the graph is gone.
+            give_back: a function that is called then.
         """
         self.kept.append((thing, give_back))
 
@@ -196,7 +196,7 @@ class _SharedStream:
 
 @final
 class CudaContext:
-    """The CUDA backend's half in the host.
+    """The CUDA backend's context in the host.
 
     Attributes:
         prints: whether kernels that may print are loaded.
@@ -306,7 +306,7 @@ class CudaContext:
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
 
     def open_lane(self, name: str, number: int | None) -> CudaStream:
-        """Make the context current in this thread; a stream as the plan says."""
+        """Make the context current in this thread; return a stream by the plan."""
         self.make_current()
         priority = self._plan.priorities.get(name, 0)
         with self._streams_lock:
@@ -334,7 +334,7 @@ class CudaContext:
         return CudaStream(self, handle, captures=True)
 
     def release_stream(self, handle: Any) -> None:
-        """One lane fewer uses a stream; the last one destroys it."""
+        """Release a lane's use of a stream; the last one destroys it."""
         with self._streams_lock:
             key = next(key for key, each in self._streams.items() if each.handle is handle)
             shared = self._streams[key]
@@ -387,7 +387,7 @@ class CudaContext:
         return [bases[address >> SLAB_SHIFT] + (address & OFFSET_MASK) for address in addresses]
 
     def writable_pointer(self, address: int) -> int:
-        """Like ``pointer``, through the second mapping where a slab is unprotected."""
+        """Return a pointer, through the second mapping if the slab is unprotected."""
         slab = address >> SLAB_SHIFT
         base = self._writable[slab][0] if slab in self._writable else self._bases[slab]
         return base + (address & OFFSET_MASK)
@@ -545,7 +545,7 @@ class CudaContext:
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
 
     def check(self) -> None:
-        """Raise StickyFault if the context has failed; any stream tells (``cuStreamQuery``)."""
+        """Raise ``StickyFault`` if the context has failed (``cuStreamQuery`` on any stream)."""
         (status,) = driver.cuStreamQuery(driver.CUstream(0))
         if status and status != NOT_READY:
             raise failure("cuStreamQuery", status)

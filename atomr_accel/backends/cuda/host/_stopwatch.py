@@ -23,7 +23,8 @@ _ANCHOR_NS: Final = 2_000_000_000
 then."""
 
 _TRIES: Final = 3
-"""The clocks are compared until it goes as quickly as once before, or so often."""
+"""Largest number of comparisons of the clocks. It ends early if one is as quick as the best so
+far."""
 
 
 def _new_event() -> Any:
@@ -62,7 +63,7 @@ class DeviceClock:
             return anchors[-1]
 
     def release(self, anchor: _Anchor) -> None:
-        """A mark is gone."""
+        """Release an anchor for a mark that is gone."""
         with self._lock:
             anchor.users -= 1
             for old in [old for old in self._anchors[:-1] if not old.users]:
@@ -127,7 +128,7 @@ class CudaStopwatch:
         return self._mark()
 
     def stop(self, begun: _Mark) -> tuple[_Mark, _Mark]:
-        """From there to where it ends: here."""
+        """Return the marks of begin and end."""
         end = self._mark()
         if self._last is not None:
             self.drop(self._last)
@@ -136,7 +137,7 @@ class CudaStopwatch:
         return begun, end
 
     def drop(self, mark: _Mark) -> None:
-        """One fewer wants to know when that is."""
+        """Release a user of a mark."""
         mark.users -= 1
         if not mark.users:
             self._events.append(mark.event)
