@@ -291,7 +291,7 @@ class Lifecycle:
         self._core.pinned.close(self._end)
 
     async def settle(self) -> None:
-        """Wait, for a limited time, until a device that is over has released everything."""
+        """Wait until a device that is over has released everything, as far as possible."""
         with trio.CancelScope(shield=True):
             await self._core.windows.close_guests()
             await self._core.reaper.reap_all()

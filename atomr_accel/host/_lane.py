@@ -549,7 +549,7 @@ class Lane:
         return self.slots[(self.slots.index(self._slot) + 1) % len(self.slots)]
 
     def _try_slot(self, number: int) -> StreamSlot | None:
-        """Return a further slot, or an existing one if all slots are made."""
+        """Return a further slot, or None if the library has too little room for one."""
         try:
             return self._add_slot(number)
         except StickyFault:
@@ -704,7 +704,7 @@ class Lane:
             append_frame(self._out, times)
 
     def suspect(self) -> int:
-        """Sequence number of the oldest op that may be unfinished; 0 without one."""
+        """Return the sequence number of the oldest op that may be unfinished; 0 without one."""
         suspects = [slot.in_flight[0].ops[0][0] for slot in self.slots if slot.in_flight]
         suspects = suspects or [slot.unmarked[0][0] for slot in self.slots if slot.unmarked]
         return min(suspects, default=0)

@@ -102,7 +102,7 @@ class Launcher:
     # --- for other threads ------------------------------------------------------------
 
     def open(self, make: Callable[[], Lane | None]) -> bool:
-        """Make and run a lane in the thread; return True once it runs or has ended.
+        """Have the thread make and run a lane; return False if the thread has ended.
 
         Args:
             make: a function, called in the thread, that returns the lane, or None if it fails.

@@ -232,7 +232,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
 
     @property
     def keeper(self) -> Keeper:
-        """Return the device's keeper, because ops are executed on the device."""
+        """Keeper of host objects: the device's, because ops are executed there."""
         return self._core
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
