@@ -93,7 +93,7 @@ class _Turn:
     async def wait(self) -> None:
         while self.before is not None:
             await self.before.over.wait()
-            self.before = self.before.before  # whoever has given up has left its place
+            self.before = self.before.before  # callers that have given up have left their places
 
 
 @final

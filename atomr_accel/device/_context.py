@@ -241,8 +241,8 @@ class Context:
             await self.host.wait_ended()
             self.report_dead()
         except trio.Cancelled:
-            # Nobody needs its answers any more. If it was ending, its exit code is to tell why;
-            # and if a sanitizer watches it, what that has seen.
+            # Its answers are not needed any more. If it was ending, its exit code gives the reason,
+            # and so does the report of its sanitizer.
             if not (self.terminating or self._handed_over or self.host.sanitizer):
                 self.host.kill()
             raise
@@ -322,8 +322,8 @@ class Context:
         while True:
             begun = trio.current_time()
             await trio.sleep(interval)
-            # If this comes late the program was stopped, or busy: nobody has looked, and the
-            # host may have been stopped, too. That is not the op's time.
+            # If this comes late, the program was stopped or busy, and the host may have been
+            # stopped, too. That time does not count for the op.
             running += min(trio.current_time() - begun, 2 * interval)
             core = self._core
             overdue = [

@@ -55,7 +55,7 @@ class Event:
         if self._kept is None or self._kept.epoch is not self._core.memory.epoch:
             message = ForgetEvent(self._number)
             self._kept = self._core.keep(MEMORY_LANE, "event.forget", message)
-        # As read, not written: recorded again on another lane, it does not wait for this one.
+        # As read, not written: recording on another lane does not wait for this one.
         self._op = self._core.submit(port, "event.record", RecordEvent(self._number), (self._kept,))
         self._done = trio.Event()
         self._op.when_answered(self._done.set)
@@ -76,7 +76,7 @@ class Event:
             ContextPoisoned: the device failed before that.
         """
         op = self._recorded()
-        # Not by ``op.wait``: that is for one task, which takes the op back if it is cancelled.
+        # Not by ``op.wait``, which is for one task: it withdraws the op if the task is cancelled.
         await self._done.wait()
         op.result()
 

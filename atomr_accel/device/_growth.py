@@ -133,7 +133,7 @@ class Growth:
             if context is not self._core.context:
                 return
             block = self._core.memory.allocate(nbytes, sealed=sealed)
-            if block is not None:  # somebody else has grown it while we waited
+            if block is not None:  # another task has grown it while this one waited
                 return
             if self._core.memory.dropped or self._core.memory.dropped_holds:
                 await self._reclaim()
@@ -178,7 +178,7 @@ class Growth:
             context.report_dead()
 
     async def _unmap(self, context: Context, slabs: list[int]) -> None:
-        # They are off the map: the host must hear of it, whoever is cancelled.
+        # They are off the map, so the host must unmap them, even if a task is cancelled.
         for start in range(0, len(slabs), MOST_UNMAPPED):
             some = slabs[start : start + MOST_UNMAPPED]
             await context.host.request(UnmapSlabs(some), required=True)
@@ -225,7 +225,7 @@ class Growth:
             await self._trim(context)
         await self._core.windows.close_guests()
         if self._core.reaper.terminating:
-            # What they had is free only once they have ended, and a standby is back sooner.
+            # Memory of killed hosts is free only once they have ended, so try first, then wait.
             with suppress(OutOfMemory):
                 return await create()
             for host in list(self._core.reaper.terminating):
@@ -279,7 +279,7 @@ class Growth:
                 raise self._limit_reached()
             raise OutOfMemory(str(refusal), requested=0) from refusal
         finally:
-            del refusal  # its traceback has this frame in it, and those of who waits for memory
+            del refusal  # its traceback has this frame in it, and those of waiting tasks
 
     def require_possible(self, nbytes: int) -> None:
         """Raise if a buffer is too large for any slab.

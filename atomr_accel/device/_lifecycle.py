@@ -47,7 +47,7 @@ class Lifecycle:
         self._failing: Context | None = None
         self._opened = Gate()
         self._end: DeviceLost | None = None
-        self._untold = False  # whether nobody was told of the present generation
+        self._untold = False  # whether the present generation is still to be reported
         self._watchers: Final[set[trio.MemorySendChannel[int]]] = set()
 
     @property
@@ -175,7 +175,7 @@ class Lifecycle:
         if self._core.instruments.active:
             self._core.instruments("generation_began", self._core, generation)
         for watcher in self._watchers:
-            with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+            with suppress(trio.BrokenResourceError):  # the iterator was closed
                 watcher.send_nowait(generation)
 
     def why_over(self, what: str, generation: int) -> Exception:

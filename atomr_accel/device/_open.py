@@ -324,7 +324,7 @@ async def opened_devices(
         """Return True if an error only says that a device is lost. The system raises that."""
         of = (each for each in devices if each._core.lifecycle.tells_of_the_loss(error))
         device = next(of, None)
-        # Where the supervisor lets others go on, nobody else tells the block.
+        # If the supervisor lets the other devices go on, the error must reach the block here.
         return device is not None and decider(DeviceLost("")) is Directive.ESCALATE
 
     try:
@@ -341,12 +341,11 @@ async def opened_devices(
                 for device in devices:
                     await device._core.lifecycle.verdict()
             except BaseException as error:
-                # If the block was told of the loss, the loss is all that went wrong: the system
-                # raises it.
+                # If the block got the loss, the loss is the only error: the system raises it.
                 if not lost(error):
                     raise
     except BaseExceptionGroup as group:
-        # The block was told of the fault before it was decided that it was one too many.
+        # The block got the fault before the supervisor decided that it was one too many.
         if not lost(group):
             raise
         loss = next((one for one in leaves(group) if isinstance(one, DeviceLost)), None)
@@ -513,7 +512,7 @@ def _sanitizer_of(backend: Backend, tool: SanitizerTool | None) -> Sanitizer | N
     return find_sanitizer(tool)
 
 
-# These know nothing of trio: hosts import them, too, or what lies beside them.
+# These modules do not import trio, because hosts import them or their neighbours.
 for _called in (*CALLED, MemoryScope):
     uninterrupted(_called)
 

@@ -199,7 +199,7 @@ class Prepared:
                 thread = core.thread_of(spec)
                 lanes.append(OpenLane(spec.name, index, executor, spec.max_streams, thread))
                 begun.append(spec)
-            # Left as it is where the host does not survive this: then it is what tells why.
+            # Not cleared if the host does not survive this, because it then gives the cause.
             self.starting = tuple(s.name for s in begun if s.name != core.memory_lane.name)
             reply, _ = await self.host.request(
                 OpenLanes(lanes), *(sock.fileno() for sock in theirs)

@@ -142,7 +142,7 @@ class _Packed:
             strides = ref._strides
             fixed = block.sealed or (strides is not None and repeats(ref.shape, strides))
             buffers.append(Buffer(block.address, ref.shape, ref.dtype.name, fixed, strides))
-            # Nobody tells what the function does with a buffer.
+            # The function may do anything with a buffer.
             (reads if block.sealed else writes).append(block)
         return tuple(buffers), reads, writes
 
@@ -327,7 +327,7 @@ class HostCalls:
         if port is None:
             self._closed(lane, known)
             return
-        # Once this is on its way the lane will be closed, whoever is cancelled.
+        # Once this is sent, the lane will be closed, even if the caller is cancelled.
         op = self._core.submit(port, f"{known.spec.name} close", CloseLane())
         op.when_answered(lambda: self._closed(lane, known))
         await op.wait()
@@ -345,7 +345,7 @@ class HostCalls:
             if port is None or other.init is None:
                 continue
             own = self._known(lane)
-            if own.init is not other.init:  # it may hold what nobody else does any more
+            if own.init is not other.init:  # it may hold refs that are dropped everywhere else
                 own.init = own.source = None
             if not other.init.lies_in(mapped):
                 continue

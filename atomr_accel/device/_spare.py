@@ -166,7 +166,7 @@ class Spare:
         prepared = self.prepared
         assert prepared is not None
         while True:
-            # What woke this may have had it taken, too: then all of it is another's already.
+            # The event that woke this may also have had it taken. All of it then has another owner.
             await trio.lowlevel.checkpoint_if_cancelled()
             wake = self.wake = trio.Event()
             behind, self.behind = self.behind, False
@@ -264,7 +264,7 @@ class Spare:
             port = companion.ports.get(lane)
             if port is not None:
                 self.noted.add((lane, message))
-                with suppress(AccelError, ValueError):  # the program is told when it does the same
+                with suppress(AccelError, ValueError):  # the program gets it on doing the same
                     await companion.submit(port, f"{lane}: in advance", message).wait()
         self.noted.intersection_update(self._history.messages)
 
@@ -283,7 +283,7 @@ class Spare:
             recording = self._history.recording(number)
             if recording is not None and port is not None:
                 prepared.captured.add(number)
-                with suppress(AccelError, ValueError):  # the program is told when it replays it
+                with suppress(AccelError, ValueError):  # the program gets it on a replay
                     await capture_in(recording, companion, prepared.mapped)
                 recording = None
         if missing:
@@ -312,7 +312,7 @@ class Spare:
         slabs = companion.memory.abandon()
         companion.host_calls.keep_states(before, prepared.mapped)
         if slabs:
-            # They are off the map: the host must hear of it, whoever takes it meanwhile.
+            # They are off the map, so the host must unmap them, even if it is taken meanwhile.
             await prepared.host.request(UnmapSlabs(slabs), required=True)
 
     def _companion(self) -> DeviceCore:

@@ -351,7 +351,8 @@ class Standby:
                     failures += 1
                     self._died += 1
                     delay = _RETRY.delay(failures)
-                    # As text: a record that is kept would keep all that the error's frames have.
+                    # As text, because a record that is kept would keep the frames of the error
+                    # alive.
                     told = repr(error)
                     text, extra = (
                         "%s: no standby host: %s; trying again",

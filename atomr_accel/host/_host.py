@@ -119,10 +119,10 @@ class Host:
         """
         for thread in self._threads:
             thread.join()
-        with contextlib.suppress(Exception):  # nobody asks any more how it went
+        with contextlib.suppress(Exception):  # the result is not needed any more
             self._wait_staging()
         if hasattr(self, "_context"):
-            with contextlib.suppress(StickyFault):  # nothing of a broken context can be released
+            with contextlib.suppress(StickyFault):  # objects of a broken context cannot be released
                 self._context.close()
 
     def wind_up(self) -> None:
@@ -135,9 +135,9 @@ class Host:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.setitimer(signal.ITIMER_REAL, _ORDERLY_SECONDS)
-        with contextlib.suppress(Exception):  # it may not be there
+        with contextlib.suppress(Exception):  # the context may be missing
             self._context.make_current()
-            self._context.check()  # nothing more is told of one that has failed
+            self._context.check()  # the sanitizer reports no more on a failed one
             until = time.monotonic() + _LANES_SECONDS
             for thread in self._threads:
                 thread.join(max(0.0, until - time.monotonic()))
@@ -167,8 +167,8 @@ class Host:
             except ConnectionError:
                 raise
             except (OSError, ValueError) as error:
-                # Too many descriptors are on their way, or the reply is too long: nothing of
-                # it was sent. What was made for it is closed below.
+                # Too many descriptors were in flight, or the reply was too long, so no part of it
+                # was sent. Its descriptors are closed below.
                 send(self._control, encoder.encode(pack_exception(0, error)))
         finally:
             close_all(fds)
@@ -182,7 +182,7 @@ class Host:
             fds: a list that gets the descriptors to send with the reply. They are closed
                 afterwards.
         """
-        if not isinstance(request, (MapSlab, OpenLanes)):  # which go on beside it
+        if not isinstance(request, (MapSlab, OpenLanes)):  # these go on next to staging
             self._wait_staging()
         match request:
             case Open():
@@ -236,7 +236,7 @@ class Host:
         node = self._context.info.numa_node
         if cores is None or (cores == "near" and node is None):
             return
-        from ._machine import bind  # whoever starts a host waits for what it imports
+        from ._machine import bind  # starting a host waits for these imports
 
         bind(cores, node)
 
@@ -578,7 +578,7 @@ def _above_standard(fd: int) -> int:
     if fd > 2:
         return fd
     above: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    # What Python has taken for a stream of its own is none.
+    # Python has taken this descriptor for a standard stream, which must not be used any more.
     setattr(sys, ("stdin", "stdout", "stderr")[fd], None)
     os.close(fd)
     return above
@@ -620,6 +620,6 @@ def main(control_fd: int, program: int, out: int, err: int) -> None:
     host.serve()
     if not program:
         host.wind_up()
-    # Not sys.exit: it would join lanes and run vendors' atexit hooks on a context that
-    # may be broken. The kernel releases everything, at once.
+    # Not sys.exit: it would join lanes and run vendors' atexit hooks on a context that may be
+    # broken. The kernel releases everything at once.
     os._exit(0)

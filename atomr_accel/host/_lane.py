@@ -336,7 +336,8 @@ class Lane:
     def _ready(self, dependencies: tuple[tuple[int, int], ...]) -> bool:
         for index, seq in dependencies:
             lane = self._lanes.get(index)
-            # It is launched, or its lane was closed, which comes after all that was asked of it.
+            # The dependency is launched, or its lane was closed, which comes after all ops of that
+            # lane.
             if lane is None or (seq <= lane._seen and seq not in lane.aside):
                 continue
             if lane._launcher is self._launcher:
@@ -368,9 +369,9 @@ class Lane:
         return True
 
     def _notify(self) -> None:
-        # Other threads add themselves meanwhile, so it stays the same set: whoever is not in
-        # it yet looks afterwards, and sees what was launched before this. Each only once: one
-        # that was woken may be back already, for what comes later.
+        # Other threads add themselves meanwhile, so the set must stay the same object. A thread
+        # that is not in it yet looks afterwards, and sees the launches before this. Each is
+        # notified once only: one that was woken may be back already, for a later op.
         for launcher in list(self._watchers):
             self._watchers.discard(launcher)
             launcher.wake()
@@ -428,7 +429,7 @@ class Lane:
             times.end(begun, (seq,))
         slot.unmarked.append((seq, value))
         self.launches[seq] = slot
-        # Those that follow each other do not overlap.
+        # Ops that follow each other do not overlap.
         if len(slot.unmarked) >= (self._group if dependencies else self._together_most):
             self._settle(slot)
         elif self._track_each_op:
@@ -460,7 +461,7 @@ class Lane:
         except StickyFault:
             slot.unmarked[:0] = [(seq, None) for seq in seqs]
             raise
-        if not pickles:  # it is none of the program's own functions that has failed
+        if not pickles:  # the failure is not in a function of the program
             error = as_out_of_memory(error, "the host")
         # Its answer comes when that of a success would have come: after the ops that it
         # follows, in whose place its buffers name it.
@@ -515,7 +516,7 @@ class Lane:
         queue = chosen.stream.queue
         for slot in slots:
             if slot.stream.queue != queue:
-                self._mark(chosen)  # what is launched there already need not wait
+                self._mark(chosen)  # ops launched there already need not wait
                 chosen.stream.follow(slot.stream)
         return chosen
 
@@ -541,7 +542,7 @@ class Lane:
                 return slot
         count = len(self.slots)
         if count < self._most_slots:
-            # Where lanes share streams, another may have wanted the slot of a later number.
+            # If lanes share streams, another lane may have needed the slot of a later number.
             there = {slot.number for slot in self.slots} if self._shares_streams else range(count)
             further = self._try_slot(min({*range(self._most_slots)}.difference(there)))
             if further is not None:
@@ -686,7 +687,7 @@ class Lane:
     def flush(self) -> None:
         """Send the answers that there are."""
         if os.getpid() != self._launcher.process:
-            os._exit(0)  # a function has forked; what is answered is up to the parent
+            os._exit(0)  # a function has forked; the parent sends the answers
         if self._done:
             self._tell_times()
             append_frame(self._out, self._done)

@@ -88,7 +88,7 @@ class Launcher:
         self._opening: deque[Callable[[], Lane | None]] = deque()
         self.signals: Final[dict[Any, int] | None] = {} if completion == "callback" else None
         self._planned: list[Planned] = []
-        self._late = 0.0  # when what is done has waited for its answer for long
+        self._late = 0.0  # when finished ops have waited for their answers for long
         self._lock = threading.Lock()
         self._ended = False
         self._wake_reader, self._wake_writer = os.pipe()
@@ -136,7 +136,7 @@ class Launcher:
         finally:
             with self._lock:
                 self._ended = True
-            while self._opening:  # whoever has asked is told what the context says to that
+            while self._opening:  # callers get the context error
                 lane = self._opening.popleft()()
                 if lane is not None:
                     lane.close()
@@ -180,7 +180,7 @@ class Launcher:
         self._receive(ready, came)
         several = len(came) > 1 or (bool(came) and len(came[0][1]) > 1)
         if several and len(self._lanes) > 1:
-            # What a batch has for another lane is right behind: else it would be waited for.
+            # A batch's ops for another lane come right after these. Otherwise they would wait.
             self._receive([fd for fd, _ in self._poll(0)], came)
         if len(came) > 1:
             came = _in_order(came)
@@ -237,7 +237,7 @@ class Launcher:
         self._polled.unregister(fd)
         lane.close()
 
-    # --- what is launched together ----------------------------------------------------
+    # --- planned calls ----------------------------------------------------------------
 
     def plan(self, call: Planned) -> None:
         """Plan a call, to be made together with a few more, before the next launch."""

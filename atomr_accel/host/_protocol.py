@@ -52,7 +52,7 @@ class Stream(Protocol):
     def close(self) -> None:
         """Release the stream; its lane has ended."""
 
-    # One that can measure what it executes has ``stopwatch()``, too: see ``_times.Stopwatch``.
+    # A stream that can measure its ops has ``stopwatch()``, too: see ``_times.Stopwatch``.
 
 
 class HostContext(Protocol):
@@ -96,8 +96,8 @@ class HostContext(Protocol):
     def unmap_slab(self, slab: int) -> None:
         """Unmap a slab, or memory shared with the program."""
 
-    # One that reaches memory of other devices has ``peer(index)``, too, which gives a ``Peer``; one
-    # whose kernels print has ``flush()``, which writes what they have when it has failed.
+    # A context that reaches memory of other devices has ``peer(index)``, too, which returns a
+    # ``Peer``. One whose kernels print has ``flush()``, which writes their output after a failure.
 
     def check(self) -> None:
         """Raise StickyFault if the context has failed."""
@@ -105,7 +105,7 @@ class HostContext(Protocol):
     def close(self) -> None:
         """Release everything."""
 
-    # What follows the program calls, in a context of its own beside the host's.
+    # The program calls the following methods, in a context of its own next to the host's.
 
     def make_current(self) -> None:
         """Prepare this thread for the calls below, and for mapping slabs."""

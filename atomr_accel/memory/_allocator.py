@@ -187,7 +187,7 @@ class Allocator:
     def _coalesce(self) -> None:
         if not (self._binned_pieces or self._binned_large):
             return
-        # What was made in a row mostly lies in a row, and is one hole then.
+        # Pieces that were made in a row mostly lie in a row, and become one hole.
         binned = self._bins.items()
         pieces = sorted((address, size) for size, addresses in binned for address in addresses)
         self._bins.clear()

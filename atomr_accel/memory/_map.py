@@ -142,7 +142,7 @@ class MemoryMap:
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()
         self._sealed = Allocator()
-        self._dedicated: dict[int, object] = {}  # slabs that are one buffer, with what they need
+        self._dedicated: dict[int, object] = {}  # slabs of one buffer, with their objects
         self._stale: list[Allocator] = []
         self._slab_ids = itertools.count(1)
         self._whole: MemoryMap | None = None

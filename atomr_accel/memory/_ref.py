@@ -102,9 +102,9 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         return 0
 
     def __del__(self) -> None:
-        # Whoever drops the last handle may be the garbage collector, in any thread, in
-        # the middle of anything: note it and let the program's thread do the rest. Ops
-        # in flight hold their blocks, so this never comes before the last of them.
+        # The garbage collector may drop the last handle, in any thread, in the middle of anything.
+        # It therefore only notes the block, and the program's thread does the rest. Ops in flight
+        # hold their blocks, so this never comes before the last of them.
         if self.size:
             self.memory.dropped.append((self.address, self.size))
         if self.retired:
@@ -289,7 +289,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     _strides: tuple[int, ...] | None = None  # None: it is C-contiguous
 
     def __setattr__(self, name: str, value: object) -> None:
-        # What it says of its memory is what ops go by.
+        # Ops rely on the layout of their refs.
         raise AttributeError(
             f"a GpuRef's {name} cannot be set; ref.reshape(...) and ref.view(dtype) give "
             f"another view of the same buffer"

@@ -81,7 +81,7 @@ def map_file(fd: int, nbytes: int, *, writable: bool = True) -> mmap.mmap:
         OutOfMemory: no address space, no descriptor left, or the file's did not arrive.
         ValueError: the file is smaller than ``nbytes``, or another process could truncate it.
     """
-    arrived(fd, "shared memory", nbytes)  # mmap would take -1 for memory of nobody else
+    arrived(fd, "shared memory", nbytes)  # mmap would take -1 for anonymous memory
     present = os.fstat(fd).st_size
     if present < nbytes:
         raise ValueError(f"the descriptor has {present} bytes, not the {nbytes} it should have")

@@ -30,7 +30,7 @@ _PIECE: Final = 1 << 16
 
 _ROOM: Final = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
 
-# What arrives must not be inherited by processes that the receiver starts meanwhile.
+# Processes that the receiver starts meanwhile must not inherit the descriptors.
 _FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 

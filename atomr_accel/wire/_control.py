@@ -318,7 +318,7 @@ def find_class(what: str, reference: str, where: str = "the host") -> Any:
         if not callable(found):
             raise TypeError(f"it is a {type(found).__name__}, not a class")
     except (AccelError, OSError, MemoryError):
-        raise  # says itself what is missing, or may be had the next time
+        raise  # says itself which part is missing, or may succeed the next time
     except Exception as error:
         if is_shortage(error):
             raise OSError(errno.ENOMEM, f"{what}, {reference!r}: {error}") from error

@@ -25,7 +25,7 @@ _PICKLED: Final = 1 << 20
 """Bytes of a pickled error."""
 
 
-# These two mean something else where they are raised: the end of an iterator.
+# Raising these two has another meaning: the end of an iterator.
 _NEVER: Final = (StopIteration, StopAsyncIteration)
 
 _KINDS: Final[dict[str, type[Exception]]] = {
@@ -78,7 +78,7 @@ def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[Plai
         return msgspec.msgpack.decode(encoded, type=dict[str, int | str]), error.args
     reduced = error.__reduce__()
     no_more = {"__notes__"}
-    if type(error) is AttributeError:  # what it has since Python 3.12 is in its message
+    if type(error) is AttributeError:  # its fields since Python 3.12 are in its message
         no_more |= {"name", "args"}
     if isinstance(reduced, str) or any(more and set(more) - no_more for more in reduced[2:]):
         raise TypeError("it has attributes")
@@ -93,7 +93,7 @@ def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[Plai
 
 def _pickle(error: BaseException) -> bytes:
     """An exception as a pickle; empty if it cannot travel."""
-    if not isinstance(error, Exception):  # it would end more than a call where it is raised
+    if not isinstance(error, Exception):  # raising it would end more than a call
         return b""
     try:
         pickled: bytes = cloudpickle.dumps(error)
@@ -170,7 +170,7 @@ def _note_of(failure: Failure) -> str:
     return f"In the host:\n{failure.traceback}"
 
 
-# --- what may be had the next time ------------------------------------------------------
+# --- shortages, which may be over the next time -----------------------------------------
 
 SHORTAGES: Final = frozenset(
     {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}

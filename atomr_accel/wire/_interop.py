@@ -98,8 +98,8 @@ _is_valid: Final = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(
 _get_pointer: Final = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-# The same with a plain pointer, for a capsule that is being destroyed: nothing may take a
-# reference to it any more.
+# The same with a plain pointer, for a capsule that is being destroyed: references to it must not be
+# taken any more.
 _is_valid_raw: Final = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
@@ -206,11 +206,11 @@ class DeviceArray(NotForNumpy):
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            # Not marked read-only where it is sealed: PyTorch takes no such arrays, which
-            # would keep sealed weights from it. The hardware refuses the writes.
+            # Sealed buffers are not marked read-only, because PyTorch refuses such arrays. The
+            # hardware refuses the writes.
             "data": (self.pointer if self.nbytes else 0, False),
             "strides": self.strides,
-            "stream": None,  # what was queued before is done
+            "stream": None,  # earlier work is done
             "version": 3,
         }
 
@@ -225,7 +225,7 @@ class DeviceArray(NotForNumpy):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        del stream  # what was queued before is done, so no stream has to wait
+        del stream  # earlier work is done, so streams need not wait
         if dl_device not in (None, self.__dlpack_device__()) or copy:
             raise BufferError("this array can be shared, but not copied or moved")
         return lend(

@@ -145,7 +145,7 @@ class Batch(Collector):
         self._number = next(_numbers)
         self._instruments = self._core.instruments
         self._made: list[weakref.ref[Block]] = []
-        # How many bytes, and which promise it was.
+        # The bytes and the number of each promise.
         self._promised: weakref.WeakKeyDictionary[Block, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
         )
@@ -153,7 +153,7 @@ class Batch(Collector):
         self._wanted = 0  # bytes of all promises
         self._lacking = 0  # how many of these had no room
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
-        self._late = False  # whether anything is promised or put off
+        self._late = False  # whether memory is promised or a call deferred
         self._fetched: list[tuple[Bytes, _Moving]] = []
         self._entered = False
         self._unsent = 0
@@ -190,13 +190,13 @@ class Batch(Collector):
         Raises:
             TypeError: a dtype that device memory does not support, such as objects.
         """
-        # What is long is rearranged, where it must be, at the end of the block, in a thread.
+        # Large arrays are rearranged, if needed, at the end of the block, in a thread.
         if isinstance(array, np.ndarray) and array.nbytes > SMALL:
             host: np.ndarray[Any, Any] = array
         else:
             host = as_host_array(array)
         piece = self._piece(host.nbytes)
-        if piece is None:  # it is put off, and nobody else may use what has no content yet
+        if piece is None:  # it is deferred, so buffers without content must not be used elsewhere
             self._late = True
         try:
             ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
@@ -204,7 +204,7 @@ class Batch(Collector):
             if piece is not None:
                 piece.release()
             raise
-        if piece is not None and self._late:  # there is no room for the buffer
+        if piece is not None and self._late:  # the buffer does not fit
             piece.release()
             piece = None
         if piece is not None:
@@ -315,7 +315,7 @@ class Batch(Collector):
         promised = self._promises
 
         async def call() -> None:
-            # Of what was promised since, the function can know nothing: its ops come later.
+            # The function cannot use later promises, because their ops come later.
             await self._provide(self._promised_until(promised))
             result = await self._owner.run(function, *args, lane=lane, init=init)
             self._done.append(partial(later._set, result))
@@ -325,7 +325,7 @@ class Batch(Collector):
 
     def _promised_until(self, number: int) -> list[Block]:
         """Return the blocks that still wait for memory, of the first ``number`` promises."""
-        # They are in order, and before this end all but a few have theirs.
+        # They are in order, and all but a few of the earlier ones have memory.
         return [
             *itertools.takewhile(lambda block: self._promised[block][1] <= number, self._promised)
         ]
@@ -390,10 +390,10 @@ class Batch(Collector):
                     self._filling = True
                     try:
                         addresses, blocks, result = trace.call(self, refs, words)
-                    except Pending:  # there is no room for results
+                    except Pending:  # results do not fit
                         late = True
                     else:
-                        late = self._late  # for what it obtained a lane has to be opened
+                        late = self._late  # a lane must be opened for its results
                     finally:
                         self._filling = False
                     if not late:
@@ -405,7 +405,7 @@ class Batch(Collector):
         return self._add_call(make, facade, args, kwargs)
 
     def _add_request(self, request: Request[T]) -> T:
-        if request.lane.name not in self.ports:  # it is put off, and what it makes has no content
+        if request.lane.name not in self.ports:  # it is deferred, and its results have no content
             self._late = True
         return super()._add_request(request)
 
@@ -472,8 +472,8 @@ class Batch(Collector):
         if not self._open or self.memory.epoch is not self._epoch:
             self._check()
         if self._late or isinstance(port, LaneSpec):
-            # Until it has its place in the program's order nothing else keeps what is freed
-            # meanwhile from being another's by then, nor what is sealed from being elsewhere.
+            # Before the call is ordered, memory that is freed meanwhile could be reused, and a
+            # sealed buffer could move.
             reads, writes = tuple(reads), tuple(writes)
             holds = [Hold(block) for block in (*reads, *writes)]
 
@@ -537,7 +537,7 @@ class Batch(Collector):
                         raise
                 self._check_epoch()
             del self._promised[block]
-            if block.epoch is None:  # freed before it had any: what is put off holds it as long
+            if block.epoch is None:  # freed before it had any: the deferred call holds it as long
                 self.memory.free(block)
 
     async def _another_is_done(self) -> bool:
@@ -587,7 +587,7 @@ class Batch(Collector):
             while self._later:
                 step = self._later.popleft()
                 await step()
-                del step  # with what it holds, so that its memory serves what comes after it
+                del step  # including its objects, so that later calls can use its memory
             await self._provide(tuple(self._promised))
         except (ContextPoisoned, DeviceLost):
             raise
@@ -645,7 +645,7 @@ class Batch(Collector):
         self.scratch.clear()
         for pieces in (self._ops, self._made, self._later):
             await _drop(pieces)
-        self.memory.reclaim_held()  # of what was put off and is not done
+        self.memory.reclaim_held()  # of deferred calls that are not done
 
     async def _spoil(self) -> None:
         """Withdraw ops that are not sent, and free the batch's refs."""
@@ -657,7 +657,7 @@ class Batch(Collector):
         self._fetched.clear()
         for number, made in enumerate(self._made, 1):
             block = made()
-            # What nobody holds is free, and those of another generation are refused anyway.
+            # Dropped refs are free already, and refs of another generation are refused anyway.
             if block is not None and block.epoch is self.memory.epoch:
                 self.memory.free(block)
             del block

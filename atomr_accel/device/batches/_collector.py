@@ -69,7 +69,7 @@ class _Shared:
         if collector is None:
             return self
         facade = getattr(collector._owner, self._name)._on(collector)
-        if not collector._ended:  # later it is asked for to say what is wrong
+        if not collector._ended:  # a later use raises the error that explains it
             setattr(collector, self._name, facade)
         return facade
 

@@ -38,7 +38,7 @@ async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[in
         *made.values(),
         *(recording._bound[one].nbytes + recording._pads[one] for one in plain),
     ]
-    # They may overlap; but each begins elsewhere, as copies to where something is are none.
+    # They may overlap, but each begins elsewhere, because a copy to its own source is dropped.
     room = max(sizes, default=0) + BLOCK_ALIGNMENT * len(sizes)
     place = await companion.empty(room, np.uint8)
     # From here on nothing is awaited until it is submitted.

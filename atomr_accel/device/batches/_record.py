@@ -148,7 +148,7 @@ class Recording(Collector):
         self._bound: dict[Block, GpuRef] = {}
         self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
         self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
-        self._pads: dict[Block, int] = {}  # how far behind a stand-in what it stands for begins
+        self._pads: dict[Block, int] = {}  # offset of a stand-in from the buffer that it replaces
         self._particular = False  # whether anything was checked that depends on where it begins
         self._made: dict[Block, int] = {}
         self._provided = 0
@@ -289,8 +289,8 @@ class Recording(Collector):
         stand_in.sealed = block.sealed
         if block.epoch is not None and self.memory.current(block.epoch):
             stand_in.epoch = block.epoch  # else it has content when this program is replayed
-        # A placeholder begins as far from where whole buffers may begin as what it stands for
-        # does, so that calls find the same alignment.
+        # A stand-in begins at the same offset from an aligned address as its buffer, so that calls
+        # find the same alignment.
         pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
         stand_in.stands_for = block.base, block.offset - pad
         others = self._stand_ins.setdefault(block.base, [])
@@ -549,7 +549,7 @@ class Recording(Collector):
                 raise
             if isinstance(error, (ContextPoisoned, DeviceLost)):
                 raise
-            # There was nothing to replay; the reason is why.
+            # The replay could not begin; the error gives the reason.
             if self._recorded is record_op:
                 self._sent = None
             raise record_op.error from error.__cause__
@@ -719,7 +719,7 @@ def _start(part: GpuRef, whole: GpuRef) -> int | None:
     start = part._block.offset - whole._block.offset
     if part._block.base is not whole._block.base:
         return None
-    if whole._strides is not None:  # between its elements there is what is not its own
+    if whole._strides is not None:  # the memory between its elements is not its own
         return start if same_place(part, whole) else None
     low, high = span(part.shape, part.strides, part.dtype.itemsize)
     if not 0 <= start + low <= start + high <= whole.nbytes:

@@ -155,7 +155,7 @@ class Bulk:
             finally:
                 del interrupt  # its traceback refers to this frame
         if self._failures:
-            # What was in flight tells more than what came after it.
+            # The errors of ops in flight say more than later ones.
             raise min(self._failures, key=lambda error: not isinstance(error, ContextPoisoned))
 
     def _pump(self) -> None:

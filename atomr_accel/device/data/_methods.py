@@ -466,7 +466,7 @@ class MemoryMethods(Arrays[Awaited]):
             return [
                 await self.copy(ref, into) for ref, into in zip(snapshot._refs, outs, strict=True)
             ]
-        # A journal notes what comes to the device by what puts it there.
+        # A journal records data by the calls that bring it to the device.
         plain = out is None or all(ref.contiguous for ref in out)
         if plain and in_memory_of(core, snapshot) and core.witness is None:
             return await restore_directly(core, snapshot, out)

@@ -239,7 +239,8 @@ class Pinned:
             try:
                 for start in range(0, len(numbers), MOST_UNMAPPED):
                     some = numbers[start : start + MOST_UNMAPPED]
-                    # They are noted nowhere else: the host must hear of it, whoever is cancelled.
+                    # They are noted nowhere else, so the host must unmap them, even if a task is
+                    # cancelled.
                     await context.host.request(UnmapSlabs(some), required=True)
             except (HostDied, StickyFault):
                 context.report_dead()

@@ -160,7 +160,7 @@ class _Moves:
         if self._failed is not None:
             await self._failed.wait()
         if self._error is not None:
-            raise self._error.with_traceback(None)  # as often as somebody asks
+            raise self._error.with_traceback(None)  # at each access
 
 
 @final

@@ -83,7 +83,7 @@ def _sweep(target: Path) -> None:
     A lock ends with its program. Names are random, so a name is never reused for another file.
     """
     for path in target.parent.glob(f".{glob.escape(target.name)}.????????{_SUFFIX}"):
-        with suppress(OSError):  # somebody writes it, or has just removed it
+        with suppress(OSError):  # it is being written, or was just removed
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -384,7 +384,7 @@ async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) ->
             nursery.start_soon(mover)
     if failures:
         try:
-            # What was in flight tells more than what came after it.
+            # The errors of ops in flight say more than later ones.
             raise min(failures, key=lambda error: not isinstance(error, ContextPoisoned))
         finally:
             failures.clear()  # their tracebacks have these frames in them
@@ -405,7 +405,7 @@ def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
         failure = error
         if not isinstance(error, (GpuRefStale, Rebuilt)):
             raise
-        # It was in flight all the time, if perhaps none of its pieces was.
+        # The transfer was in flight all the time, even if none of its pieces was.
         if transfer.done and core.memory.generation > generation:
             over = core.lifecycle.why_over(name, generation)
             raise over from over.__cause__
@@ -452,7 +452,7 @@ async def _download_directly(
                 except (ContextPoisoned, HostDied, DeviceLost):
                     await host.close(terminating=True)
                 except AccelError:
-                    pass  # what is raised came before it
+                    pass  # the error came before it
         raise
 
 
@@ -509,14 +509,14 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
     # All of these write the block, so none overtakes another, whatever happens.
     unprotected = core.submit(port, "unprotect", Unprotect(slab), (), (block,))
     protected: Op | None = None
-    hold = Hold(block)  # if a scope frees it meanwhile, its memory is nobody else's yet
+    hold = Hold(block)  # if a scope frees it meanwhile, its memory is not reused yet
 
     def check() -> None:
         if core.memory.epoch is not block.epoch:
             raise Rebuilt
 
     try:
-        await unprotected.wait()  # what is copied to a slab without it may fault the device
+        await unprotected.wait()  # copying to a slab without it may fault the device
         check()
         yield
         check()

@@ -47,8 +47,8 @@ class _Waiter:
         if not left:
             names = ", ".join(each.name for each in candidates)
             raise DeviceLost(f"there is no device left to place work on: {names} are lost")
-        # Who waits for memory waits for others to give back what they hold. Nobody tells of
-        # buffers that are freed, so that is the end of a block of ``place``.
+        # A task that waits for memory waits for others to free some. Freed buffers are not
+        # reported, so it checks at the end of each block of ``place``.
         if all(each.state is CandidateState.READY and not each.in_flight for each in left):
             most = max(each.free_bytes for each in left)
             raise OutOfMemory(
@@ -79,7 +79,7 @@ class Placement:
         """Wait for a device that has room; ``give_back`` it."""
         await trio.lowlevel.checkpoint()
         waiter = _Waiter(candidates, policy, hints)
-        self.look()  # nobody tells of memory that was freed, and who came first goes first
+        self.look()  # freed memory is not reported, and the first in line goes first
         if not waiter.try_now():
             self._waiting.append(waiter)
             try:

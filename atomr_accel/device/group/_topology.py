@@ -167,7 +167,7 @@ class Topology:
         for source, target in permutations(self._devices, 2):
             data = await source.zeros(nbytes, np.uint8)
             await source.get(data[:1])  # it is there
-            await target.copy(data)  # what is done once, such as mapping memory
+            await target.copy(data)  # one-time work, such as mapping memory
             seconds = []
             for _ in range(_TIMES):
                 begun = time.perf_counter()

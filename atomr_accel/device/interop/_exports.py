@@ -126,7 +126,7 @@ class _View:
         with self._lock:
             gone = [slab for slab in slabs if self.mapped.pop(slab, None) is not None]
             host = self._current()
-            # What used the arrays that are gone may still be queued.
+            # Work on the dropped arrays may still be queued.
             host.synchronize()
             for slab in gone:
                 host.unmap_slab(slab)
@@ -177,7 +177,7 @@ class Export:
         self.nbytes: Final = ref.nbytes
         self.sealed: Final = ref.sealed
         self._strides: Final = ref._strides
-        # As NumPy's broadcast_to: elements that are the same memory are not to be written.
+        # As in NumPy's broadcast_to, elements that share memory must not be written.
         self._read_only = ref.sealed or repeats(ref.shape, ref.strides)
         self._memory = ref._block.memory
         self._pointer = pointer
@@ -338,7 +338,7 @@ class Exports:
         while True:
             while core.context is None:
                 await core.ready()
-            # An op that does nothing, in its place after those that write the buffer.
+            # An empty op, ordered after the ops that write the buffer.
             block = require_readable(ref, core.memory, "ref", strided=True)
             message = Copy(block.address, block.address, 0)
             await core.submit(core.ports[MEMORY_LANE], "export", message, (block,), ()).wait()
@@ -371,7 +371,7 @@ class Exports:
             borrowed = _of_numpy(host)
             here = core.capabilities.host_memory
         elif kind in ON_GPU and not core.capabilities.host_memory:
-            # Its library orders by what is current in this thread, so this comes from here.
+            # Its library orders by the current stream of this thread, so this is called from here.
             borrowed = contiguous(array)
             here = True
         elif kind is None:
@@ -486,7 +486,7 @@ class Exports:
     async def sweep(self) -> None:
         """Reuse the memory of dropped exports, and unmap freed slabs."""
         views = set()
-        with suppress(IndexError):  # somebody else looks, too
+        with suppress(IndexError):  # another call looks, too
             while _left:
                 views.add(_left.popleft())
         for view in views:

@@ -94,8 +94,8 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
             window = await there.windows.open(core, slab)
         if window is None or window.context is not there.context:
             return False
-        # From here to the op nothing is awaited: where the window is open it has its place in
-        # the source's order as soon as it is called.
+        # The code from here to the op awaits nothing, so if the window is open, the op is ordered
+        # in the source's order when it is called.
         source = require_readable(src, there.memory, "src")
         to = window.number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
         message = Copy(to, source.address, src.nbytes)
@@ -106,7 +106,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
             hold.release()
             window.release()
 
-        # Whether the caller waits or not: until then the block stays, and the window open.
+        # Until then the block is held and the window stays open, even if the caller does not wait.
         after(there, window.context.host, op, over)
         await op.wait()
     finally:
@@ -127,8 +127,7 @@ async def _by_way_of_the_host(
             raise Rebuilt
 
     async def move(start: int, length: int) -> None:
-        # Who needs two pieces takes them in the same order as everybody, so that no two wait
-        # for each other.
+        # All tasks take two pieces in the same order, so that no two wait for each other.
         first, second = sorted((there, core), key=id)
         pieces = {first: await first.staging.acquire(length)}
         try:
@@ -266,7 +265,7 @@ class SharedBuffer:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(OSError):  # it was none, or somebody else has closed it
+        with suppress(OSError):  # it was not open, or is closed already
             self.close()
 
 
@@ -335,7 +334,7 @@ async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
                     core, target, require_readable(ref, core.memory, "ref").base, "share"
                 )
             except Rebuilt:
-                continue  # what is sealed is still there
+                continue  # a sealed block is still present
             require_readable(ref, core.memory, "ref")  # not freed meanwhile
             core.memory.rebind(block, target)
 

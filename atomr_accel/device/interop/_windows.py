@@ -92,7 +92,7 @@ class Windows:
         async with self._opening:
             if not owner.memory.has_slab(slab.id):  # its device has failed meanwhile
                 return None
-            window = self.find(owner, slab)  # somebody else has meanwhile
+            window = self.find(owner, slab)  # another task has opened it meanwhile
             if window is not None or owner.memory in self._refused:
                 return window
             try:
@@ -105,7 +105,7 @@ class Windows:
             except OutOfMemory:
                 return None  # there may be room another time
             except LibraryError:
-                self._refused.add(owner.memory)  # there is no path from one to the other
+                self._refused.add(owner.memory)  # the devices are not connected
                 return None
             if not owner.memory.has_slab(slab.id):  # a fault there, and the caller's ref is stale
                 window.close()

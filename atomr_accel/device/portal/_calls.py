@@ -55,7 +55,7 @@ class FromAsyncio(Generic[T]):
         """
         call = self._portal.call(function, *args, **kwargs)
         answer = await _settled(call.future, call.cancel, self._failed)
-        if call.cancelled:  # without us: by nobody
+        if call.cancelled:  # the caller was not cancelled, but the call was
             raise asyncio.CancelledError
         return answer  # type: ignore[return-value] # None only where it was cancelled
 
@@ -120,7 +120,7 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
 
     def over_there(ended: Future[BaseException | None]) -> None:
         if ended.result() is not None:
-            with suppress(RuntimeError):  # the loop is closed, so nobody is left to be told
+            with suppress(RuntimeError):  # the loop is closed, so errors cannot be reported
                 loop.call_soon_threadsafe(over)
 
     portal.ended.add_done_callback(over_there)

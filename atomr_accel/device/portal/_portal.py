@@ -132,7 +132,7 @@ class Portal(Generic[T]):
             if self._token is None:
                 self._early.append(action)
                 return
-        with suppress(trio.RunFinishedError):  # what is over needs no orders
+        with suppress(trio.RunFinishedError):  # a portal that has ended needs no calls
             self._token.run_sync_soon(action)
 
     def _serve(self) -> None:

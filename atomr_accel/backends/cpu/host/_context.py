@@ -239,7 +239,8 @@ class CpuContext:
             low = sum(reach for reach in reaches if reach < 0)
             high = sum(reach for reach in reaches if reach > 0) + dtype.itemsize
             first = self.bytes_at(address + low, high - low)[-low : dtype.itemsize - low]
-            # As plain bytes: NumPy does not find every dtype by the name that it has there.
+            # As plain bytes, because NumPy does not find every dtype by its name in the array
+            # interface.
             plain = first.view(np.dtype((np.void, dtype.itemsize)))
             return as_strided(plain, shape, strides).view(dtype)
         nbytes = dtype.itemsize
