@@ -7,7 +7,7 @@ from ..wire import SHORTAGES
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return True if the next context may survive where this one ended with ``error``.
+    """Return True if a context that ended with ``error`` may be followed by one that works.
 
     It may after faults, and after a shortage of memory, processes, threads or descriptors.
     """

@@ -262,7 +262,7 @@ async def open_device(
         TypeError: an argument of a wrong type, such as a number as text.
         ValueError: an argument out of its range, or a priority for an unknown lane.
         DeviceLost: the device was lost.
-        OSError: descriptors, processes or memory are too short to open it.
+        OSError: descriptors, processes or memory are short, so it cannot be opened.
         ExceptionGroup: several things failed. Any other single error of the block is raised
             unchanged.
     """
