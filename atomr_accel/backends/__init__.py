@@ -1,7 +1,6 @@
 """Backends: one folder each, behind one protocol (``host._protocol.HostContext``).
 
-A host imports this package with the backend that it runs, so nothing here loads more than
-descriptions.
+A host imports this package with the backend that it runs, so this module only holds descriptions.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ __all__ = ["Backend", "Capabilities"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """How the devices of a backend differ, as far as the program must know.
+    """Properties of a backend's devices that the program needs to know.
 
     Attributes:
-        host_memory: a device's memory is memory of this machine that the CPU can use: arrays
-            of NumPy can be views of it, and there is nothing to move between the two.
-        python_kernels: kernels are run as the Python functions given for them, and not as what
-            a compiler makes of their source.
-        needs_scratch: executors of libraries work in memory that the program gives them with
-            a call.
+        host_memory: a device's memory is memory of this machine that the CPU can use. NumPy arrays
+            can be views of it, and moving data is not needed.
+        python_kernels: kernels run as the Python functions given for them, not as compiled source.
+        needs_scratch: executors of libraries work in memory that the program gives them with a
+            call.
         counts_in_int32: the vendor's libraries take sizes and strides as 32-bit numbers.
-        asynchronous: ops are queued on the device, which executes them by itself. Lanes then
-            share a thread of the host, which is what changing from lane to lane costs least.
+        asynchronous: ops are queued on the device, which executes them by itself. Lanes then share
+            a thread of the host, because that makes changing from lane to lane cheapest.
     """
 
     host_memory: bool = False
@@ -44,15 +42,15 @@ class Backend:
     """A backend, as an entry point in the group ``atomr_accel.backends`` names it.
 
     Attributes:
-        name: such as ``"cuda"``; libraries name their executors by it.
+        name: its name, such as ``"cuda"``, which libraries use as a key for their executors.
         context: ``module:class`` of its ``HostContext``.
         memory: ``module:class`` of the executor of its memory lane.
-        why_absent: a cheap check in the program that loads no vendor library: why there
-            can be no such device here, or None if there may be.
-        slow_start: whether a host takes so long to start that a warm one is worth it.
-        capabilities: how its devices differ from others.
-        executors: ``module:class`` of executors that come with the backend, by the name of
-            the lane. They go before what a library has for it.
+        why_absent: a cheap check in the program that loads no vendor library. It returns the reason
+            why this machine has no such device, or None if it may have one.
+        slow_start: whether a host starts slowly enough to make a warm standby the default.
+        capabilities: the capabilities of its devices.
+        executors: ``module:class`` of executors that come with the backend, by the name of the
+            lane. They take priority over a library's executors for it.
     """
 
     name: str

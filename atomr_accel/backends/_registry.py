@@ -1,7 +1,7 @@
-"""How a backend is found by its name.
+"""Lookup of backends by name.
 
-The two that come with this package are there even where it is only on the path. Another
-package brings one by an entry point.
+The two backends of this package are found even if the package is on the path without being
+installed. Another package adds a backend by an entry point.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ BUILT_IN: Final = {
     "cpu": "atomr_accel.backends.cpu:BACKEND",
     "cuda": "atomr_accel.backends.cuda:BACKEND",
 }
-"""``module:attribute`` of those that come with this package, the same as its entry points."""
+"""``module:attribute`` of this package's backends, the same as its entry points."""
 
 
 def find_backend(name: str) -> Backend:
-    """The backend of that name.
+    """Return the backend of that name.
 
     Raises:
-        DeviceUnavailable: no installed package provides it, or what does cannot be loaded.
-        TypeError: what is provided under that name is no backend.
+        DeviceUnavailable: no installed package provides it, or the package that does cannot be
+            loaded.
+        TypeError: the object that a package provides under that name is not a backend.
     """
     if name in BUILT_IN:
         backend: Backend = resolve_name(BUILT_IN[name])

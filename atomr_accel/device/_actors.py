@@ -1,4 +1,4 @@
-"""The actors that a device consists of: itself, and one for each of its libraries.
+"""The actors of a device: itself, and one for each of its libraries.
 
 ::
 
@@ -8,7 +8,7 @@
     ├── standby            further hosts, prepared
     └── blas, dnn, ...     the libraries: they carry out what others ask of them
 
-Programs that hold the device call its methods, which go straight to the lanes.
+Programs with the device itself call its methods, which go straight to the lanes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) 
 
 
 class _Turn:
-    """A request's place among those that have to wait before they are submitted."""
+    """A request's place in the line of those that wait before their submission."""
 
     __slots__ = ("before", "over")
 
@@ -93,7 +93,7 @@ class _Turn:
     async def wait(self) -> None:
         while self.before is not None:
             await self.before.over.wait()
-            self.before = self.before.before  # whoever has given up has left its place
+            self.before = self.before.before  # callers that have given up have left their places
 
 
 @final
@@ -111,7 +111,7 @@ class LibraryActor(Actor):
 
     @side_by_side(Request)
     def execute(self, request: Request[T]) -> Coroutine[Any, Any, T]:
-        """Submit a request; at once, if nothing has to be waited for."""
+        """Submit a request, at once if it need not wait."""
         library = library_of(request)
         if library != self._name:
             return _fail(self._not_ours(request.name, library))

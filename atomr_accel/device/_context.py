@@ -1,7 +1,7 @@
 """The context actor: one incarnation of a device, one generation, one host.
 
-Its lanes are tasks in its nursery, so they live and die together (one_for_all is what a
-nursery does). Whatever ends it ends its host too; the supervisor then starts another.
+Its lanes are tasks in its nursery, so they live and die together, as in a one_for_all supervisor.
+Every end of a context ends its host too, and the supervisor then starts another.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _LAUNCH_TIMEOUT: Final = 702
 """The driver's status for a kernel that its own watchdog ended."""
 
 _ASSERTION: Final = "Assertion `"
-"""The driver writes a line with this for each thread whose ``assert`` has failed."""
+"""Text in the line that the driver writes for each thread whose ``assert`` has failed."""
 
 _WATCH_DIVISOR: Final = 8
 """A hung op is noticed within an eighth of the deadline after it."""
 
 
 _PROMPT_SECONDS: Final = 1.0
-"""A host that has nothing to do answers sooner than this."""
+"""Time within which an idle host answers."""
 
 
 _log = logging.getLogger("atomr_accel.device")
@@ -61,8 +61,8 @@ class _Start:
     """A lane that is being started.
 
     Attributes:
-        done: set when it has started or will not.
-        error: why it will not, where that is all there is to it.
+        done: set when it has started or failed.
+        error: the reason why it does not start, if the context goes on without it.
     """
 
     __slots__ = ("done", "error")
@@ -161,7 +161,7 @@ class Context:
             self._ended.open()
 
     async def _end(self) -> None:
-        """Leave nothing of the host."""
+        """End the host completely."""
         if self.host.sanitizer is not None:
             await self.host.finish()
         # Tearing down a GPU's context takes the kernel a while; the next host need not
@@ -206,7 +206,7 @@ class Context:
         return None
 
     def _attach(self, info: DeviceInfo) -> None:
-        """The host has proved good."""
+        """Attach to the device, because the host has passed its check."""
         core = self._core
         hot = self._companion is not None
         if self._companion is not None:
@@ -241,14 +241,14 @@ class Context:
             await self.host.wait_ended()
             self.report_dead()
         except trio.Cancelled:
-            # Nobody needs its answers any more. If it was ending, its exit code is to tell why;
-            # and if a sanitizer watches it, what that has seen.
+            # Its answers are not needed any more. If it was ending, its exit code gives the reason,
+            # and so does the report of its sanitizer.
             if not (self.terminating or self._handed_over or self.host.sanitizer):
                 self.host.kill()
             raise
 
     def _conclude(self, failures: ExceptionGroup[Any], code: int | None, *, up: bool) -> Exception:
-        """The one error that tells why the context ended."""
+        """Return the one error that explains why the context ended."""
         if self._fault is not None:
             return self._fault
         errors = sorted(_leaves(failures), key=_is_echo)
@@ -305,7 +305,7 @@ class Context:
         return self._fault
 
     def _last_words(self) -> list[str]:
-        """Tell what the host has written by now; the last lines of its standard error."""
+        """Report the host's output so far, and return the last lines of its standard error."""
         output = self.host.output
         if output is None:
             return []
@@ -313,14 +313,17 @@ class Context:
         return [*output.last]
 
     async def _watch(self, deadline: float) -> None:
-        """End the host when an op hangs: nothing else ends a kernel that never does."""
+        """End the host when an op hangs.
+
+        This is the only way to end a kernel that never finishes.
+        """
         interval = deadline / _WATCH_DIVISOR
         running = 0.0
         while True:
             begun = trio.current_time()
             await trio.sleep(interval)
-            # If this comes late the program was stopped, or busy: nobody has looked, and the
-            # host may have been stopped, too. That is not the op's time.
+            # If this comes late, the program was stopped or busy, and the host may have been
+            # stopped, too. That time does not count for the op.
             running += min(trio.current_time() - begun, 2 * interval)
             core = self._core
             overdue = [
@@ -372,9 +375,9 @@ class Context:
         return info
 
     async def start_lanes(self, lanes: Mapping[str, tuple[LaneSpec, int]]) -> None:
-        """Start the lanes that a device has in use, and end those of earlier ones of their names.
+        """Start the lanes that a device has in use, and end earlier ones of the same names.
 
-        Without one that cannot be had the device goes on: whoever uses it next gets the reason.
+        If a lane does not start, the device continues without it, and its next user gets the error.
 
         Args:
             lanes: the lanes with their numbers, by name.
@@ -397,14 +400,14 @@ class Context:
             core.drop_lane(name)
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:
-        """Start a lane; None if the context ended meanwhile, or somebody else's start failed.
+        """Start a lane; return None if the context has ended, or another caller's start failed.
 
-        It is started by the context, so that the host need not be killed where a caller is
-        cancelled that has asked for what takes long.
+        The context's own nursery starts it, so a cancelled caller does not force the host to be
+        killed during a long start.
 
         Raises:
             ContextPoisoned: this very start has ended the context.
-            Exception: what the host raised.
+            Exception: the error that the host raised.
         """
         start = self._starts.get(spec.name)
         mine = start is None
@@ -427,7 +430,7 @@ class Context:
         return self._core.ports.get(spec.name)
 
     async def wait_opening(self, name: str) -> None:
-        """Wait until a lane is not being started: whoever has asked for that may be gone."""
+        """Wait until a lane is not being started any more. Its caller may be gone."""
         start = self._starts.get(name)
         if start is not None:
             await start.done.wait()
@@ -488,11 +491,11 @@ class Context:
         self.report_dead()
 
     def report_dead(self) -> None:
-        """Somebody found the host gone: end, whoever else has noticed."""
+        """End the context, because its host is gone."""
         self._dead.set()
 
     def fail(self, op: Op) -> None:
-        """Something went wrong for which nobody waits: no less than a fault."""
+        """End the context with a fault, because an op failed that has no waiting caller."""
         error = op.error
         self._poison(0, type(error).__name__, f"{op.name} failed: {error}", op.name)
         self.report_dead()
@@ -509,7 +512,7 @@ class Context:
 
     @property
     def terminating(self) -> bool:
-        """Whether it was reported dead."""
+        """True if the context was reported dead."""
         return self._dead.is_set()
 
     async def _end_when_dead(self) -> None:
@@ -527,7 +530,7 @@ def _starting(lanes: tuple[str, ...]) -> str:
 
 
 def _is_echo(error: Exception) -> bool:
-    """Whether it only tells that the host is gone, which other errors tell the cause of."""
+    """Return True if an error only means that the host is gone. Another error has the cause."""
     return isinstance(error, HostDied)
 
 

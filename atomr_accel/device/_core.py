@@ -1,7 +1,7 @@
-"""The core of a device: what stays the same while contexts come and go.
+"""The core of a device: the part that stays the same while contexts come and go.
 
-It owns the memory map and the order of submission. Which context takes what is submitted, its
-``Lifecycle`` says.
+It owns the memory map and the order of submission. Its ``Lifecycle`` decides which context takes
+submissions.
 """
 
 from __future__ import annotations
@@ -68,30 +68,30 @@ if TYPE_CHECKING:
 Shape = int | tuple[int, ...]
 
 ASKING_FOR_TIMES: Final = "times"
-"""The name of ops by which hosts learn what instruments want to know."""
+"""Name of ops that configure hosts to send times for instruments."""
 
 _MOST_RELEASED: Final = 4
-"""How much the host is told to let go of with one op."""
+"""Largest number of objects that the host is asked to release with one op."""
 
 
 _RANGE: Final = 1 << 40
-"""Sequence numbers of a device and of what stands for it lie so far apart."""
+"""Distance between the sequence numbers of a device and of its companions."""
 
 
 _MOST_CRASHES: Final = 2
-"""Another host is not spent on a lane that has cost so many."""
+"""Crashes after which a lane is not started in another host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """How long a context took to come up, in seconds.
+    """Time that a context took to start, in seconds.
 
     Attributes:
         total: from starting its host to opening the gate.
-        open: until the device was opened there: process, imports, context.
+        open: until the host had opened the device: process, imports, context.
         remap: mapping the sealed slabs again.
-        remapped_bytes: their size.
-        lanes: starting the lanes that were in use, and the round trip that proves it good.
+        remapped_bytes: size of the sealed slabs.
+        lanes: starting the lanes that were in use, and the round trip that checks the context.
     """
 
     total: float
@@ -103,7 +103,7 @@ class Startup:
 
 @final
 class _Common:
-    """What a device and its companions have in common."""
+    """Objects that a device shares with its companions."""
 
     def __init__(self, name: str) -> None:
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
@@ -115,7 +115,7 @@ class _Common:
         self._last_range = 0
 
     def next_range(self, sequence: int) -> int:
-        """Where numbers begin that are far from all others; ``sequence`` is in use, too."""
+        """Return the begin of a range of numbers far from all others, including ``sequence``."""
         self._last_range = max(self._last_range, sequence) + _RANGE
         return self._last_range
 
@@ -123,39 +123,40 @@ class _Common:
 @final
 @uninterrupted
 class DeviceCore:
-    """Submits the ops of one device of a program, and has memory for what they give.
+    """Submits the ops of one device of a program, and allocates memory for their results.
 
     Attributes:
         memory: the map of its memory.
-        staging: the memory through which ordinary arrays travel.
+        staging: the memory through which ordinary arrays are transferred.
         pinned: page-locked arrays.
         exports: buffers that the program has mapped.
-        copiers: threads that copy large arrays to and from there.
-        transfers: the long transfers that are under way.
+        copiers: threads that copy large arrays to and from staging memory.
+        transfers: the long transfers in progress.
         reaper: waits for hosts that were killed.
-        lifecycle: how contexts come and go.
-        serving: the context that takes ops; None while there is no good one. See ``context``.
-        ports: its open lanes by name; empty while there is none.
-        dropped: what handles that are gone have left in the host; see ``keep``.
-        being_sealed: how many callers are sealing each block.
+        lifecycle: attaches and detaches contexts.
+        serving: the context that takes ops; None while no context is usable. See ``context``.
+        ports: its open lanes by name; empty without a context.
+        dropped: messages that release objects of dropped handles in the host; see ``keep``.
+        being_sealed: number of callers that are sealing each block.
         in_flight: every op that is not answered, by sequence number.
-        info: what the device said of itself when it was opened last.
+        info: the device's properties when it was last opened.
         lanes: the lanes in use, with their numbers; a rebuild opens them again.
-        crashes: how many hosts in a row have crashed as they started a lane.
+        crashes: number of hosts in a row that have crashed while starting each lane.
         scratch: the workspaces that libraries keep.
-        standby: keeps a host warm for the next rebuild, if there is one.
+        standby: keeps a host warm for the next rebuild, if configured.
         host_calls: functions of the program that run in its host.
-        modules: what they have imported there, for the next host.
-        start_backoff: how long to wait after contexts that did not come up, if at all.
-        failed_starts: how many in a row have not.
-        most_failed_starts: so many in a row lose the device; None if only its supervisor counts.
-        whole: the device that this stands for, on a host that may take over; None for a device.
-        place: where it is in a tree of actors.
-        affinity: where its hosts may run.
-        sanitizer: what they run under, if they do.
-        windows: what its host has mapped of other devices.
-        instruments: those of its system; none for a companion, of which nobody is told.
-        witness: who is told of the program's calls, if anybody wants to know.
+        modules: modules that those functions have imported, for the next host.
+        start_backoff: the back-off after contexts that did not start, if any.
+        failed_starts: number of failed starts in a row.
+        most_failed_starts: number of failed starts in a row that loses the device; None if only its
+            supervisor counts.
+        whole: the device that this one represents on a standby; None for a device.
+        place: its place in a tree of actors.
+        affinity: the cores that its hosts may run on.
+        sanitizer: the sanitizer that its hosts run under, if any.
+        windows: slabs of other devices that its host has mapped.
+        instruments: the instruments of its system; none for a companion.
+        witness: gets the program's calls, for example for a journal; None without one.
     """
 
     driver: Final = Awaited
@@ -252,19 +253,19 @@ class DeviceCore:
         return self.memory.generation
 
     def log_fields(self, error: BaseException | None = None, *, lane: str | None = None) -> Any:
-        """What a log record of this device has in ``extra``."""
+        """Return the ``extra`` of a log record about this device."""
         return fields(
             error, actor=self.path, device=self.name, generation=self.generation, lane=lane
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        """How devices of its backend differ from others."""
+        """Capabilities of the device's backend."""
         return self._backend.capabilities
 
     @property
     def deterministic(self) -> bool:
-        """Whether results must not depend on what else is in flight, nor on time."""
+        """True if results are independent of other ops in flight and of timing."""
         return self.plan.deterministic
 
     @property
@@ -285,7 +286,7 @@ class DeviceCore:
         return self.serving.host.pid if self.serving is not None else None
 
     def tell_output(self) -> None:
-        """Tell what the host has written to its descriptors 1 and 2, such as by kernels."""
+        """Report the host's output on descriptors 1 and 2, such as by kernels."""
         output = None if self.serving is None else self.serving.host.output
         if output is not None:
             output.glance()
@@ -302,7 +303,7 @@ class DeviceCore:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether lanes are started one after the other, to see which one crashes its host."""
+        """True if lanes are started one after the other, to find the one that crashes its host."""
         return self._common.one_by_one
 
     @one_by_one.setter
@@ -323,7 +324,7 @@ class DeviceCore:
         )
 
     def take_over(self, companion: DeviceCore, prepared: Prepared) -> None:
-        """Go on with the host of a companion, which submits nothing any more."""
+        """Continue with the host of a companion, which submits no more ops."""
         self._sequence = max(self._sequence, companion._sequence)
         idle = not companion.in_flight
         for name, port in prepared.ports.items():
@@ -338,10 +339,10 @@ class DeviceCore:
             self.pinned.take_over(companion.pinned)
 
     async def ready(self) -> Context:
-        """Wait until there is a good context.
+        """Wait for a context that takes ops, and return it.
 
         Raises:
-            DeviceLost: there will be none.
+            DeviceLost: the device is lost or closed.
         """
         if get_ident() != self._thread:
             raise self._elsewhere()
@@ -361,7 +362,7 @@ class DeviceCore:
         return self.place.library_ref(library)
 
     def executors(self) -> set[str]:
-        """What a host of this device loads: ``module:class`` of its context and lanes."""
+        """Return the classes that a host of this device loads, as ``module:class``."""
         lanes = {spec.executor_on(self._backend) for spec, _ in self.lanes.values()}
         return {self._backend.context, *lanes}
 
@@ -371,7 +372,7 @@ class DeviceCore:
         return "launches" if shared and not spec.blocks else spec.name
 
     def lane_number(self, name: str) -> int:
-        """The number of a lane in dependencies, as long as it is in use; never another lane's."""
+        """Return the number of a lane in dependencies, unique for as long as the lane is in use."""
         known = self.lanes.get(name)
         if known is None and self.whole is not None:
             known = self.whole.lanes.get(name)
@@ -384,28 +385,28 @@ class DeviceCore:
             self.changed()
 
     def drop_lane(self, name: str) -> None:
-        """A rebuild does without the lane; its next user starts it, or gets the reason."""
+        """Leave a lane out of rebuilds. Its next user starts it, or gets the error."""
         if self.lanes.pop(name, None) is not None:
             self.changed()
 
     def changed(self) -> None:
-        """A standby may have to do something."""
+        """Notify standbys of a change."""
         if self.standby is not None:
             self.standby.changed()
 
     def remove_lane(self, name: str) -> None:
-        """A lane has answered all that was asked of it, and is not used any more: end it."""
+        """End a lane that has answered all its ops and is not used any more."""
         self.drop_lane(name)
         if self.serving is not None:
             self.serving.remove_lane(name)
 
     def blame(self, name: str, *, crashed: bool) -> None:
-        """A host did not survive the start of a lane.
+        """Drop a lane whose start its host did not survive.
 
         Args:
             name: the lane.
-            crashed: whether that was the host's own doing. One that was killed from outside
-                tells nothing of the lane.
+            crashed: whether the host crashed by itself. If it was killed from outside, the lane is
+                not blamed.
         """
         self.drop_lane(name)
         if crashed:
@@ -439,7 +440,7 @@ class DeviceCore:
         writes: Iterable[Any] = (),
         payload: CallByTemplate | None = None,
     ) -> Op:
-        """Put an op in its place in the program's order."""
+        """Submit an op: give it the next place in the program's order, and pass it to its port."""
         if get_ident() != self._thread:
             raise self._elsewhere()
         self._sequence = sequence = self._sequence + 1
@@ -454,7 +455,10 @@ class DeviceCore:
         return op
 
     def instruments_changed(self) -> None:
-        """Instruments have come or gone. What was submitted while nobody watched is not counted."""
+        """Follow instruments that come and go.
+
+        Ops submitted without an instrument are not counted.
+        """
         before, self._told_of_ops = self._told_of_ops, self.instruments.each_op
         if self._told_of_ops and not before:
             for op in self.in_flight.values():
@@ -464,7 +468,7 @@ class DeviceCore:
         self.ask_for_times()
 
     def ask_for_times(self, ports: Iterable[Port] | None = None) -> None:
-        """Have hosts tell when they do what, and mark it, if an instrument wants that, or no more.
+        """Have hosts send times and mark launches while an instrument wants them.
 
         Args:
             ports: lanes that have just started; by default all.
@@ -477,27 +481,28 @@ class DeviceCore:
                 self.submit(port, ASKING_FOR_TIMES, ReportTimes(*wanted))
 
     def tell_done(self) -> None:
-        """Tell instruments of all ops that are done."""
+        """Report all ops that are done to instruments."""
         for port in self.ports.values():
             port.tell_done()
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
-        """What stands for something that the host keeps for a handle of the program.
+        """Return the handle of an object that the host keeps for the program.
 
-        The handle holds it, and each op that needs what the host keeps names it as read or
-        written. Once all of them are gone and another op is submitted, the host is told.
+        The program's handle holds it, and each op that needs the object names it as read or
+        written. Once all of them are gone, the next ops release the object in the host.
 
         Args:
             lane: the lane that executes ``release``.
             name: the name of that op.
-            release: has the host let go; it must do nothing where there is nothing.
+            release: makes the host release the object; it must do nothing if the host lacks the
+                object.
         """
         return keep(self.memory, self.dropped, Release(lane, name, release))
 
     def _release(self) -> None:
-        """Tell the host of some of what it need not keep any more.
+        """Have the host release some of the objects that are not needed any more.
 
-        Nothing is kept without an op, so this keeps up with all that is dropped.
+        Objects are kept by ops only, so calling this with each op keeps up with dropped handles.
         """
         for _ in range(min(_MOST_RELEASED, len(self.dropped))):
             epoch, (lane, name, message) = self.dropped.popleft()
@@ -516,7 +521,7 @@ class DeviceCore:
             self.instruments(name, self, slab.nbytes, slab.sealed)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """An uninitialised buffer, or None where making it takes a wait."""
+        """Return an uninitialised buffer, or None if making it needs to wait."""
         if self.context is None:
             return None
         block = self.memory.allocate(nbytes)

@@ -43,18 +43,18 @@ class DeviceStatistics:
     Attributes:
         state: ``"ready"``, ``"rebuilding"`` or ``"lost"``.
         generation: the present generation.
-        faults: how many contexts have failed.
-        last_fault: the last of them in one line, or None.
+        faults: number of contexts that have failed.
+        last_fault: the last fault in one line, or None.
         host_pid: the host's process id; None without one.
-        in_flight: ops that are not answered yet.
-        memory: where the device's memory is.
-        transfers: the long transfers that are under way.
+        in_flight: number of ops that are not answered yet.
+        memory: use of the device's memory.
+        transfers: the long transfers in progress.
         pinned: the pool of page-locked arrays.
         lanes: the open lanes.
-        startup: how long the present context took to come up.
-        standby: the hosts that are kept for the next rebuild; None if there are none.
-        supervisor: the device's children, restarts of its context, and the window these are
-            counted in.
+        startup: the time that the present context took to start.
+        standby: the standbys for the next rebuild; None without standbys.
+        supervisor: the device's children, the restarts of its context, and the period in which they
+            count.
     """
 
     state: str
@@ -77,14 +77,13 @@ class DeviceStatistics:
 class Device(MemoryMethods, Libraries[Awaited]):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
-    Its methods may be called from any task of the ``trio.run`` that opened it; from another
-    thread, by ``trio.from_thread.run``. Ops that share no buffer run concurrently; those that
-    do behave as if they ran in the order in which they were called.
+    Its methods may be called from any task of the ``trio.run`` that opened it, and from another
+    thread with ``trio.from_thread.run``. Ops that share no buffer run concurrently. Ops that share
+    a buffer behave as if they ran in the order of the calls.
 
-    Whatever is awaited may also raise:
-        RuntimeError: it was called in another thread.
-        ContextPoisoned: the device failed while the op was in flight. It is being rebuilt.
-        DeviceLost: the device is gone for good, or its block was left.
+    All async methods may also raise: RuntimeError: the method was called in another thread.
+    ContextPoisoned: the device failed while the op was in flight. It is being rebuilt. DeviceLost:
+    the device is gone for good, or its block was left.
 
     Attributes:
         array: NumPy's functions for making, joining, sorting and counting arrays.
@@ -124,7 +123,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     @property
     def name(self) -> str:
-        """Such as ``"cuda:0"``."""
+        """Name of the device, such as ``"cuda:0"``."""
         return self._core.name
 
     @property
@@ -139,7 +138,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     @property
     def info(self) -> DeviceInfo:
-        """What the device says of itself."""
+        """Properties of the device."""
         info = self._core.info
         assert info is not None  # set before the device is handed out
         return info
@@ -151,14 +150,14 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     @property
     def closed(self) -> bool:
-        """Whether it is gone for good: its block was left, or the device was lost."""
+        """True if the device is gone for good: its block was left, or the device was lost."""
         return self._core.lifecycle.state == "lost"
 
     # --- as an actor -------------------------------------------------------------------------
 
     @property
     def ref(self) -> ActorRef:
-        """The device's actor: to be watched, and stopped where no block does that.
+        """The device's actor, to watch it or to stop it without leaving a block.
 
         Its children are the context and the libraries' actors, such as ``device.blas.ref``.
         """
@@ -214,44 +213,43 @@ class Device(MemoryMethods, Libraries[Awaited]):
     ) -> object:
         """Call a Python function in the host, with buffers as arrays.
 
-        The way to bring CuPy, PyTorch or JAX code under supervision: a fault in it ends the
-        host, not the program. On CUDA a ref arrives as an object that speaks DLPack and the
-        CUDA array interface, so ``torch.as_tensor(x)`` or ``cupy.asarray(x)`` see the buffer
-        itself, and NumPy's functions raise ``TypeError``; on the CPU backend as a NumPy array.
-        All that the function has queued on the device is waited for. It may write to buffers
-        that are not sealed: that is also how a result stays on the device with either backend.
-        Arrays it is given are good for the call; those that ``init`` is given, for as long as
-        the lane's state.
+        Use it to run CuPy, PyTorch or JAX code under supervision: a fault in the function ends the
+        host, not the program. On CUDA a ref arrives as an object with DLPack and the CUDA array
+        interface. ``torch.as_tensor(x)`` and ``cupy.asarray(x)`` then use the buffer itself, and
+        NumPy's functions raise ``TypeError``. On the CPU backend a ref arrives as a NumPy array.
+        The call waits for all work that the function has queued on the device. The function may
+        write to buffers that are not sealed, and can so leave a result on the device with either
+        backend. Arrays that the function gets are valid during the call. Those that ``init`` gets
+        are valid for as long as the lane's state.
 
         Functions of one lane run one after the other, on a thread of their own, until
-        ``close_lane``. What they are given and return is pickled. Large arguments are read on
-        their way, so leave them as they are until the call has ended.
+        ``close_lane``. Arguments and results are pickled. Large arguments are read during the
+        transfer, so do not change them until the call has ended.
 
         Args:
-            function: imported by the host where it can be, otherwise pickled by value, by
-                cloudpickle; it does not see the program's variables change. With ``init`` it
+            function: the function. The host imports it if it can; otherwise cloudpickle pickles it
+                by value, and it does not see changes of the program's variables. With ``init`` it
                 gets the state first.
             *args: refs, and values that can be pickled, with refs anywhere inside.
             lane: its name; lanes run side by side.
-            init: makes the lane's state, such as a loaded model, before the first call of
-                each generation, and again when another ``init`` is given; partials of the
-                same function with the same arguments count as the same. Pass it sealed refs,
-                which survive rebuilds: ``functools.partial(load_model, weights)``. Where all
-                refs it takes are sealed, a hot standby calls it as well, in advance.
+            init: makes the lane's state, such as a loaded model, before the first call of each
+                generation, and again when another ``init`` is given. Partials of the same function
+                with the same arguments count as the same. Pass sealed refs, which survive rebuilds:
+                ``functools.partial(load_model, weights)``. If all its refs are sealed, a hot
+                standby calls it as well, in advance.
 
         Returns:
-            What the function returns. Arrays in the device's memory become new refs, other
-            values are pickled; NumPy arrays stay what they are, of any class and size. Type
-            checkers know this of an array of another library, and of a tuple of them, and take
-            them to be in the device's memory; in other containers they see what the function
-            returns.
+            The function's result. Arrays in the device's memory become new refs, other values are
+            pickled. NumPy arrays stay NumPy arrays, of any class and size. Type checkers see a ref
+            for an array of another library, and for each in a tuple of them, assuming device
+            memory. In other containers they see the function's own return type.
 
         Raises:
-            Exception: what the function, or ``init``, raised, with the host's traceback as a
-                note. A ``RemoteError`` stands for what cannot be raised here.
+            Exception: the error of the function or of ``init``, with the host's traceback as a
+                note. An error that cannot be raised here becomes a ``RemoteError``.
             GpuRefStale: a ref of an older generation, or freed.
             ContextPoisoned: the device failed meanwhile, or the function ended the host.
-            TypeError: no callable, or what cannot be pickled.
+            TypeError: the function is not callable, or an argument or the result cannot be pickled.
             ValueError: more than 64 MiB of arguments, refs not counted.
         """
         return await self._host_calls.run(function, args, lane, init)
@@ -270,42 +268,42 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
             answer = await device.retry(infer, x)
 
-        Everything that is to be done again belongs in the function: buffers that were made
-        outside of it, and are not sealed, are gone after a fault. Of several calls that a fault has
-        ended those that were made first are made again first.
+        Put all work to repeat into the function, because buffers that were made outside of it and
+        are not sealed are gone after a fault. If a fault has ended several calls, they are repeated
+        in the order in which they were made.
 
         Args:
-            function: what to call. It may have had some of its effects when it is called again.
-            *args: for it.
-            attempts: how often it is called at most.
+            function: the function to call. It may have had some of its effects when it is called
+                again.
+            *args: its arguments.
+            attempts: the largest number of calls.
 
         Returns:
-            What it returned.
+            The function's result.
 
         Raises:
-            ContextPoisoned, GpuRefStale: the last attempt ended so; notes tell how the earlier
-                ones did. ``GpuRefStale`` comes at once if there was no fault during the call.
+            ContextPoisoned, GpuRefStale: the error of the last attempt, with notes on the earlier
+                ones. ``GpuRefStale`` is raised at once if no fault happened during the call.
             DeviceLost: the device is gone for good.
-            Exception: whatever else the function raised. It is not called again then. A group
-                of exceptions is what all in it are.
+            Exception: any other error of the function, which is then not called again. An exception
+                group leads to another call if all errors in it do.
         """
         return await retry(self._core, function, args, attempts)
 
     @witnessed
     async def close_lane(self, lane: str) -> None:
-        """End a lane of ``run``: its state, its thread and what else it has in the host.
+        """End a lane of ``run``: its state, its thread and all its objects in the host.
 
-        A lane costs a thread and some descriptors for as long as it is open, so programs that
-        make up names as they go close them. Calls that have begun are waited for. The next
-        call on the name opens it anew, and waits until it is closed. Closing what is not open
-        does nothing.
+        An open lane costs a thread and some descriptors, so programs that keep creating lane names
+        should close them. This waits for calls that have begun. The next call on the name waits
+        until the lane is closed, and opens it again. Closing a lane that is not open does nothing.
 
         Args:
             lane: its name.
 
         Raises:
             ContextPoisoned: the device failed meanwhile; the lane is closed.
-            TypeError: not a name.
+            TypeError: the name is not a string.
         """
         await self._host_calls.close(lane)
 
@@ -320,10 +318,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
         return Event(self._core)
 
     def batch(self) -> Batch:
-        """A nursery for GPU work: ``async with device.batch() as batch:``.
+        """Open a nursery for GPU work: ``async with device.batch() as batch:``.
 
-        Inside, ``batch.blas.gemm(a, b)`` and its like return refs at once and await
-        nothing; the block leaves when all of it has finished, and an error raises there.
+        Inside the block, methods such as ``batch.blas.gemm(a, b)`` return refs at once, without
+        ``await``. The block ends when all ops have finished, and raises their errors.
 
         Returns:
             The batch, to be entered once.
@@ -333,23 +331,23 @@ class Device(MemoryMethods, Libraries[Awaited]):
     def record(self, *inputs: GpuRef, shared: bool = False) -> Recording:
         """Record a program: ``async with device.record(x) as program:``.
 
-        Inside, calls are as in a batch, but nothing is executed. ``await
-        program.replay(x2)`` then executes all of it, with other inputs if given: on CUDA
-        as one graph launch.
+        Calls inside the block return at once, as in a batch, but are only recorded. ``await
+        program.replay(x2)`` then executes all of them, with other inputs if given: on CUDA as one
+        graph launch.
 
         Args:
-            *inputs: buffers that ``replay`` may be given others for, by position. What is given
-                twice is one buffer, and replaced by one.
+            *inputs: buffers that ``replay`` can replace by others, by position. A buffer that is
+                given twice is one input, and replaced by one.
             shared: whether several tasks may replay the program. All replays write the same
-                results, so these tasks must take turns: hold a ``trio.Lock`` from ``replay``
-                until the results are read or copied. By default only the task that replays the
-                program first may, unless the program makes no results.
+                results, so these tasks must take turns: hold a ``trio.Lock`` from ``replay`` until
+                the results are read or copied. By default only the task that replays the program
+                first may replay it, unless the program makes no results.
 
         Returns:
-            The program, to be entered once and replayed as often as need be.
+            The program, to be entered once and replayed any number of times.
 
         Raises:
-            TypeError: an input is no GpuRef; ``shared`` is no bool.
+            TypeError: an input is not a ``GpuRef``, or ``shared`` is not a bool.
         """
         if not isinstance(shared, bool):
             raise TypeError(f"shared must be True or False, not {said_of(shared)}")
@@ -365,11 +363,11 @@ class Device(MemoryMethods, Libraries[Awaited]):
     ) -> AbstractAsyncContextManager[None]:
         """Write a timeline for Perfetto: ``async with device.trace("run.pftrace"):``.
 
-        Short for ``atomr_accel.telemetry.trace``, which says what it shows.
+        Short for ``atomr_accel.telemetry.trace``, which describes the timeline.
 
         Args:
-            path: the file; one that is there is replaced.
-            timed: whether hosts tell when they launched ops and how long the device took.
+            path: the file; an existing one is replaced.
+            timed: whether hosts report when they launched ops and how long the device took.
         """
         # By name: telemetry is above devices, and imported by those who want it.
         above: Any = import_module("atomr_accel.telemetry")
@@ -377,11 +375,11 @@ class Device(MemoryMethods, Libraries[Awaited]):
         return timeline
 
     def watch_generation(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
-        """Be told of every new generation from now on.
+        """Report every new generation from now on.
 
-        ``async with device.watch_generation() as changes:`` gives an async iterator of
-        generation numbers, which ends with the device. A number comes as soon as the old
-        generation is over; ops then wait by themselves until the new one is up.
+        ``async with device.watch_generation() as changes:`` gives an async iterator of generation
+        numbers, which ends with the device. A number comes as soon as the old generation is over.
+        Ops then wait by themselves until the new one is ready.
         """
         return self._watch()
 

@@ -1,4 +1,4 @@
-"""Explicit events, for those who want to see time on the device."""
+"""Explicit events, for measuring time on the device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _numbers: Final = itertools.count(1)
 class Event:
     """A point in the work of one lane. Made by ``device.event()``.
 
-    Nothing needs events for correctness: ops that touch the same memory are ordered by
-    themselves.
+    Events are not needed for correctness, because ops on the same memory are always ordered.
     """
 
     def __init__(self, core: DeviceCore) -> None:
@@ -37,15 +36,16 @@ class Event:
         self._kept: Kept | None = None
 
     async def record(self, lane: str = "blas") -> None:
-        """Put the point after everything submitted to ``lane`` so far (``cuEventRecord``).
+        """Set the point after all ops submitted to ``lane`` so far (``cuEventRecord``).
 
-        Recording again moves it. Does not wait for that work.
+        Recording again moves the point. This does not wait for the work.
 
         Args:
-            lane: such as ``"blas"``, ``"fft"`` or ``"kernels"``; one that was used before.
+            lane: the name of a lane that was used before, such as ``"blas"``, ``"fft"`` or
+                ``"kernels"``.
 
         Raises:
-            ValueError: no such lane is running.
+            ValueError: the lane is not running.
         """
         await self._core.ready()
         port = self._core.ports.get(lane)
@@ -55,13 +55,13 @@ class Event:
         if self._kept is None or self._kept.epoch is not self._core.memory.epoch:
             message = ForgetEvent(self._number)
             self._kept = self._core.keep(MEMORY_LANE, "event.forget", message)
-        # As read, not written: recorded again on another lane, it does not wait for this one.
+        # As read, not written: recording on another lane does not wait for this one.
         self._op = self._core.submit(port, "event.record", RecordEvent(self._number), (self._kept,))
         self._done = trio.Event()
         self._op.when_answered(self._done.set)
 
     def query(self) -> bool:
-        """Whether the work before the point is done (``cuEventQuery``).
+        """Return True if the work before the point is done (``cuEventQuery``).
 
         Raises:
             RuntimeError: the event was not recorded.
@@ -76,12 +76,12 @@ class Event:
             ContextPoisoned: the device failed before that.
         """
         op = self._recorded()
-        # Not by ``op.wait``: that is for one task, which takes the op back if it is cancelled.
+        # Not by ``op.wait``, which is for one task: it withdraws the op if the task is cancelled.
         await self._done.wait()
         op.result()
 
     async def elapsed(self, end: Event) -> float:
-        """Time on the device from this point to ``end`` (``cuEventElapsedTime``).
+        """Return the time on the device from this point to ``end`` (``cuEventElapsedTime``).
 
         Waits for both.
 
@@ -92,8 +92,8 @@ class Event:
             Milliseconds.
 
         Raises:
-            TypeError: ``end`` is no event.
-            ValueError: it is one of another device.
+            TypeError: ``end`` is not an event.
+            ValueError: ``end`` is an event of another device.
             RuntimeError: one of them is not recorded.
             EventStale: the generation in which one was recorded is over.
             ContextPoisoned: the device failed before one of them.

@@ -1,4 +1,4 @@
-"""What a failure means for a device, and what it is called."""
+"""Consequences of failures for a device, and the errors that report them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from ..wire import SHORTAGES
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a context that ended so may be followed by one that does not.
+    """Return True if a context that ended with ``error`` may be followed by one that works.
 
-    Faults are, and so is a lack of memory, processes, threads or descriptors.
+    It may after faults, and after a shortage of memory, processes, threads or descriptors.
     """
     if isinstance(error, OSError):
         return error.errno in SHORTAGES
@@ -17,7 +17,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def short_of(error: Exception, what: str) -> Exception:
-    """``OutOfMemory`` for what could not be started for want of something; else the error."""
+    """Return ``OutOfMemory`` for an error that means a shortage at a start; else the error."""
     if not isinstance(error, OSError) or error.errno not in SHORTAGES:
         return error
     short = OutOfMemory(f"{what} cannot be started: {error}", requested=0)
@@ -33,7 +33,7 @@ def told(error: BaseException) -> str:
 
 
 def restarted(what: str, name: str, generation: int) -> ContextPoisoned:
-    """The error for what was not finished when a device was stopped, to be started again."""
+    """Return the error for ops and calls that were unfinished when their device was restarted."""
     return ContextPoisoned(
         f"{what} did not finish: {name} is restarted by its supervisor",
         generation=generation,

@@ -1,4 +1,4 @@
-"""How a device's memory grows and shrinks: slabs are made, given back, and counted."""
+"""Growth of a device's memory: making slabs, giving them back, and counting them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _AHEAD_SHARE: Final = 16
-"""What is made ahead leaves no more than 1/16 of a device's memory in slabs that are not sealed."""
+"""Share of a device's memory, 1/16, up to which slabs that are not sealed are made in advance."""
 
 _PIECES: Final = "of which memory takes pieces of 2 MiB and more"
 
@@ -50,14 +50,15 @@ class Growth:
         """Make room for ``nbytes`` in one piece.
 
         Raises:
-            OutOfMemory: there is none.
+            OutOfMemory: the device or its limit has too little room.
         """
         await self.add_slab(await self._core.ready(), nbytes, sealed=False)
 
     async def grow_ahead(self, nbytes: int) -> None:
-        """Make room for ``nbytes``, in many pieces, that can do without it.
+        """Make room in advance for ``nbytes`` in many pieces, which their user can do without.
 
-        So it is a small share of the device's memory, and nothing where there is none.
+        The room is a small share of the device's memory at most. If memory is short, nothing
+        happens.
         """
         async with self._growing:
             context, memory, info = self._core.context, self._core.memory, self._core.info
@@ -127,12 +128,12 @@ class Growth:
                     return self._core.memory.add_dedicated(slab)
 
     async def add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
-        """Make room in a context, unless somebody else has meanwhile."""
+        """Make room in a context, unless another task has done so meanwhile."""
         async with self._growing:
             if context is not self._core.context:
                 return
             block = self._core.memory.allocate(nbytes, sealed=sealed)
-            if block is not None:  # somebody else has grown it while we waited
+            if block is not None:  # another task has grown it while this one waited
                 return
             if self._core.memory.dropped or self._core.memory.dropped_holds:
                 await self._reclaim()
@@ -151,7 +152,7 @@ class Growth:
                 self._core.memory.add_slab(slab)
 
     async def trim(self) -> None:
-        """Give memory that nothing uses back to the device."""
+        """Give unused memory back to the device."""
         context = await self._core.ready()
         async with self._growing:
             if context is self._core.context:
@@ -177,13 +178,13 @@ class Growth:
             context.report_dead()
 
     async def _unmap(self, context: Context, slabs: list[int]) -> None:
-        # They are off the map: the host must hear of it, whoever is cancelled.
+        # They are off the map, so the host must unmap them, even if a task is cancelled.
         for start in range(0, len(slabs), MOST_UNMAPPED):
             some = slabs[start : start + MOST_UNMAPPED]
             await context.host.request(UnmapSlabs(some), required=True)
 
     async def _reclaim(self) -> None:
-        """Release what was dropped, however much that is, without holding the loop up."""
+        """Release all dropped blocks, in slices, so that the loop is not blocked."""
         if self._core.memory.dropped_holds:
             await self._core.exports.sweep()
         while self._core.memory.dropped:
@@ -217,14 +218,14 @@ class Growth:
     async def _with_room(
         self, context: Context, create: Callable[[], Awaitable[Slab | None]]
     ) -> Slab | None:
-        """What ``create`` makes, once there is room for it; None in another context."""
+        """Return the slab from ``create`` once it has room, or None if the context has changed."""
         try:
             return await create()
         except OutOfMemory:
             await self._trim(context)
         await self._core.windows.close_guests()
         if self._core.reaper.terminating:
-            # What they had is free only once they have ended, and a standby is back sooner.
+            # Memory of killed hosts is free only once they have ended, so try first, then wait.
             with suppress(OutOfMemory):
                 return await create()
             for host in list(self._core.reaper.terminating):
@@ -278,32 +279,32 @@ class Growth:
                 raise self._limit_reached()
             raise OutOfMemory(str(refusal), requested=0) from refusal
         finally:
-            del refusal  # its traceback has this frame in it, and those of who waits for memory
+            del refusal  # its traceback has this frame in it, and those of waiting tasks
 
     def require_possible(self, nbytes: int) -> None:
-        """Raise where no slab could ever be large enough.
+        """Raise if a buffer is too large for any slab.
 
         Raises:
-            OutOfMemory: the buffer is larger than addresses count within a slab.
+            OutOfMemory: the buffer is larger than a slab's address range.
         """
         if nbytes > OFFSET_MASK:
             raise self._out_of_memory(nbytes)
 
     def another(self, fd: int, nbytes: int) -> int:
-        """Another descriptor of ``nbytes`` of memory, which somebody may close at any time.
+        """Return another descriptor of ``nbytes`` of memory, which may be closed at any time.
 
         Raises:
-            OutOfMemory: there is no room for one.
+            OutOfMemory: this process has no room for one.
         """
         with self.room_for(nbytes):
             return os.dup(fd)
 
     @contextmanager
     def room_for(self, nbytes: int) -> Iterator[None]:
-        """For what takes a descriptor or a mapping of ``nbytes`` of memory.
+        """Make room for a descriptor or a mapping of ``nbytes`` of memory in the block.
 
         Raises:
-            OutOfMemory: those are short.
+            OutOfMemory: descriptors or address space are short.
         """
         try:
             yield

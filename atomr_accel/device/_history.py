@@ -1,4 +1,4 @@
-"""What a device has prepared in its host, which the next host needs, too."""
+"""Objects that a device has prepared in its host, which the next host needs, too."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from .batches._record import Recording
 
 _MOST_NOTED: Final = 512
-"""Plans and kernels of which hot ones have their own, those that were made last."""
+"""Number of plans and kernels, the last ones, that hot standbys prepare, too."""
 
 _MOST_RECORDINGS: Final = 64
-"""Recordings that hot ones capture in advance, those that were captured last."""
+"""Number of recordings, the last ones, that hot standbys capture in advance."""
 
 
 @final
 @uninterrupted
 class History:
-    """Plans, kernels and recordings, those that were made last.
+    """The plans, kernels and recordings that were prepared last.
 
     Attributes:
-        messages: what has prepared plans and kernels, with the lanes.
+        messages: the messages that have prepared plans and kernels, with their lanes.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class History:
         self._recordings: OrderedDict[int, weakref.ref[Recording]] = OrderedDict()
 
     def note(self, lane: str, message: Message) -> bool:
-        """Note what was prepared; whether that is new."""
+        """Note a message that prepared an object; return True if it is new."""
         known = (lane, message) in self.messages
         self.messages[lane, message] = None
         self.messages.move_to_end((lane, message))
@@ -42,7 +42,7 @@ class History:
         return not known
 
     def note_recording(self, number: int, recording: Recording) -> bool:
-        """Note what was captured, without keeping it alive; whether that is new."""
+        """Note a captured recording without keeping it alive; return True if it is new."""
         known = number in self._recordings
         self._recordings[number] = weakref.ref(recording)
         self._recordings.move_to_end(number)
@@ -51,7 +51,7 @@ class History:
         return not known
 
     def recording(self, number: int) -> Recording | None:
-        """The recording that the host knows by a number, unless it is gone."""
+        """Return the recording with a number, or None if it is gone."""
         known = self._recordings.get(number)
         recording = None if known is None else known()
         if recording is None:
@@ -59,5 +59,5 @@ class History:
         return recording
 
     def numbers(self) -> set[int]:
-        """Those of the recordings that are not gone."""
+        """Return the numbers of the recordings that still exist."""
         return {n for n in list(self._recordings) if self.recording(n) is not None}

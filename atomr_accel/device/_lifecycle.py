@@ -1,4 +1,4 @@
-"""A device's life: contexts come and go, generations pass, and some day it is over."""
+"""A device's life: contexts start and end, generations pass, and finally the device ends."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 @final
 @uninterrupted
 class Lifecycle:
-    """Says which context takes the ops of a device, and answers whoever waits for it or its end.
+    """Decides which context takes the ops of a device, and wakes tasks that wait for it.
 
-    A context attaches itself when its host is good, and is detached the moment it is not.
+    A context attaches itself when its host is ready, and is detached the moment it fails.
 
     Attributes:
-        faults: how many there were.
-        last_fault: the last of them.
-        over_how: why the device is closed, if it is and was not lost.
+        faults: number of faults so far.
+        last_fault: the last fault.
+        over_how: the reason why the device is closed, if it was closed and not lost.
     """
 
     def __init__(self, core: DeviceCore) -> None:
@@ -47,7 +47,7 @@ class Lifecycle:
         self._failing: Context | None = None
         self._opened = Gate()
         self._end: DeviceLost | None = None
-        self._untold = False  # whether nobody was told of the present generation
+        self._untold = False  # whether the present generation is still to be reported
         self._watchers: Final[set[trio.MemorySendChannel[int]]] = set()
 
     @property
@@ -60,7 +60,7 @@ class Lifecycle:
     # --- contexts come and go ------------------------------------------------------------
 
     def attach(self, context: Context, ports: Mapping[str, Port], info: DeviceInfo) -> None:
-        """Open the gate: ``context`` has proved good."""
+        """Open the gate: ``context`` takes ops from now on."""
         core = self._core
         core.serving = context
         core.ports = ports
@@ -117,9 +117,8 @@ class Lifecycle:
     def shut(self, context: Context) -> None:
         """Close the gate: the context ends, with or without a fault.
 
-        The generation moves first, so nothing that runs from here on can take a buffer of
-        the dead context for a good one. Its ports take no other answers any more, and fail what
-        is submitted to them.
+        The generation changes first, so later code cannot use a buffer of the ended context. The
+        context's ports take no further answers, and fail further ops.
         """
         core = self._core
         if core.serving is context:
@@ -154,7 +153,7 @@ class Lifecycle:
             await context.wait_ended()
 
     def discard(self, prepared: Prepared, companion: DeviceCore | None = None) -> None:
-        """End a host that nobody uses, and leave nothing of it."""
+        """End an unused host completely."""
         terminating = self._core.reaper.terminating
         prepared.host.kill()
         if prepared.host not in terminating:
@@ -176,11 +175,11 @@ class Lifecycle:
         if self._core.instruments.active:
             self._core.instruments("generation_began", self._core, generation)
         for watcher in self._watchers:
-            with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+            with suppress(trio.BrokenResourceError):  # the iterator was closed
                 watcher.send_nowait(generation)
 
     def why_over(self, what: str, generation: int) -> Exception:
-        """The error for what was not finished when a generation ended, with a fault or without."""
+        """Return the error for a call or op that was unfinished when its generation ended."""
         if self.last_fault is not None and generation == self._faulted:
             return taken_down(what, self.last_fault)
         if self._end is not None:
@@ -194,12 +193,12 @@ class Lifecycle:
 
     @property
     def _comes_back(self) -> bool:
-        """Whether another context follows, as far as is known."""
+        """True if another context follows, as far as is known."""
         place = self._core.place
         return place.restarting or not place.stopping
 
     def renew(self) -> None:
-        """The device was stopped and starts again: what its context had is gone."""
+        """Begin a new life, because the device was stopped and starts again."""
         self._core.memory.over = None
         if self._untold:
             self._tell_generation()
@@ -220,7 +219,7 @@ class Lifecycle:
     # --- it is over ----------------------------------------------------------------------
 
     def decide(self, error: BaseException) -> Directive:
-        """Whether another context follows one that has failed."""
+        """Return the directive for a failed context: restart it, or escalate."""
         if self._core.isolation == "thread" or not is_passing(error) or self._starts_in_vain:
             return Directive.ESCALATE
         return Directive.RESTART
@@ -231,9 +230,9 @@ class Lifecycle:
         return core.most_failed_starts is not None and core.failed_starts >= core.most_failed_starts
 
     def loss(self, _name: str, cause: BaseException) -> BaseException:
-        """The error for a device that is lost on account of a failure of its context.
+        """Return the error for a device that is lost because its context failed.
 
-        Whether it is, somebody above decides: see ``end``.
+        A supervisor above decides if the device is lost: see ``end``.
         """
         if isinstance(cause, DeviceLost):
             return cause
@@ -254,7 +253,7 @@ class Lifecycle:
         return error
 
     def end(self, failure: BaseException | None) -> None:
-        """The device is over, by a failure or without one: answer whoever waits, free memory."""
+        """End the device, with a failure or without: answer waiting tasks, and free memory."""
         if self._end is None and failure is not None:
             end = next((one for one in leaves(failure) if isinstance(one, DeviceLost)), failure)
             if not isinstance(end, DeviceLost):
@@ -267,7 +266,7 @@ class Lifecycle:
         self.close()
 
     def close(self) -> None:
-        """Nobody uses the device any more: let go whoever still waits, free memory."""
+        """Close the device: release waiting tasks, and free memory."""
         core, memory = self._core, self._core.memory
         if self._end is None:
             memory.over = f"is closed: {self.over_how}"
@@ -284,7 +283,7 @@ class Lifecycle:
         core.pinned.close(self._end)
 
     def finish(self) -> None:
-        """A companion is over: whoever still calls it is told."""
+        """End a companion. Later calls of it raise ``DeviceLost``."""
         memory = self._core.memory
         memory.over = "was there for its warm_up, which is over"
         self._end = DeviceLost(f"{self._core.name} {memory.over}")
@@ -292,20 +291,20 @@ class Lifecycle:
         self._core.pinned.close(self._end)
 
     async def settle(self) -> None:
-        """Wait, as long as that makes sense, until nothing is left of a device that is over."""
+        """Wait until a device that is over has released everything, as far as possible."""
         with trio.CancelScope(shield=True):
             await self._core.windows.close_guests()
             await self._core.reaper.reap_all()
             await self._core.exports.close()
 
     def tells_of_the_loss(self, error: BaseException) -> bool:
-        """Whether all it says is that this device is lost, with what that has cancelled."""
+        """Return True if an error only says that this device is lost, besides cancellations."""
         said = [one for one in leaves(error) if not isinstance(one, trio.Cancelled)]
         lost = self._core.memory.over == "is lost"
         return bool(said) and lost and all(map(self._is_the_loss, said))
 
     def _is_the_loss(self, error: BaseException) -> bool:
-        """Whether an error is that of the lost device, or of an op that its last fault ended."""
+        """Return True if an error is the device's loss, or of an op that its last fault ended."""
         fault = self._end.__cause__ if self._end is not None else None
         if isinstance(error, ContextPoisoned):
             return fault is not None and str(fault) in (str(error), str(error.__cause__))

@@ -59,20 +59,20 @@ if TYPE_CHECKING:
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
 _STANDBY_BACKOFF: Final = Backoff(initial=0.0, base=0.01, factor=2.0, maximum=2.0)
-"""Where a host is ready, and nothing else limits how often it is needed."""
+"""Back-off with a standby, if nothing else limits how often it is needed."""
 
 _NO_BACKOFF: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 _MOST_FAILED_STARTS: Final = 10
-"""Contexts in a row that do not start, after which the device is lost; they take some 10 s."""
+"""Failed starts in a row after which the device is lost, which takes some 10 s."""
 
 
 @final
 class System(ActorSystem):
     """A tree of actors that devices can be part of. ``atomr_accel.open_system`` makes one.
 
-    It is all that ``ActorSystem`` is. What an actor has as ``self.system`` is one, too, where
-    such a system has spawned it; ``assert isinstance(self.system, System)`` tells type checkers.
+    It has all methods of ``ActorSystem``. An actor that it has spawned finds it as ``self.system``;
+    ``assert isinstance(self.system, System)`` makes that known to type checkers.
     """
 
     _made_by: ClassVar[str] = "atomr_accel.open_system(name)"
@@ -97,25 +97,25 @@ class System(ActorSystem):
     ) -> Device:
         """Open a device as an actor of this system, for as long as its supervisor keeps it.
 
-        ``max_restarts``, ``restart_period`` and ``backoff`` tell how the device deals with
-        faults by itself. If that does not suffice it fails with ``DeviceLost``, and its
-        supervisor decides: the system, or the actor that is given. If it restarts the
-        device, that goes on under a new generation, with its sealed buffers, and who waits
-        for it waits on. If not, the device is lost. ``device.ref.stop()`` closes it.
+        ``max_restarts``, ``restart_period`` and ``backoff`` say how the device recovers from faults
+        by itself. If that does not suffice, it fails with ``DeviceLost`` and its supervisor
+        decides: the system, or the given actor. If the supervisor restarts the device, it continues
+        under a new generation with its sealed buffers, and waiting calls go on waiting. Otherwise
+        the device is lost. ``device.ref.stop()`` closes it.
 
         Args:
-            index: which device.
+            index: the device's index.
             name: its name in the tree; by default, ``gpu-0`` for index 0.
-            supervisor: the actor that is to be its parent. By default, the system.
-            **settings: those of ``open_device``.
+            supervisor: its parent in the tree. By default, the system.
+            **settings: the settings of ``open_device``.
 
         Returns:
             The device.
 
         Raises:
-            NameTaken: there is an actor of that name.
-            DeviceUnavailable: there is no such device.
-            Exception: whatever else ``open_device`` raises.
+            NameTaken: an actor has that name already.
+            DeviceUnavailable: the device does not exist.
+            Exception: any other error of ``open_device``.
         """
         return await _open_in(self, index, name, supervisor, settings, stacklevel=3)
 
@@ -135,12 +135,12 @@ async def open_system(
 ) -> AsyncIterator[System]:
     """Open a system of actors, some of which may be devices.
 
-    It is what ``atomr_accel.actors.open_system`` opens, with ``open_device`` beside it.
+    It is a system as ``atomr_accel.actors.open_system`` opens it, with the method ``open_device``.
 
     Args:
-        name: for logs and the tree.
-        supervision: how the actors and devices at the top are supervised.
-        instruments: objects to tell what happens in the system.
+        name: its name in logs and in the tree.
+        supervision: the supervision of the actors and devices at the top.
+        instruments: instruments to call for events in the system.
     """
     async with opened(System, name, supervision, instruments) as system:
         yield system
@@ -174,97 +174,97 @@ async def open_device(
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
 
-    Inside the block the device comes back by itself after a fault, under a new
-    generation, however often. Faults that follow each other within ``restart_period`` are waited
-    for longer and longer, up to two seconds. If ten starts in a row fail, because the device is
-    gone, say, the block is cancelled and ``DeviceLost`` leaves it. ``max_restarts`` ends it
-    earlier.
+    Inside the block the device recovers by itself from any number of faults, each time under a new
+    generation. If faults follow each other within ``restart_period``, the back-off grows, up to two
+    seconds. If ten starts in a row fail, for example because the device is gone, the block is
+    cancelled and raises ``DeviceLost``. ``max_restarts`` sets a lower limit.
 
-    This is short for a system of actors with one device, which is lost for good when it is
-    lost. ``System.open_device`` puts devices under a supervisor of your own.
+    This is short for a system of actors with one device, whose loss is final.
+    ``System.open_device`` puts devices under a supervisor of your own.
 
     Args:
-        index: which device.
-        backend: ``"auto"`` takes CUDA where a driver and a device answer, otherwise the
-            CPU with a ``CpuFallbackWarning``. ``"cuda"`` and ``"cpu"`` insist.
-        isolation: ``"process"`` runs the vendor's libraries in a child process, so that a
-            fault does not touch the program. ``"thread"`` runs them in threads of this
-            process; a sticky fault is then final.
-        max_restarts: failures to recover from within ``restart_period``. One more, and the device
-            is lost. By default, any number, but for starts that fail ten times in a row.
-        restart_period: seconds. After so long without a fault, the next one is the first again.
-        backoff: how long to wait before a restart. By default not at all before the first within
-            ``restart_period``, then 0.1 s, and twice as long before each that follows, up to 2 s.
-            Where a standby is kept, that begins with 0.01 s; with ``max_restarts`` only a start
-            that has failed is waited for there, not a fault.
-        standby: keep another host process prepared for the next rebuild. ``"warm"``, or True:
-            it has imported what it needs and touches no device. ``"hot"``: it has the device
-            open, the sealed buffers mapped, the lanes in use running, and what the ``init`` of
-            each lane of ``device.run`` makes, so that a fault costs little more than an op. That
-            takes a second context's memory on the device, which ``memory_limit`` counts; where
-            there is no room for it, or the program needs that, a warm one is kept, with a
-            ``StandbyWarning``. None, or False: none. By default a warm one where a host is slow
+        index: the device's index.
+        backend: ``"auto"`` takes CUDA if a driver and a device respond, otherwise the CPU with a
+            ``CpuFallbackWarning``. ``"cuda"`` and ``"cpu"`` take that one or fail.
+        isolation: ``"process"`` runs the vendor's libraries in a child process, so that a fault
+            does not touch the program. ``"thread"`` runs them in threads of this process; a sticky
+            fault is then final.
+        max_restarts: failures to recover from within ``restart_period``. After one more the device
+            is lost. By default any number, except for ten failed starts in a row.
+        restart_period: seconds without a fault after which the next one counts as the first again.
+        backoff: the wait before a restart. By default 0 s before the first within
+            ``restart_period``, then 0.1 s, doubled for each that follows, up to 2 s. With a standby
+            it begins with 0.01 s. With a standby and ``max_restarts`` it applies only after failed
+            starts, not after faults.
+        standby: keep another host process prepared for the next rebuild. ``"warm"``, or True: its
+            imports are done, and it touches no device. ``"hot"``: it has the device open, the
+            sealed buffers mapped and the lanes in use running, and has called the ``init`` of each
+            lane of ``device.run``. A fault then costs little more than an op. A hot one takes a
+            second context's memory on the device, which ``memory_limit`` counts. If that memory is
+            not available, or the program needs it, a warm one is kept instead, with a
+            ``StandbyWarning``. None, or False: no standby. By default a warm one if hosts are slow
             to start: on CUDA, under ``isolation="process"``, which every standby needs.
-        standbys: how many of them.
-        warm_up: an async function that is called with a device as ``open_device`` gives it,
-            which runs on a hot standby: it uses what the program uses, with its sealed buffers,
-            so that libraries have loaded and planned what they need. It is called for each
-            standby, and again when the device uses more; what it makes is freed when it returns.
-            It cannot seal anything. If it raises, that is logged.
-        op_deadline: seconds after which an op at the head of its lane counts as hung: its
-            host is killed, the op and what was in flight with it fail with
-            ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
-            kernel that never finishes. Compiling is not counted. Needs
-            ``isolation="process"``.
-        memory_limit: bytes of device memory that buffers may take at most, with results,
-            workspaces and work areas; by default all there is. Beyond that, ``OutOfMemory`` is
-            raised. It is taken in pieces of 2 MiB and more. What the vendors' libraries take for
-            themselves is not counted, but all that a hot standby takes is.
+        standbys: number of standbys.
+        warm_up: an async function that prepares a hot standby. It is called with a device like the
+            one that ``open_device`` returns, but on the standby. It should make the calls that the
+            program makes, with the program's sealed buffers, so that libraries load and plan in
+            advance. It is called for each standby, and again when the device uses more. Its buffers
+            are freed when it returns. It cannot seal buffers. If it raises, the error is logged.
+        op_deadline: seconds after which an op at the head of its lane counts as hung. Its host is
+            then killed, this op and the others in flight fail with ``KernelHung``, and the device
+            recovers as from any fault. This is the only way to end a kernel that never finishes.
+            Compiling is not counted. Needs ``isolation="process"``.
+        memory_limit: bytes of device memory that buffers may take at most, with results, workspaces
+            and work areas. By default all of the device's memory. Beyond the limit, ``OutOfMemory``
+            is raised. Memory is taken in pieces of 2 MiB and more. Memory that vendor libraries
+            allocate themselves is not counted, but all memory of a hot standby is.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.
-        streams: ``"shared"`` has ops of all libraries on the same four streams, so that one
-            that comes after another follows it in its stream; ``"per_actor"`` gives each lane
-            streams of its own, ``"pooled"`` shares ``stream_pool`` of them, ``"single"`` runs
-            everything on one.
-        stream_pool: how many streams ``"pooled"`` shares.
-        priorities: stream priority by lane name (``"blas"``, ``"kernels"``, ...); lower
-            runs first, 0 is the default.
-        completion: how a lane learns that work is done: ``"polled"``, ``"blocking"``,
-            ``"hybrid"`` (polls, then naps; the default in a host process) or
-            ``"callback"`` (a host function that needs no GIL). Under
-            ``isolation="thread"`` only the second (the default there) and the last are
-            good neighbours.
-        deterministic: have the same calls give the same bits on the same kind of device,
-            whatever else is in flight. By default small products that are in flight together
-            are launched together, which may add up in another order, and libraries may choose
-            what is fastest: algorithms that differ from run to run, or, where a program asks
-            for ``autotune``, those that win a race. With this nothing of the kind is done, and
-            ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
-        prompt: send ops and take answers between the turns of trio's loop, as an instrument
-            of it, and have the interpreter's switch interval short while ops are in flight
-            (unless the program has set one of its own). With False tasks do the former, and
-            the interval stays as it is: answers come a turn later, and beside a thread that
-            computes up to 5 ms.
-        affinity: the cores that hosts may run on: ``"near"``, those of the NUMA node that the
-            card is plugged into, as far as the program may use them (all it may where no node is
-            known, as on the CPU backend); numbers of cores; or None, wherever the program may.
-            Under ``isolation="thread"`` nothing is bound, since that would bind the program.
-        sanitizer: the tool of NVIDIA's compute-sanitizer that hosts run under: ``"memcheck"``
-            and ``"synccheck"`` name the kernel, the line and the thread of a fault in its
-            ``ContextPoisoned``; ``"racecheck"`` logs what it finds. Kernels get the lines of
-            their source, and all of it becomes slow. On the CPU backend Python functions stand
-            for kernels, and nothing is done.
-        instruments: objects to tell what happens on the device and in its system of actors,
-            such as a ``DeviceInstrument``.
+        streams: ``"shared"`` runs the ops of all libraries on the same four streams, so an op
+            follows the one it depends on in its stream. ``"per_actor"`` gives each lane streams of
+            its own, ``"pooled"`` shares ``stream_pool`` of them, and ``"single"`` runs everything
+            on one.
+        stream_pool: number of streams that ``"pooled"`` shares.
+        priorities: stream priority by lane name (``"blas"``, ``"kernels"``, ...); lower runs first,
+            0 is the default.
+        completion: how a lane waits for the end of ops: ``"polled"``, ``"blocking"``, ``"hybrid"``
+            (polls, then naps; the default in a host process) or ``"callback"`` (a host function
+            that needs no GIL). Under ``isolation="thread"`` choose ``"blocking"`` (the default
+            there) or ``"callback"``, because the others take the GIL again and again.
+        deterministic: give the same bits for the same calls on the same kind of device, independent
+            of other ops in flight. By default, small products that are in flight together are
+            launched together, which may change the order of sums. Libraries may also choose the
+            fastest algorithms: those that differ from run to run, or with ``autotune`` those that
+            measure fastest. With ``deterministic=True`` neither happens, and ``autotune`` raises
+            ``ValueError``. Small products and some gradients take longer.
+        prompt: send ops and take answers between the turns of trio's loop, by an instrument of
+            trio. Also shorten the interpreter's switch interval while ops are in flight, unless the
+            program has set its own. With False tasks send and receive, and the interval is not
+            changed. Answers then come a turn later, or up to 5 ms later if another thread computes.
+        affinity: the cores that hosts may run on. ``"near"``: those of the NUMA node that the card
+            is plugged into, as far as the program may use them. If the node is unknown, as on the
+            CPU backend, hosts may use all cores of the program. Numbers of cores: those. None: all
+            cores of the program. Under ``isolation="thread"`` ``"near"`` has no effect, because it
+            would bind the program.
+        sanitizer: the tool of NVIDIA's compute-sanitizer that hosts run under. ``"memcheck"`` and
+            ``"synccheck"`` name the kernel, the line and the thread of a fault in its
+            ``ContextPoisoned``; ``"racecheck"`` logs its findings. Kernels are compiled with line
+            numbers, and everything runs slowly. The CPU backend ignores it, because Python
+            functions run there in place of kernels.
+        instruments: instruments to call for events on the device and in its system of actors, such
+            as a ``DeviceInstrument``.
 
     Raises:
-        RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
-        DeviceUnavailable: there is no such device; the message says what was looked for.
+        RuntimeError: the code runs under another event loop than trio, such as asyncio: see
+            ``from_asyncio``.
+        DeviceUnavailable: the device does not exist or has no usable driver; the message has the
+            details.
         LibraryMissing: the backend's own library is not installed, or compute-sanitizer.
         TypeError: an argument of a wrong type, such as a number as text.
-        ValueError: an argument out of its range, or a priority for a lane that there is not.
+        ValueError: an argument out of its range, or a priority for an unknown lane.
         DeviceLost: the device was lost.
-        OSError: there are no descriptors, processes or memory left to open it.
-        ExceptionGroup: several things failed. Any other error of the block leaves it as it is.
+        OSError: descriptors, processes or memory are short, so it cannot be opened.
+        ExceptionGroup: several things failed. Any other single error of the block is raised
+            unchanged.
     """
     if not trio.lowlevel.in_trio_run():
         raise RuntimeError(
@@ -310,21 +310,21 @@ async def opened_devices(
     """Open devices in a system of their own, and close them when the block is left.
 
     Args:
-        indices: which devices, at least one.
-        settings: of all of them.
-        decider: what becomes of the others when one is lost. If that escalates, its
-            ``DeviceLost`` leaves the block.
-        instruments: what to tell of them.
-        stacklevel: of a warning that they are no GPUs, as ``warnings.warn`` counts.
+        indices: the devices' indices, at least one.
+        settings: the settings of all devices.
+        decider: the decider for a lost device. If it escalates, the block raises the
+            ``DeviceLost``.
+        instruments: instruments to call for their events.
+        stacklevel: the stack level of the warning that they are not GPUs, as for ``warnings.warn``.
     """
     supervision = Supervision(decider=decider, escalation=lambda _name, cause: cause)
     devices: list[Device] = []
 
     def lost(error: BaseException) -> bool:
-        """Whether all it says is that a device is lost, which the system raises itself."""
+        """Return True if an error only says that a device is lost. The system raises that."""
         of = (each for each in devices if each._core.lifecycle.tells_of_the_loss(error))
         device = next(of, None)
-        # Where the supervisor lets others go on, nobody else tells the block.
+        # If the supervisor lets the other devices go on, the error must reach the block here.
         return device is not None and decider(DeviceLost("")) is Directive.ESCALATE
 
     try:
@@ -341,12 +341,11 @@ async def opened_devices(
                 for device in devices:
                     await device._core.lifecycle.verdict()
             except BaseException as error:
-                # If the block was told of the loss, the loss is all that went wrong: the system
-                # raises it.
+                # If the block got the loss, the loss is the only error: the system raises it.
                 if not lost(error):
                     raise
     except BaseExceptionGroup as group:
-        # The block was told of the fault before it was decided that it was one too many.
+        # The block got the fault before the supervisor decided that it was one too many.
         if not lost(group):
             raise
         loss = next((one for one in leaves(group) if isinstance(one, DeviceLost)), None)
@@ -507,13 +506,13 @@ async def _spawn(
 
 
 def _sanitizer_of(backend: Backend, tool: SanitizerTool | None) -> Sanitizer | None:
-    """What the hosts of a backend run under: none where Python functions stand for kernels."""
+    """Return the sanitizer for a backend's hosts, or None if Python functions run as kernels."""
     if tool is None or backend.capabilities.python_kernels:
         return None
     return find_sanitizer(tool)
 
 
-# These know nothing of trio: hosts import them, too, or what lies beside them.
+# These modules do not import trio, because hosts import them or their neighbours.
 for _called in (*CALLED, MemoryScope):
     uninterrupted(_called)
 

@@ -1,4 +1,4 @@
-"""Where a device is in a tree of actors, and what is seen of it there."""
+"""A device's place in a tree of actors, and the condition that it shows there."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ LIBRARY_OF: Final = {lane: library for library, lanes in _LANES.items() for lane
 
 
 def library_of(request: Request[Any]) -> str | None:
-    """The library whose request it is: that of its name, or else of its lane.
+    """Return the library that a request belongs to, by its name or else by its lane.
 
-    A call of several steps may end with one of another library.
+    A call of several steps may end with a request of another library.
     """
     library = request.name.partition(".")[0]
     return library if library in NAMES else LIBRARY_OF.get(request.lane.name)
@@ -62,12 +62,12 @@ class Place:
 
     @property
     def stopping(self) -> bool:
-        """Whether the device, or anything above it, is being stopped."""
+        """True if the device, or an actor above it, is being stopped."""
         return self.cell is not None and self.cell.stopping
 
     @property
     def restarting(self) -> bool:
-        """Whether the device is being stopped to be started again."""
+        """True if the device is being stopped to be restarted."""
         return self.cell is not None and self.cell._restarting
 
     def library_ref(self, library: str) -> ActorRef:
@@ -81,7 +81,7 @@ class Place:
         return ref
 
     def add_context(self, part: Part) -> None:
-        """Show the context, and tell of the rebuilds that its restarts are."""
+        """Show the context, and report its restarts as rebuilds."""
         self.context = part
         part.shown = lambda own: own._replace(generation=self._core.memory.generation)
         part.followers.append(self._rebuilt)
@@ -118,7 +118,7 @@ class Place:
         return part
 
     def _seen(self, own: Condition, depth: int) -> Condition:
-        """A condition as it is with regard to the context, which all of the device needs."""
+        """Return a condition adjusted for the context, which all parts of the device need."""
         waits = own.state is ChildState.RUNNING and self._core.lifecycle.state == "rebuilding"
         return own._replace(
             state=ChildState.WAITING if waits else own.state,

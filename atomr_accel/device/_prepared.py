@@ -1,8 +1,8 @@
-"""A host, and how far it is prepared for a device.
+"""A host in preparation for a device.
 
-Each step brings what is still missing, so it can be taken at any time, and again when the device
-uses more. A context that starts cold takes all of them at once; one that finds a standby takes
-them again, and finds nothing to do.
+Each step adds the parts that are still missing, so it can run at any time, and again when the
+device uses more. A context that starts cold runs all steps at once. A context that takes a standby
+runs them again, and finds little left to do.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ class Prepared:
     """A host on its way to serve a device.
 
     Args:
-        host: the host; whoever has this ends it.
+        host: the host; the owner of this object ends it.
 
     Attributes:
         host: the host.
-        info: what the device says of itself, once it is opened.
-        mapped: the sealed slabs it has.
+        info: the device's properties, once it is opened.
+        mapped: the sealed slabs that it has mapped.
         ports: its lanes by name.
-        captured: numbers of the recordings that it has captured in advance.
-        starting: the lanes it is starting. They stay if the host does not survive that: all
-            that may be why, but for the memory lane, without which there is no device.
+        captured: numbers of the recordings that the host has captured in advance.
+        starting: the lanes that it is starting. They are kept if the host does not survive the
+            start, because each may be the cause. The memory lane is left out, because every device
+            needs it.
     """
 
     def __init__(self, host: HostHandle) -> None:
@@ -103,7 +104,7 @@ class Prepared:
             core.modules.update(dict.fromkeys(reply.names))
 
     async def free_memory(self) -> int:
-        """Bytes of the device's memory that are free; 0 where that tells nothing."""
+        """Return the bytes of free device memory, or 0 if unknown."""
         reply, _ = await self.host.request(AskFree())
         assert isinstance(reply, Free)
         return reply.nbytes
@@ -122,7 +123,7 @@ class Prepared:
         return self.info
 
     async def map(self, core: DeviceCore) -> int:
-        """Map the sealed slabs that there are, and let go of those that are gone.
+        """Map the present sealed slabs, and unmap those that are gone.
 
         Returns:
             The bytes that were mapped.
@@ -142,7 +143,7 @@ class Prepared:
                 nbytes += slab.nbytes
 
     async def unmap(self, slabs: Iterable[int]) -> None:
-        """Unmap those of ``slabs`` that it has."""
+        """Unmap those of ``slabs`` that the host has mapped."""
         gone = sorted(self.mapped.intersection(slabs))
         for start in range(0, len(gone), MOST_UNMAPPED):
             some = gone[start : start + MOST_UNMAPPED]
@@ -150,14 +151,14 @@ class Prepared:
             self.mapped.difference_update(some)
 
     async def start_lanes(self, core: DeviceCore, specs: list[LaneSpec]) -> dict[str, Exception]:
-        """Start lanes side by side, which nobody runs yet.
+        """Start lanes in parallel, without running them yet.
 
         Returns:
-            Why others do not start, by name.
+            The errors of lanes that do not start, by name.
 
         Raises:
-            HostDied: it has ended, perhaps because of one of them.
-            StickyFault: so has its context.
+            HostDied: the host has ended, perhaps because of one of the lanes.
+            StickyFault: the host's context has failed, perhaps because of one of the lanes.
         """
         failed: dict[str, Exception] = {}
         rest = list(specs)
@@ -198,7 +199,7 @@ class Prepared:
                 thread = core.thread_of(spec)
                 lanes.append(OpenLane(spec.name, index, executor, spec.max_streams, thread))
                 begun.append(spec)
-            # Left as it is where the host does not survive this: then it is what tells why.
+            # Not cleared if the host does not survive this, because it then gives the cause.
             self.starting = tuple(s.name for s in begun if s.name != core.memory_lane.name)
             reply, _ = await self.host.request(
                 OpenLanes(lanes), *(sock.fileno() for sock in theirs)
@@ -229,11 +230,11 @@ class Prepared:
     def _note_failed(
         self, reply: LanesOpened, asked: set[str], failed: dict[str, Exception]
     ) -> None:
-        """Note which of the lanes that were asked for do not start.
+        """Note the lanes that did not start.
 
         Raises:
-            HostDied: no host tells this.
-            StickyFault: the start of one has ended the context.
+            HostDied: a correct host does not send this reply.
+            StickyFault: the start of a lane has ended the context.
         """
         for name, why in reply.failed.items():
             if name not in asked:

@@ -1,4 +1,4 @@
-"""What passes for a device to facades whose ops are not awaited."""
+"""Stand-ins for a device, for facades whose ops are not awaited."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Proxy(Libraries[D]):
-    """Has the libraries of a device, with another driver, and hands on what the device says."""
+    """Base class with the libraries of a device, another driver, and the device's properties."""
 
     _hidden: ClassVar[Set[str]]
-    """What facades ask for, and programs do not."""
+    """Attributes for facades, hidden from programs."""
 
     def __init__(self, core: DeviceCore) -> None:
         self._core: Final = core
@@ -34,10 +34,10 @@ class Proxy(Libraries[D]):
         return sorted({*super().__dir__()} - self._hidden)
 
     def _use(self: Any, made: Facade[Any]) -> Any:
-        """The same as ``made``, driven by this.
+        """Return a copy of ``made`` that is driven by this object.
 
         Raises:
-            TypeError: it is nothing that a library of this device has made.
+            TypeError: ``made`` was not made by a library of this device.
         """
         require_made_on(made, self._core)
         return made._on(self)
@@ -49,7 +49,7 @@ class Proxy(Libraries[D]):
 
     @property
     def capabilities(self) -> Capabilities:
-        """How devices of its backend differ from others."""
+        """Capabilities of the device's backend."""
         return self._core.capabilities
 
     @property
@@ -59,12 +59,12 @@ class Proxy(Libraries[D]):
 
     @property
     def info(self) -> DeviceInfo | None:
-        """What the device says of itself."""
+        """Properties of the device."""
         return self._core.info
 
     @property
     def deterministic(self) -> bool:
-        """Whether results must not depend on what else is in flight, nor on time."""
+        """True if results are independent of other ops in flight and of timing."""
         return self._core.deterministic
 
     def library_ref(self, library: str) -> ActorRef:
@@ -72,5 +72,5 @@ class Proxy(Libraries[D]):
         return self._core.library_ref(library)
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
-        """What stands for something that the host keeps for a handle of the program."""
+        """Return the handle of an object that the host keeps for the program."""
         return self._core.keep(lane, name, release)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 @final
 @uninterrupted
 class Reaper:
-    """Waits for the ends of hosts that were killed, and does what had to wait for them.
+    """Waits for the ends of hosts that were killed, and runs callbacks that had to wait for them.
 
-    A device and its companions have one together.
+    A device and its companions share one.
 
     Attributes:
         terminating: hosts that were killed and may not have ended yet.
-        quarantined: what may be done once a host has ended, which may still be moving data
+        quarantined: callbacks to run once a host has ended. A killed host may still be moving data
             when its ops are answered.
     """
 
@@ -34,7 +34,7 @@ class Reaper:
         self._gone: Final[weakref.WeakSet[HostHandle]] = weakref.WeakSet()
 
     async def reap(self, host: HostHandle) -> None:
-        """Wait until a host that was killed has ended; then nothing touches its memory."""
+        """Wait until a killed host has ended, so that its memory is not accessed any more."""
         await host.wait_ended()
         self._reaped(host)
 

@@ -43,8 +43,8 @@ P = ParamSpec("P")
 class Requests(Evaluating[Described], Proxy[Described]):
     """The libraries of a device, with methods that make requests and send nothing.
 
-    ``device.requests.blas.gemm(a, b)`` is a message that is answered with a ``GpuRef``:
-    ``await device.blas.ref.ask(request)``. Arguments are checked when it is carried out.
+    ``device.requests.blas.gemm(a, b)`` is a message, which an actor answers with a ``GpuRef``:
+    ``await device.blas.ref.ask(request)``. Arguments are checked when the request is executed.
     """
 
     driver: Final = Described
@@ -72,13 +72,13 @@ class Requests(Evaluating[Described], Proxy[Described]):
     @overload
     def using(self, made: SparseLU[Any]) -> SparseLU[Described]: ...
     def using(self, made: Facade[Any]) -> Facade[Described]:
-        """Something that a library has made, such as a kernel, with methods that make requests.
+        """Return an object of a library, such as a kernel, with methods that make requests.
 
         Args:
-            made: by a library of this device.
+            made: an object made by a library of this device.
 
         Raises:
-            TypeError: it is nothing that a library of this device has made.
+            TypeError: ``made`` was not made by a library of this device.
         """
         described: Facade[Described] = self._use(made)
         return described
@@ -91,7 +91,7 @@ class Requests(Evaluating[Described], Proxy[Described]):
 
     @property
     def witness(self) -> Witness | None:
-        """Who is told of calls, if anybody wants to know."""
+        """Object that gets the program's calls, or None."""
         return self._core.witness
 
     @property

@@ -23,17 +23,17 @@ Ts = TypeVarTuple("Ts")
 
 
 _MOST_TURNS: Final = 64
-"""Over so many turns of trio's loop calls are spread that go on."""
+"""Number of turns of trio's loop over which calls that continue are spread."""
 
 
 @final
 @uninterrupted
 class Again:
-    """Lets calls go on after a fault, those that were made first first.
+    """Lets calls continue after a fault, in the order in which they were made.
 
-    All of them go on with the device, and what trio runs in a turn of its loop it runs forwards
-    or backwards. Who has waited for nearly all that is before it would wait for all of that again.
-    So each goes on in a turn of its own, as long as they are not many.
+    The device wakes all of them at once, and trio runs the tasks of one turn of its loop in either
+    order. A call that has waited for nearly all earlier ones could so wait for all of them again.
+    Each call therefore continues in a turn of its own, unless there are many.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Again:
         return next(self._numbers)
 
     async def wait(self, number: int) -> None:
-        """Wait until those that were made before have gone on."""
+        """Wait until earlier calls have continued."""
         waiting = self._waiting
         entry = number, trio.lowlevel.current_task()
 
@@ -76,7 +76,7 @@ class Again:
 async def retry(
     core: DeviceCore, function: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], attempts: int
 ) -> T:
-    """See ``Device.retry``."""
+    """Implement ``Device.retry``."""
     given: object = function
     if isinstance(given, CoroutineType):
         name = given.__name__
@@ -114,7 +114,7 @@ async def retry(
 
 
 def _may_help(error: Exception, *, rebuilt: bool) -> bool:
-    """Whether the next attempt may do better: all that went wrong is the fault of a fault."""
+    """Return True if another attempt may succeed, because only a fault caused the errors."""
     if isinstance(error, ExceptionGroup):
         return all(_may_help(one, rebuilt=rebuilt) for one in error.exceptions)
     if isinstance(error, GpuRefStale) and not rebuilt:

@@ -1,4 +1,4 @@
-"""Room for standbys in the device's memory: what they take, and what is kept if there is none."""
+"""Room for standbys in the device's memory, and the choice between hot and warm ones."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class NoRoomError(Exception):
 @final
 @uninterrupted
 class Room:
-    """How much of the device's memory standbys take.
+    """The device's memory that standbys take.
 
     Args:
         core: the device.
-        wanted: what is to be kept.
+        wanted: the mode that is wanted.
 
     Attributes:
-        wanted: the same.
-        mode: what is kept, as far as there is room.
+        wanted: the mode that is wanted.
+        mode: the present mode, which is warm if hot ones have no room.
         spares: the standbys.
     """
 
@@ -47,7 +47,7 @@ class Room:
         self.spares: Final[list[Spare]] = []
 
     def be_warm(self, why: str) -> None:
-        """There is no room for hot ones: keep warm ones, and say so once."""
+        """Keep warm standbys, because hot ones have no room, and warn once."""
         self.mode = "warm"
         if not self._warned:
             self._warned = True
@@ -58,7 +58,7 @@ class Room:
                 _log.warning("%s", told, extra=self._core.log_fields())
 
     async def left(self) -> int:
-        """Bytes of the device's memory that are free, and those that are the program's."""
+        """Return the free bytes of the device's memory, and the bytes of the program."""
         context = self._core.context
         with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
             if context is not None and (free := await context.prepared.free_memory()):

@@ -76,12 +76,12 @@ _T = TypeVar("_T")
 class OnDevice(Protocol):
     """An array of PyTorch, JAX or another library that follows the array API's standard.
 
-    As a result it becomes a ref. NumPy's arrays, which stay what they are, tell their device by
-    plain numbers.
+    Such an array becomes a ref when it is a result. NumPy arrays stay NumPy arrays: they give their
+    device by plain numbers.
     """
 
     def __dlpack_device__(self) -> tuple[Enum, Any]:
-        """Where it is."""
+        """Return the device type and the device's index."""
 
 
 _numbers: Final = itertools.count(1)
@@ -109,7 +109,7 @@ class _Packed:
         return len(self.refs) - 1
 
     def lies_in(self, slabs: set[int]) -> bool:
-        """Whether all its buffers are in some slabs."""
+        """Return True if all its buffers are in the given slabs."""
         return all(ref._place.address >> SLAB_SHIFT in slabs for ref in self.refs)
 
     def kept(self) -> _Packed:
@@ -133,7 +133,7 @@ class _Packed:
         ]
 
     def bind(self, core: DeviceCore) -> tuple[tuple[Buffer, ...], list[Block], list[Block]]:
-        """The buffers as they are now; the blocks that the op reads, and may write."""
+        """Return the present buffers, the blocks that the op reads, and those that it may write."""
         buffers: list[Buffer] = []
         reads: list[Block] = []
         writes: list[Block] = []
@@ -142,28 +142,28 @@ class _Packed:
             strides = ref._strides
             fixed = block.sealed or (strides is not None and repeats(ref.shape, strides))
             buffers.append(Buffer(block.address, ref.shape, ref.dtype.name, fixed, strides))
-            # Nobody tells what the function does with a buffer.
+            # The function may do anything with a buffer.
             (reads if block.sealed else writes).append(block)
         return tuple(buffers), reads, writes
 
 
 @final
 class _Lane:
-    """What is known of a lane: its state, who made it, and who uses it.
+    """The program's record of a lane: its state, the state's origin, and its users.
 
     Attributes:
         spec: the lane.
-        source: what made the state.
-        init: the same, packed.
+        source: the initializer that made the state.
+        init: the initializer, packed.
         number: the state's number.
-        epoch: the epoch in which it was made.
-        made: the op that made it.
-        good: whether it was made, by what makes it now.
-        settled: set when that is answered.
-        order: stands for the state among buffers, so that calls come after what makes it.
-        users: calls that are not over.
-        idle: set when there are none, while somebody waits for that.
-        closing: set when the lane is closed, while somebody closes it.
+        epoch: the epoch in which the state was made.
+        made: the op that made the state.
+        good: whether the op that makes the present state has succeeded.
+        settled: set when that op is answered.
+        order: a block that stands for the state, so that calls depend on the op that makes it.
+        users: number of calls in progress.
+        idle: set when no calls are in progress, while a task waits for that.
+        closing: set when the lane is closed, while a task closes it.
     """
 
     def __init__(self, name: str) -> None:
@@ -187,18 +187,18 @@ class _Lane:
             self.idle.set()
 
     def packed(self, source: object) -> _Packed | None:
-        """``source`` as it was packed before, if that made the state."""
+        """Return the packed form of ``source`` if it made the state, else None."""
         return self.init if self.init is not None and _same(source, self.source) else None
 
     def has(self, core: DeviceCore, init: _Packed) -> bool:
-        """Whether the state is what ``init`` makes, and is there."""
+        """Return True if the state exists and was made by ``init``."""
         failed = self.made is not None and self.made.answered and self.made.error is not None
         return init is self.init and self.epoch is core.memory.epoch and not failed
 
     def initialize(
         self, core: DeviceCore, port: Port, init: _Packed, source: object
     ) -> tuple[int, list[Block], list[Block]]:
-        """See to it that the calls that follow find the state.
+        """Make the state for later calls, unless it exists.
 
         Returns:
             The state's number, and the blocks that it reads, and may write.
@@ -218,7 +218,7 @@ class _Lane:
         return self.number, [*reads, self.order], writes
 
     def follow(self, core: DeviceCore) -> None:
-        """Note whether what is to make the state does."""
+        """Note the result of the op that makes the state, once it is answered."""
         made = self.made
         assert made is not None
         self.good = False
@@ -233,7 +233,7 @@ class _Lane:
         made.when_answered(answered)
 
     def repeat(self, core: DeviceCore, port: Port, other: _Lane) -> bool:
-        """Make the state that a lane has, if that was good and can be done here."""
+        """Make the state of a lane, if it was made before and needs only memory mapped here."""
         if other.init is None or not other.good or other.init is self.init:
             return False
         try:
@@ -243,7 +243,7 @@ class _Lane:
         return True
 
     def is_of(self, ports: Mapping[str, Port]) -> bool:
-        """Whether its state, if any, is in the lane that there is: one may have been reopened."""
+        """Return True if its state, if any, is in the present lane. Lanes may be reopened."""
         port = ports.get(self.spec.name)
         return port is not None and (self.made is None or self.made.port is port)
 
@@ -272,7 +272,7 @@ class HostCalls:
 
     @property
     def in_use(self) -> bool:
-        """Whether there are any in the host."""
+        """True if the host has lanes for functions."""
         return bool(self._lanes)
 
     async def run(
@@ -282,7 +282,7 @@ class HostCalls:
         lane: str,
         init: Callable[[], Any] | None,
     ) -> Any:
-        """See ``Device.run``."""
+        """Implement ``Device.run``."""
         if not callable(function):
             raise TypeError(f"run(function, *args) takes a callable, not {said_of(function)}")
         if init is not None and not callable(init):
@@ -299,7 +299,7 @@ class HostCalls:
             known.leave()
 
     async def close(self, lane: str) -> None:
-        """See ``Device.close_lane``."""
+        """Implement ``Device.close_lane``."""
         _check_name(lane)
         known = self._lanes.get(lane)
         if known is None:
@@ -327,7 +327,7 @@ class HostCalls:
         if port is None:
             self._closed(lane, known)
             return
-        # Once this is on its way the lane will be closed, whoever is cancelled.
+        # Once this is sent, the lane will be closed, even if the caller is cancelled.
         op = self._core.submit(port, f"{known.spec.name} close", CloseLane())
         op.when_answered(lambda: self._closed(lane, known))
         await op.wait()
@@ -336,7 +336,7 @@ class HostCalls:
     # --- of a standby -------------------------------------------------------------------------
 
     async def repeat(self, whole: HostCalls, mapped: set[int]) -> None:
-        """Make the states of another device's lanes, as far as they need what is mapped here."""
+        """Make the states of another device's lanes, if they need only the slabs mapped here."""
         for lane, own in list(self._lanes.items()):
             if not own.is_of(self._core.ports):
                 del self._lanes[lane]
@@ -345,7 +345,7 @@ class HostCalls:
             if port is None or other.init is None:
                 continue
             own = self._known(lane)
-            if own.init is not other.init:  # it may hold what nobody else does any more
+            if own.init is not other.init:  # it may hold refs that are dropped everywhere else
                 own.init = own.source = None
             if not other.init.lies_in(mapped):
                 continue
@@ -362,10 +362,10 @@ class HostCalls:
                     )
 
     def keep_states(self, before: Epoch, mapped: set[int]) -> None:
-        """Go on with states in another epoch of the same host, if they need only what is mapped.
+        """Keep states in another epoch of the same host, if they need only the mapped slabs.
 
         Args:
-            before: the last one, whose plain memory was given up.
+            before: the last epoch, whose plain memory was given up.
             mapped: the sealed slabs there.
         """
         for lane in self._lanes.values():
@@ -385,7 +385,7 @@ class HostCalls:
         companion.forget()
 
     def forget(self) -> None:
-        """Hold nothing of the program's any more, whoever holds this: it is over."""
+        """Drop all objects of the program, because the host is over."""
         self._lanes.clear()
 
     def _known(self, lane: str) -> _Lane:
@@ -395,7 +395,7 @@ class HostCalls:
         return known
 
     def _closed(self, lane: str, known: _Lane) -> None:
-        """Nothing is asked of the lane any more."""
+        """End a lane that has no more calls."""
         self._core.remove_lane(known.spec.name)
         self._lanes.pop(lane, None)
         assert known.closing is not None
@@ -461,7 +461,7 @@ class HostCalls:
         return await self._in_thread(partial(loads, data, parts, refs.__getitem__))
 
     async def _pack(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Packed:
-        """Pickle here what is small, and in a thread what would hold up all tasks."""
+        """Pickle a function and arguments, in a thread if it would block the loop for long."""
         with suppress(TakesLong):
             return _Packed(function, args, quick=True)
         return await self._in_thread(partial(_Packed, function, args, quick=False))
@@ -486,7 +486,7 @@ class HostCalls:
     async def _fetch(
         self, port: Port, epoch: Epoch, name: str, ticket: int, part: int, nbytes: int
     ) -> Bytes:
-        """Fetch a part of the result, which does not travel with the answer."""
+        """Fetch a part of the result that is too large for the answer."""
         core = self._core
         data = np.empty(nbytes, np.uint8)
 
@@ -499,7 +499,7 @@ class HostCalls:
         return data
 
     def _note(self, known: _Lane, function: object) -> None:
-        """What a function has imported when it was first called, a standby may need, too."""
+        """Update standbys after the first call of a function, which may have imported modules."""
         called = known.spec.name, getattr(function, "__qualname__", None)
         new = self._core.standby is not None and called not in self._called
         if new and len(self._called) < _MOST_CALLED:
@@ -511,18 +511,18 @@ class HostCalls:
             raise GpuRefStale(f"the result of {name} is gone: {self._core.name} was rebuilt")
 
     def _abandoned(self, known: _Lane, port: Port, epoch: Epoch, ticket: int) -> None:
-        """A call whose caller has left is over."""
+        """End a call whose caller has left."""
         self._forget(port, epoch, ticket)
         known.leave()
 
     def _forget(self, port: Port, epoch: Epoch, ticket: int) -> None:
-        """Have the host let go of what it keeps for a call."""
+        """Have the host drop the objects that it keeps for a call."""
         if self._core.memory.epoch is epoch:
             self._core.submit(port, "run: forget", Forget(ticket))
 
 
 def _check_plain(what: str, function: object) -> None:
-    """There is no trio where it will run, and what it returns must be there when it does."""
+    """Refuse async functions and generator functions, which cannot run in the host."""
     called = inspect.getattr_static(type(function), "__call__", None)  # of an object
     for one in (function, called):
         if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
@@ -538,10 +538,10 @@ def _check_plain(what: str, function: object) -> None:
 
 
 def check_is_there(argument: object) -> None:
-    """An argument of a function is something, and not what is yet to become something.
+    """Refuse arguments that are not results yet: coroutines and requests.
 
     Raises:
-        TypeError: it is; how to have it before.
+        TypeError: the argument is one; the message says how to get its result.
     """
     if isinstance(argument, CoroutineType):
         raise TypeError(f"cannot pickle what the function was given, a {said_of(argument)}")
@@ -559,7 +559,7 @@ def _check_name(lane: object) -> None:
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two initializers make the same state, as far as that can be told."""
+    """Return True if two initializers make the same state, as far as can be determined."""
     if one is other:
         return True
     if isinstance(one, partial) and isinstance(other, partial):

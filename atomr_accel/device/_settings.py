@@ -1,4 +1,4 @@
-"""What ``open_device`` is told, checked before anything is opened."""
+"""Settings of ``open_device``, checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Completion = Literal["polled", "blocking", "hybrid", "callback"]
 
 
 class DeviceSettings(TypedDict, total=False):
-    """The settings of ``open_device``, which says what they mean."""
+    """The settings of ``open_device``, which documents them."""
 
     backend: BackendName | str
     isolation: Isolation
@@ -123,11 +123,11 @@ def check_settings(
 
 
 def cores_of(affinity: object, isolation: object) -> Affinity:
-    """Where hosts may run.
+    """Return the cores that hosts may run on.
 
     Raises:
-        TypeError: no numbers of cores.
-        ValueError: no cores; or some, where a host is part of the program.
+        TypeError: ``affinity`` is not ``"near"``, None or numbers of cores.
+        ValueError: ``affinity`` is empty, or names cores while the host is part of the program.
     """
     if affinity is None or (isinstance(affinity, str) and affinity == "near"):
         return None if affinity is None else "near"
@@ -152,11 +152,11 @@ def stream_plan(
     deterministic: Any,
     sanitized: bool,
 ) -> StreamPlan:
-    """How lanes get their streams and learn what is done.
+    """Return the plan for the streams of lanes.
 
     Raises:
-        TypeError: a wrong type.
-        ValueError: out of range, or a lane that there is not.
+        TypeError: an argument of a wrong type.
+        ValueError: an argument out of range, or an unknown lane.
     """
     _one_of("streams", streams, get_args(StreamStrategy))
     if completion is None:
@@ -212,7 +212,7 @@ def _seconds(name: str, value: object) -> None:
 
 
 def standby_mode(standby: Any, *, slow_start: bool, isolation: str) -> StandbyMode | None:
-    """How far hosts are prepared for rebuilds; None if none is."""
+    """Return the mode of standbys, or None for no standby."""
     if isolation != "process" or standby is None or standby is False:
         return None
     if standby == "auto":

@@ -1,4 +1,4 @@
-"""One host on standby: what is done to it, step by step, until it is taken."""
+"""One host on standby, prepared step by step until it is taken."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ STEPS: Final = (
 @final
 @uninterrupted
 class Spare:
-    """One host on standby, and how it is prepared.
+    """One host on standby, and its preparation.
 
     Args:
         core: the device.
-        room: what standbys take of the device's memory.
-        history: what the device has prepared in its own host.
+        room: the device's memory that standbys take.
+        history: the objects that the device has prepared in its own host.
         warm_up: called with the device here, if this is hot.
         told: called when it is ready.
 
     Attributes:
         host: the host.
-        prepared: how far that is, until it is taken.
+        prepared: the state of its preparation, until it is taken.
         companion: the device there, if it is hot.
-        context: what serves that.
-        hot: whether it is to be, as far as there is room.
-        wake: set when it may have to do more.
-        scope: all that is done with it.
-        begun: when it was started, until it is ready.
-        seconds: how long that took.
-        lanes: those of its lanes that are, or were, the device's.
-        left: bytes of the device's memory that it has found; 0 where that is not known.
-        nbytes: what it takes of the device's memory.
-        behind: whether the device has changed since it followed.
-        noted: what it has prepared of what the device has.
+        context: the context that serves the companion.
+        hot: whether it should become hot, if it has room.
+        wake: set when it may have to prepare more.
+        scope: the cancel scope of its task.
+        begun: the time when it was started, until it is ready.
+        seconds: the time that it took to become ready.
+        lanes: its lanes that are, or were, the device's.
+        left: bytes of free device memory that it has found; 0 if unknown.
+        nbytes: bytes of the device's memory that it takes.
+        behind: whether the device has changed since its last update.
+        noted: the device's objects that it has prepared.
         taken: whether it has taken over.
-        given_up: whether that is why it has ended.
+        given_up: whether it has ended because it was given up.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Spare:
 
     @property
     def step(self) -> str:
-        """Where it is, on the way of ``STEPS``."""
+        """Present step, one of ``STEPS``."""
         return self._step
 
     @step.setter
@@ -120,7 +120,7 @@ class Spare:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """How far it is, to be compared with others."""
+        """Progress, to be compared with other standbys."""
         return self.companion is not None, STEPS.index(self.step)
 
     @trio.lowlevel.enable_ki_protection
@@ -166,7 +166,7 @@ class Spare:
         prepared = self.prepared
         assert prepared is not None
         while True:
-            # What woke this may have had it taken, too: then all of it is another's already.
+            # The event that woke this may also have had it taken. All of it then has another owner.
             await trio.lowlevel.checkpoint_if_cancelled()
             wake = self.wake = trio.Event()
             behind, self.behind = self.behind, False
@@ -264,12 +264,12 @@ class Spare:
             port = companion.ports.get(lane)
             if port is not None:
                 self.noted.add((lane, message))
-                with suppress(AccelError, ValueError):  # the program is told when it does the same
+                with suppress(AccelError, ValueError):  # the program gets it on doing the same
                     await companion.submit(port, f"{lane}: in advance", message).wait()
         self.noted.intersection_update(self._history.messages)
 
     async def _capture(self, prepared: Prepared) -> None:
-        """Capture what the device has captured, and forget what it has forgotten."""
+        """Capture the recordings that the device has captured, and forget others."""
         companion = self.companion
         assert companion is not None
         port = companion.ports.get(PROGRAMS.name)
@@ -283,7 +283,7 @@ class Spare:
             recording = self._history.recording(number)
             if recording is not None and port is not None:
                 prepared.captured.add(number)
-                with suppress(AccelError, ValueError):  # the program is told when it replays it
+                with suppress(AccelError, ValueError):  # the program gets it on a replay
                     await capture_in(recording, companion, prepared.mapped)
                 recording = None
         if missing:
@@ -312,7 +312,7 @@ class Spare:
         slabs = companion.memory.abandon()
         companion.host_calls.keep_states(before, prepared.mapped)
         if slabs:
-            # They are off the map: the host must hear of it, whoever takes it meanwhile.
+            # They are off the map, so the host must unmap them, even if it is taken meanwhile.
             await prepared.host.request(UnmapSlabs(slabs), required=True)
 
     def _companion(self) -> DeviceCore:

@@ -1,21 +1,21 @@
-"""Further hosts, prepared while there is time, so that a rebuild finds one.
+"""Standby hosts, prepared in advance, so that a rebuild finds one.
 
-A **warm** one has done all that touches no device: interpreter, imports, loading the vendor's
-libraries. A **hot** one has opened the device, too, as a companion of it: sealed memory is mapped,
-the lanes in use run, and the states of ``device.run`` are made. For that a context of its own
-serves the companion (``DeviceCore.companion``), until another context takes the host over.
+A **warm** one has done all steps that touch no device: interpreter, imports, loading vendor
+libraries. A **hot** one has opened the device, too, as its companion: sealed memory is mapped, the
+lanes in use run, and the states of ``device.run`` are made. A context of its own serves the
+companion (``DeviceCore.companion``), until another context takes the host over.
 
 ::
 
     starting, loading, importing, ready                                            (warm)
     starting, loading, opening, mapping, lanes, importing, init, warming up, ready  (hot)
 
-Beside the hot ones a warm one is in reserve: it becomes hot when one is taken, and serves itself
-when faults follow each other faster than hosts get hot.
+A warm one is kept in reserve next to the hot ones. It becomes hot when one of them is taken, and
+takes over itself when faults follow each other faster than hosts become hot.
 
-From wherever it is it can be taken, and goes on with what it was doing. When the device uses more,
-or has prepared something, it leaves ``ready``, and comes back. One that fails is replaced, less and
-less often.
+A standby can be taken at any step, and finishes that step. When the device uses more, or has
+prepared an object, it leaves ``ready`` and returns to it later. One that fails is replaced, after
+growing back-offs.
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("atomr_accel.device")
 
 _RETRY: Final = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
-"""When another is tried after one that could not be had."""
+"""Back-off before another standby is started after one that failed."""
 
 _BREATH_SECONDS: Final = 0.1
-"""After a rebuild the program's ops come first: for so long none becomes hot."""
+"""Time after a rebuild in which no standby becomes hot, because the program's ops come first."""
 
 _STEP_SECONDS: Final = 5.0
-"""Whoever needs a host waits so long for one to finish what it is doing, or starts its own."""
+"""Time that a rebuild waits for a standby to finish its step, before it starts a host of its
+own."""
 
 _MOST_AGAIN: Final = 16
-"""As many plans are prepared at once in a host that was not hot."""
+"""Largest number of plans that are prepared in advance in a host that was not hot."""
 
 _ROOM_SECONDS: Final = 1.0
-"""A standby that has not let go of memory after this long is killed."""
+"""Time after which a standby that has not released its memory is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,18 @@ class StandbyStatistics:
     """The standby hosts of a device at one moment.
 
     Attributes:
-        mode: what is kept: ``"hot"``, or ``"warm"``, also where there is no room for a hot one.
-        state: how far the best one is: ``"starting"``, ``"loading"``, ``"opening"``,
+        mode: the mode that is kept: ``"hot"``, or ``"warm"``, also if memory for a hot one is
+            short.
+        state: the step of the best one: ``"starting"``, ``"loading"``, ``"opening"``,
             ``"mapping"``, ``"lanes"``, ``"importing"``, ``"init"``, ``"warming up"`` or
-            ``"ready"``; ``"waiting"`` if there is none, because the device is being rebuilt, the
-            last one was just taken, or has failed and is tried again later.
-        kept: how many are wanted.
-        ready: how many are ready.
-        nbytes: what they take of the device's memory, as far as the driver tells.
-        seconds: how long the last one took to be ready; None before the first.
-        used: how many have taken over.
-        died: how many have ended before, or could not be had.
+            ``"ready"``. It is ``"waiting"`` without a standby: during a rebuild, just after one was
+            taken, or before another attempt.
+        kept: number of standbys that are wanted.
+        ready: number of standbys that are ready.
+        nbytes: bytes of the device's memory that they take, if the driver reports that.
+        seconds: time that the last one took to become ready; None before the first.
+        used: number of standbys that have taken over.
+        died: number of standbys that ended before, or could not be started.
     """
 
     mode: StandbyMode
@@ -142,7 +144,7 @@ class Standby:
 
     @property
     def ready(self) -> bool:
-        """Whether one has nothing more to do."""
+        """True if a standby is ready."""
         return self.statistics().ready > 0
 
     @property
@@ -163,18 +165,18 @@ class Standby:
         self._wake()
 
     def note(self, lane: str, message: Message) -> None:
-        """The device has prepared something, such as a plan, which the next host needs, too."""
+        """Note an object that the device has prepared, such as a plan, for the next host."""
         if self._room.wanted == "warm" and not self._blocks(lane):
             return  # see ``prepare_again``
         if self._history.note(lane, message):
             self._wake()
 
     def note_recording(self, number: int, recording: Recording) -> None:
-        """The device has captured a recording, which a hot one is to do, too.
+        """Note a recording that the device has captured, for hot standbys.
 
         Args:
-            number: what the host knows it by.
-            recording: it is not kept alive.
+            number: the recording's number in the host.
+            recording: the recording, which is not kept alive.
         """
         if self._room.wanted == "warm":
             return
@@ -192,9 +194,9 @@ class Standby:
         captured.clear()
 
     def prepare_again(self) -> None:
-        """Have a host that was not hot prepare what the last one had, beside the program's ops.
+        """Have a host that was not hot prepare the last host's plans, next to the program's ops.
 
-        That is, on lanes with a thread of their own, what was used last.
+        It prepares those that were used last, on lanes with a thread of their own.
         """
         core = self._core
         for lane, message in list(reversed(self._history.messages))[:_MOST_AGAIN]:
@@ -203,7 +205,7 @@ class Standby:
                 core.submit(port, f"{lane}: in advance", message)
 
     def _blocks(self, lane: str) -> bool:
-        """Whether a lane has a thread of its own."""
+        """Return True if a lane has a thread of its own."""
         known = self._core.lanes.get(lane)
         return known is not None and known[0].blocks
 
@@ -254,7 +256,7 @@ class Standby:
         return None
 
     def _closed_meanwhile(self, spare: Spare, port: Port) -> bool:
-        """Whether the device has closed a lane that a host has; it may have opened it anew."""
+        """Return True if the device has closed a lane that a host has, and perhaps reopened it."""
         known = self._core.lanes.get(port.name)
         return port.name in spare.lanes if known is None else known[1] != port.index
 
@@ -291,12 +293,12 @@ class Standby:
     # --- each of them ---------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Tell instruments how far the best one is."""
+        """Report the progress of the best standby to instruments."""
         if self._core.instruments.active:
             self._core.instruments("standby_changed", self._core, self.statistics().state)
 
     def _wake(self) -> None:
-        """There is something to prepare, until which none is ready."""
+        """Wake the standbys to prepare more. Until then none is ready."""
         for spare in self._spares:
             if spare.step == "ready":
                 spare.step = "loading" if spare.companion is None else "mapping"
@@ -311,7 +313,7 @@ class Standby:
         return sorted(self._spares, key=lambda spare: spare.rank, reverse=True)
 
     async def _promote(self) -> None:
-        """Have as many become hot as are wanted, those that are farthest."""
+        """Let as many standbys become hot as are wanted, the furthest ones first."""
         while True:
             await self._vacant.wait()
             self._vacant = trio.Event()
@@ -349,7 +351,8 @@ class Standby:
                     failures += 1
                     self._died += 1
                     delay = _RETRY.delay(failures)
-                    # As text: a record that is kept would keep all that the error's frames have.
+                    # As text, because a record that is kept would keep the frames of the error
+                    # alive.
                     told = repr(error)
                     text, extra = (
                         "%s: no standby host: %s; trying again",
@@ -367,7 +370,7 @@ class Standby:
 
 
 def _end_lane(prepared: Prepared, companion: DeviceCore, name: str) -> None:
-    """End a lane that the device has closed, and that nobody runs here any more."""
+    """End a lane that the device has closed, once all its ops here are over."""
     port = prepared.ports.pop(name, None)
     if port is not None:
         port.end(_lane_closed)

@@ -1,5 +1,5 @@
-"""What runs inside a host, and nowhere else: lanes' threads and what they execute.
+"""Code that runs inside a host only: the threads of lanes, and execution of their ops.
 
-Nothing in a folder of this name imports trio or the program's half; every rebuild waits for its
-imports.
+Modules in folders of this name import neither trio nor the program's half, because every rebuild
+waits for their imports.
 """

@@ -1,7 +1,7 @@
 """A host: the process, or the threads, in which a device's lanes live.
 
-The same code serves both isolations. A host obeys one control socket and ends with it:
-when the program closes its end, however the program ended, nothing of the host remains.
+The same code serves both isolations. A host obeys one control socket and ends with it. When the
+program closes the socket or ends in any way, the host ends completely.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ _log = logging.getLogger("atomr_accel.hosts")
 _SWITCH_SECONDS: Final = 50e-6
 
 _ORDERLY_SECONDS: Final = 5.0
-"""How long a device is waited for; a kernel may hang."""
+"""Time to wait for the device, since a kernel may hang."""
 
 _LANES_SECONDS: Final = 1.0
-"""How long lanes are waited for before that."""
+"""Time to wait for lanes before that."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_TIMERSLACK: Final = 29
@@ -113,31 +113,31 @@ class Host:
             self._control.close()
 
     def join(self) -> None:
-        """Wait for the lanes to end and release the device (threads in the user's process).
+        """Wait for the lanes to end and release the device (for threads in the user's process).
 
-        A process does without: ending releases everything, and faster.
+        A host process skips this, because its end releases everything, and faster.
         """
         for thread in self._threads:
             thread.join()
-        with contextlib.suppress(Exception):  # nobody asks any more how it went
+        with contextlib.suppress(Exception):  # the result is not needed any more
             self._wait_staging()
         if hasattr(self, "_context"):
-            with contextlib.suppress(StickyFault):  # nothing of a broken context can be released
+            with contextlib.suppress(StickyFault):  # objects of a broken context cannot be released
                 self._context.close()
 
     def wind_up(self) -> None:
-        """Wait for the device, so that a sanitizer has told of all that ran there.
+        """Wait for the device, so that a sanitizer has reported on all work.
 
-        Nobody else calls the driver meanwhile: lanes have ended before, unless functions of the
-        program still run there. A kernel that hangs takes this process with it, since nobody may
-        be there to kill that.
+        Lanes have ended before, so this thread alone calls the driver, unless functions of the
+        program still run there. A kernel that hangs ends this process by an alarm, because the
+        program may be gone.
         """
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.setitimer(signal.ITIMER_REAL, _ORDERLY_SECONDS)
-        with contextlib.suppress(Exception):  # it may not be there
+        with contextlib.suppress(Exception):  # the context may be missing
             self._context.make_current()
-            self._context.check()  # nothing more is told of one that has failed
+            self._context.check()  # the sanitizer reports no more on a failed one
             until = time.monotonic() + _LANES_SECONDS
             for thread in self._threads:
                 thread.join(max(0.0, until - time.monotonic()))
@@ -167,21 +167,22 @@ class Host:
             except ConnectionError:
                 raise
             except (OSError, ValueError) as error:
-                # Too many descriptors are on their way, or the reply is too long: nothing of
-                # it was sent. What was made for it is closed below.
+                # Too many descriptors were in flight, or the reply was too long, so no part of it
+                # was sent. Its descriptors are closed below.
                 send(self._control, encoder.encode(pack_exception(0, error)))
         finally:
             close_all(fds)
 
     def _obey(self, request: ControlRequest, brought: list[int], fds: list[int]) -> object:
-        """Do what is asked for.
+        """Carry out a request of the control socket.
 
         Args:
-            request: what.
-            brought: the descriptors that came along; what is left there gets closed.
-            fds: gets those that go along with the reply, which are closed then.
+            request: the request.
+            brought: the descriptors that came along. The caller closes those that are left.
+            fds: a list that gets the descriptors to send with the reply. They are closed
+                afterwards.
         """
-        if not isinstance(request, (MapSlab, OpenLanes)):  # which go on beside it
+        if not isinstance(request, (MapSlab, OpenLanes)):  # these go on next to staging
             self._wait_staging()
         match request:
             case Open():
@@ -235,7 +236,7 @@ class Host:
         node = self._context.info.numa_node
         if cores is None or (cores == "near" and node is None):
             return
-        from ._machine import bind  # whoever starts a host waits for what it imports
+        from ._machine import bind  # starting a host waits for these imports
 
         bind(cores, node)
 
@@ -270,7 +271,7 @@ class Host:
             raise
 
     def _wait_staging(self) -> None:
-        """Wait until it is mapped; without it nothing here is of use."""
+        """Wait until staging memory is mapped. Every later request needs it."""
         if self._staging is not None:
             self._staging.wait()
             self._staging = None
@@ -311,7 +312,7 @@ class Host:
     def _failing(
         self, lane: OpenLane, sock: socket.socket, failed: dict[str, Failure | Fault]
     ) -> Iterator[None]:
-        """Note what is raised as the reason why a lane does not start."""
+        """Store an error as the reason why a lane does not start."""
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
@@ -319,7 +320,10 @@ class Host:
             sock.close()
 
     def _why(self, error: BaseException) -> Failure | Fault:
-        """Why a lane does not start; libraries have words of their own for a context's fault."""
+        """Return the error of a lane that does not start.
+
+        Libraries may translate a context's fault.
+        """
         try:
             if not isinstance(error, StickyFault):
                 self._context.make_current()
@@ -334,7 +338,7 @@ class Host:
         return self._plan.strategy == "shared" and lane.thread != lane.name
 
     def _slots_of(self, lane: OpenLane, kind: type[Executor]) -> Callable[[int], StreamSlot]:
-        """What makes the slots of a lane, each once."""
+        """Return a function that makes the slots of a lane, each once."""
         slots: dict[int, StreamSlot] = {}
         shares = self._shares_streams(lane)
 
@@ -361,7 +365,7 @@ class Host:
         new_slot: Callable[[int], StreamSlot],
         failed: dict[str, Failure | Fault],
     ) -> threading.Event:
-        """Have a lane's thread run it; what is set when it does, or has failed."""
+        """Have a lane's thread start it; return an event that is set when it runs or has failed."""
         done = threading.Event()
         launcher = self._launchers.get(request.thread)
 
@@ -408,10 +412,10 @@ class Host:
 
 @final
 class _Work:
-    """What a thread does beside others.
+    """A function that runs in a thread of its own.
 
     Raises:
-        OSError: there is no room for a thread.
+        OSError: the system has no room for a thread.
     """
 
     def __init__(self, name: str, do: Callable[[], object]) -> None:
@@ -427,14 +431,14 @@ class _Work:
             self._error = error
 
     def wait(self) -> None:
-        """Wait until it is done; raises what that has raised."""
+        """Wait until the function has ended, and raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
 
 
 def _preload(kind: Any) -> None:
-    """Load what a class needs that touches no device; what is missing, its instances tell."""
+    """Load the parts of a class that touch no device. Its instances report missing libraries."""
     preload = getattr(kind, "preload", None)
     if preload is not None:
         with contextlib.suppress(LibraryMissing):
@@ -442,7 +446,7 @@ def _preload(kind: Any) -> None:
 
 
 def _read_types(kind: type[Message]) -> None:
-    """Have msgspec look at what messages are made of: for all of them that takes 15 ms and more."""
+    """Have msgspec inspect the types of messages, which takes 15 ms and more for all of them."""
     for each in kind.__subclasses__():
         with contextlib.suppress(Exception):  # the lane that has it tells
             msgspec.msgpack.Decoder(each)
@@ -459,16 +463,17 @@ def _packed(error: BaseException) -> Failure | Fault:
 _WITH_BLAS: Final = "scipy.linalg"
 
 _ROOM_FOR_BLAS: Final = 160 << 20
-"""Bytes of address space: its code, and what it asks for."""
+"""Bytes of address space for the code and the buffers of BLAS."""
 
 
 @final
 class Imports:
-    """Functions of the program do not run while something is imported for them in advance.
+    """Mutual exclusion of the program's functions and imports in advance.
 
-    Nor are they loaded, nor does an executor import what few programs need. Both threads would
-    import the same modules, from two ends: where those import each other, Python gives one of the
-    two what is imported in part only, or raises.
+    Functions are loaded and run, and an executor imports rarely used modules, only while no import
+    in advance is in progress. Otherwise two threads could import the same modules from two ends. If
+    those modules import each other, Python gives one of the threads a partially imported module, or
+    raises.
     """
 
     def __init__(self) -> None:
@@ -479,7 +484,7 @@ class Imports:
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """One module is imported, when no function runs or waits to run."""
+        """Import one module, while no function runs or waits to run."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._running or self._waiting))
             self._importing = True
@@ -492,13 +497,13 @@ class Imports:
 
     @contextlib.contextmanager
     def late(self) -> Iterator[None]:
-        """An executor imports a part of SciPy, which few programs need.
+        """Import a part of SciPy that few programs need, after a check for memory.
 
-        Its BLAS asks for memory as it is loaded, again and again until it gets some, and nothing
-        else of the process runs meanwhile. So it is seen to that there is.
+        SciPy's BLAS requests memory when it is loaded, again and again until it gets some, and
+        blocks all other threads of the process meanwhile.
 
         Raises:
-            OSError: there is not (``ENOMEM``).
+            OSError: memory is short (``ENOMEM``).
         """
         if _WITH_BLAS not in sys.modules:
             require_room(_ROOM_FOR_BLAS, "the libraries of SciPy")
@@ -525,9 +530,10 @@ IMPORTS: Final = Imports()
 
 
 def _import(name: str) -> None:
-    """Import a module that the program's functions are going to import, if that can be done.
+    """Import a module that the program's functions are going to import, if that is possible.
 
-    One that another thread is importing is waited for, or what it is made of would come before it.
+    If another thread is importing the module, this waits for it, so that modules are complete
+    before they are used.
     """
     try:
         importlib.import_module(name)
@@ -536,7 +542,7 @@ def _import(name: str) -> None:
 
 
 def _imported() -> list[str]:
-    """The modules of this process that another one can import, in the order they came."""
+    """Return the modules of this process that another one can import, in their order here."""
     names = []
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
@@ -547,11 +553,11 @@ def _imported() -> list[str]:
 
 
 def _redirect(out: int, err: int) -> None:
-    """Have the program read what is written to descriptors 1 and 2.
+    """Send the output of descriptors 1 and 2 to the program.
 
-    That is what kernels print: the driver writes it there. What functions print by Python goes
-    where it would have gone, line by line: a host is killed, or ends without a word, and what
-    is buffered then is lost.
+    The driver writes the output of kernels there. Output of Python functions still goes to the
+    former descriptors, line by line: a host may be killed or end at once, and buffered output would
+    then be lost.
     """
     for number, name, pipe in ((1, "stdout", out), (2, "stderr", err)):
         stream = getattr(sys, name)
@@ -572,7 +578,7 @@ def _above_standard(fd: int) -> int:
     if fd > 2:
         return fd
     above: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    # What Python has taken for a stream of its own is none.
+    # Python has taken this descriptor for a standard stream, which must not be used any more.
     setattr(sys, ("stdin", "stdout", "stderr")[fd], None)
     os.close(fd)
     return above
@@ -614,6 +620,6 @@ def main(control_fd: int, program: int, out: int, err: int) -> None:
     host.serve()
     if not program:
         host.wind_up()
-    # Not sys.exit: it would join lanes and run vendors' atexit hooks on a context that
-    # may be broken. The kernel releases everything, at once.
+    # Not sys.exit: it would join lanes and run vendors' atexit hooks on a context that may be
+    # broken. The kernel releases everything at once.
     os._exit(0)

@@ -1,10 +1,10 @@
-"""A lane: requests in their order, and what becomes of them.
+"""A lane, which launches requests in their order and answers them.
 
-It launches requests in the order in which they came, except that one whose dependencies
-are not launched yet is put aside. A lane has one or more slots, each a stream with an
-executor of its own: ops that do not depend on each other spread over them and run
-concurrently, the others follow each other's streams. Which thread runs it, and when it looks
-whether anything has finished, is its launcher's business.
+It launches requests in the order in which they came, but sets one aside until its dependencies are
+launched. A lane has one or more slots, each a stream with an executor of its own. Ops that do not
+depend on each other spread over the slots and run concurrently. An op that depends on an op of
+another stream waits for that stream. The launcher decides which thread runs the lane, and when it
+checks for finished ops.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _NO_STEPS: Final[deque[tuple[int, Any]]] = deque()
 STEP_SECONDS: Final = 10e-3
-"""Without news for so long, ops of a group are answered one by one where somebody watches."""
+"""Time without news after which ops of a group are answered one by one, if ops are tracked."""
 
 
 def _read(seq: int, later: Later) -> Any:
-    """What the device says of an op, now that it is done with it."""
+    """Return the device's value for an op that is done."""
     try:
         return later.read()
     except BaseException as error:  # noqa: BLE001 - it is the answer
@@ -71,19 +71,19 @@ class Lane:
         index: the lane's number in dependencies.
         sock: the lane's socket; its other end is the program's.
         lanes: all lanes of this host by number, this one included.
-        launcher: whose thread runs it.
-        group: how many launches share one completion token, and go to one slot, when many
+        launcher: the launcher whose thread runs the lane.
+        group: number of launches that share one completion token, and go to one slot, when many
             come at once.
-        track_each_op: whether ops of a group that takes long are answered one by one: somebody
-            watches how long each takes.
+        track_each_op: whether ops of a group that takes long are answered one by one, because the
+            program checks how long each takes.
         shares_streams: whether slots of one number have one stream in all lanes.
 
     Attributes:
         sock: the lane's socket.
         slots: its slots, in the order in which they were made.
-        templates: those that have come.
+        templates: the call templates of the lane.
         launches: the slots of ops that are launched and not answered, by number.
-        aside: what waits for other ops to be launched, by number.
+        aside: requests that wait until other ops are launched, by number.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Lane:
 
         Args:
             context: the device.
-            new_slot: gives the slot of a number, and has the context current in this thread.
-            max_streams: how many there may be; the others are made when they are useful.
+            new_slot: returns the slot of a number, and makes the context current in this thread.
+            max_streams: largest number of slots; the others are made when they are useful.
         """
         self._context = context
         self._new_slot = new_slot
@@ -159,10 +159,10 @@ class Lane:
     # --- receiving --------------------------------------------------------------------
 
     def receive(self) -> list[Request] | None:
-        """The requests that have come; None at the end.
+        """Return the requests that have arrived, or None at the end.
 
         Raises:
-            ProtocolViolation: what came is nothing that a program sends.
+            ProtocolViolation: the program has sent invalid data.
         """
         try:
             data = self.sock.recv(RECEIVED_BYTES, socket.MSG_DONTWAIT)
@@ -206,18 +206,18 @@ class Lane:
     # --- launching --------------------------------------------------------------------
 
     def launched(self, seq: int) -> bool:
-        """Whether the op ``seq`` of this lane has been launched (asked by other lanes)."""
+        """Return True if the op ``seq`` of this lane has been launched (called by other lanes)."""
         return seq <= self._seen and seq not in self.aside
 
     def accept(self, request: Request, *, alone: bool = False) -> None:
-        """Launch a request, or put it aside for now.
+        """Launch a request, or set it aside for now.
 
         Args:
-            request: it.
-            alone: whether none comes with it that might go together with it.
+            request: the request.
+            alone: whether it came without others that might be launched together with it.
 
         Raises:
-            ProtocolViolation: it comes out of order, or by a template that is not there.
+            ProtocolViolation: it is out of order, or its template is missing.
             StickyFault: the context has failed.
         """
         seq, dependencies, message = request
@@ -273,9 +273,9 @@ class Lane:
             self._notify()
 
     def _behind(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot | None:
-        """The slot where an op comes after others by its place in the stream; else None.
+        """Return the slot whose stream already orders an op after its dependencies, or None.
 
-        Those may be planned: the calls of a thread are made in the order of their plans.
+        The dependencies may be planned only, because a thread makes its calls in the planned order.
         """
         found: StreamSlot | None = None
         for index, before in dependencies:
@@ -321,7 +321,7 @@ class Lane:
             self._settle(slot)
 
     def _keep_template(self, request: CallWithTemplate) -> None:
-        """Keep the template of a call for those that are alike."""
+        """Keep the template of a call for later calls with the same signature."""
         former = self.templates.add(request)
         if former is not None:
             for slot in self.slots:
@@ -336,7 +336,8 @@ class Lane:
     def _ready(self, dependencies: tuple[tuple[int, int], ...]) -> bool:
         for index, seq in dependencies:
             lane = self._lanes.get(index)
-            # It is launched, or its lane was closed, which comes after all that was asked of it.
+            # The dependency is launched, or its lane was closed, which comes after all ops of that
+            # lane.
             if lane is None or (seq <= lane._seen and seq not in lane.aside):
                 continue
             if lane._launcher is self._launcher:
@@ -348,12 +349,12 @@ class Lane:
         return True
 
     def end_pass(self) -> None:
-        """All that has come was accepted: launch what was held back to go together."""
+        """Launch the ops held back to go together, now that all present requests are accepted."""
         if self._together:
             self._launch_together()
 
     def retry(self, seq: int) -> bool:
-        """Launch what was put aside, if it need not wait any more; whether that is so.
+        """Launch a request that was set aside and return True, unless it must still wait.
 
         Raises:
             StickyFault: the context has failed.
@@ -368,15 +369,15 @@ class Lane:
         return True
 
     def _notify(self) -> None:
-        # Other threads add themselves meanwhile, so it stays the same set: whoever is not in
-        # it yet looks afterwards, and sees what was launched before this. Each only once: one
-        # that was woken may be back already, for what comes later.
+        # Other threads add themselves meanwhile, so the set must stay the same object. A thread
+        # that is not in it yet looks afterwards, and sees the launches before this. Each is
+        # notified once only: one that was woken may be back already, for a later op.
         for launcher in list(self._watchers):
             self._watchers.discard(launcher)
             launcher.wake()
 
     def _launch_together(self) -> None:
-        """Launch what was collected; it counts as launched only from here on."""
+        """Launch the collected ops. They count as launched only from here on."""
         together, self._together = self._together, []
         last = together[-1][0]
         if len(together) == 1:
@@ -428,14 +429,14 @@ class Lane:
             times.end(begun, (seq,))
         slot.unmarked.append((seq, value))
         self.launches[seq] = slot
-        # Those that follow each other do not overlap.
+        # Ops that follow each other do not overlap.
         if len(slot.unmarked) >= (self._group if dependencies else self._together_most):
             self._settle(slot)
         elif self._track_each_op:
             self._step(slot)
 
     def _handler_of(self, message: Message, slot: StreamSlot) -> Callable[[Any], Any]:
-        """What executes a message in a slot, once what has to be done before is done."""
+        """Return the function that executes a message in a slot, and make the slot ready for it."""
         if message.waits:
             self.mark()
             if self.reap():
@@ -460,7 +461,7 @@ class Lane:
         except StickyFault:
             slot.unmarked[:0] = [(seq, None) for seq in seqs]
             raise
-        if not pickles:  # it is none of the program's own functions that has failed
+        if not pickles:  # the failure is not in a function of the program
             error = as_out_of_memory(error, "the host")
         # Its answer comes when that of a success would have come: after the ops that it
         # follows, in whose place its buffers name it.
@@ -469,9 +470,9 @@ class Lane:
             self.launches[seq] = slot
 
     def _settle(self, slot: StreamSlot) -> None:
-        """A group is complete: answer what is done before launching more.
+        """Close a complete group, and answer finished ops before launching more.
 
-        So the program prepares the next ops meanwhile, and what follows runs beside it.
+        The program then prepares its next ops meanwhile, and they run next to this group.
         """
         self._mark(slot)
         # Few answers are not worth a turn of the program's loop while there is more to launch.
@@ -481,7 +482,7 @@ class Lane:
             self._slot = self._next_slot()
 
     def _step(self, slot: StreamSlot) -> None:
-        """Make it possible to answer what is launched so far before the group is done."""
+        """Make it possible to answer the launched ops of a group before the group is done."""
         token = slot.stream.mark()
         if token is not None:
             slot.steps.append((len(slot.unmarked), token))
@@ -492,7 +493,7 @@ class Lane:
                 self.flush()
 
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot:
-        """The slot for an op that must come after others, made to wait for them."""
+        """Return a slot for an op with dependencies, made to wait for them."""
         if len(dependencies) == 1:  # most come after one op, in the same slot or stream
             [(index, before)] = dependencies
             lane = self._lanes.get(index)
@@ -515,7 +516,7 @@ class Lane:
         queue = chosen.stream.queue
         for slot in slots:
             if slot.stream.queue != queue:
-                self._mark(chosen)  # what is launched there already need not wait
+                self._mark(chosen)  # ops launched there already need not wait
                 chosen.stream.follow(slot.stream)
         return chosen
 
@@ -530,7 +531,7 @@ class Lane:
         return None
 
     def _gather(self, slot: StreamSlot) -> None:
-        """Make a slot wait for all others: what comes next there comes after everything."""
+        """Make a slot wait for all others, so that later work in it comes after everything."""
         for other in self.slots:
             if other is not slot and (other.in_flight or other.unmarked):
                 slot.stream.follow(other.stream)
@@ -541,7 +542,7 @@ class Lane:
                 return slot
         count = len(self.slots)
         if count < self._most_slots:
-            # Where lanes share streams, another may have wanted the slot of a later number.
+            # If lanes share streams, another lane may have needed the slot of a later number.
             there = {slot.number for slot in self.slots} if self._shares_streams else range(count)
             further = self._try_slot(min({*range(self._most_slots)}.difference(there)))
             if further is not None:
@@ -549,7 +550,7 @@ class Lane:
         return self.slots[(self.slots.index(self._slot) + 1) % len(self.slots)]
 
     def _try_slot(self, number: int) -> StreamSlot | None:
-        """A further slot, if there can be one: what there are do as well."""
+        """Return a further slot, or None if the library has too little room for one."""
         try:
             return self._add_slot(number)
         except StickyFault:
@@ -567,17 +568,20 @@ class Lane:
         return slot
 
     def _close(self, _message: CloseLane) -> None:
-        """Everything of this lane was answered: others need not look for it any more."""
+        """End the lane, because all its ops are answered.
+
+        Other lanes need not look for them any more.
+        """
         self._lanes.pop(self.index, None)
 
     def _kind_of(self, message: Message) -> str:
-        """What a request is, for people."""
+        """Return the type of a request, for messages."""
         if isinstance(message, (CallByTemplate, CallWithTemplate)):
             return self.templates.find(message).kind.__name__
         return type(message).__name__
 
     def _report_times(self, message: ReportTimes) -> None:
-        """Note when ops are launched and done, or do so no more."""
+        """Begin or stop noting the times of ops."""
         if self._times is None:
             from ._times import LaneTimes  # most hosts never need it
 
@@ -588,14 +592,14 @@ class Lane:
     # --- completing -------------------------------------------------------------------
 
     def mark(self) -> None:
-        """What was launched last is a group, complete or not."""
+        """Close the group of the last launches, even if it is not full."""
         self._mark(self._slot)
         if self._spreads and self._slot.in_flight:
             self._slot = self._next_slot()
 
     @property
     def answers(self) -> bool:
-        """Whether there are answers to be sent."""
+        """True if answers are waiting to be sent."""
         return bool(self._done or self._out)
 
     def _mark(self, slot: StreamSlot) -> None:
@@ -617,7 +621,7 @@ class Lane:
                 slot.in_flight.append(Group(group, token, steps))
 
     def reap(self) -> bool:
-        """Collect what has finished; whether there is anything to report."""
+        """Collect finished ops; return True if there are answers to send."""
         for slot in self.slots:
             in_flight = slot.in_flight
             if slot.unmarked and slot is not self._slot:
@@ -639,7 +643,7 @@ class Lane:
         return bool(self._done or self._out)
 
     def _reap_steps(self, slot: StreamSlot, group: Group) -> None:
-        """Collect what has finished of a group that takes long."""
+        """Collect finished ops of a group that takes long."""
         if self._launcher.polls and time.perf_counter() - group.since < STEP_SECONDS:
             return
         while group.steps and slot.stream.finished(group.steps[0][1]):
@@ -665,7 +669,7 @@ class Lane:
                 self._answer(seq, result)
 
     def _answer(self, seq: int, result: Any) -> None:
-        """Put the answer to an op that gives something with those that are about to be sent."""
+        """Add an op's value to the answers that are sent next."""
         value = _read(seq, result) if type(result) is Later else result
         if value is None:
             self._done.append(seq)
@@ -683,7 +687,7 @@ class Lane:
     def flush(self) -> None:
         """Send the answers that there are."""
         if os.getpid() != self._launcher.process:
-            os._exit(0)  # a function has forked; what is answered is up to the parent
+            os._exit(0)  # a function has forked; the parent sends the answers
         if self._done:
             self._tell_times()
             append_frame(self._out, self._done)
@@ -695,25 +699,25 @@ class Lane:
                 self._flushed = time.perf_counter()
 
     def _tell_times(self) -> None:
-        """What is known of the ops whose answers come next."""
+        """Add the times of the ops whose answers come next."""
         times = None if self._times is None else self._times.take()
         if times is not None:
             append_frame(self._out, times)
 
     def suspect(self) -> int:
-        """The oldest op that is not known to be done; 0 if there is none."""
+        """Return the sequence number of the oldest op that may be unfinished; 0 without one."""
         suspects = [slot.in_flight[0].ops[0][0] for slot in self.slots if slot.in_flight]
         suspects = suspects or [slot.unmarked[0][0] for slot in self.slots if slot.unmarked]
         return min(suspects, default=0)
 
     def flush_prints(self) -> None:
-        """Have what kernels have printed, and failed asserts, written before the fault is told."""
+        """Have the output of kernels, and failed asserts, written before the fault is reported."""
         flush = getattr(self._context, "flush", None)
         if flush is not None:
             flush()
 
     def report(self, fault: StickyFault, suspect: int) -> None:
-        """Tell the program that the context has failed, probably by an op."""
+        """Report to the program that the context has failed, probably because of an op."""
         reply = Fault(
             seq=suspect,
             status=fault.status,
@@ -731,7 +735,7 @@ _read_entries: Final = msgspec.msgpack.Decoder(
 
 
 def _delay_of(index: int) -> Callable[[], None] | None:
-    """What a lane does before each launch where ``testing.lane_delays`` is in force."""
+    """Return the delay before each launch of a lane if ``testing.lane_delays`` is in force."""
     wanted = os.environ.get("ATOMR_LANE_DELAY")
     if not wanted:
         return None

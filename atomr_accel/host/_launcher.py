@@ -1,11 +1,10 @@
-"""The thread that runs lanes: it waits for requests, and sees what has finished.
+"""The thread that runs lanes: it waits for requests and for the end of ops.
 
-Where launching takes no time to speak of, the lanes of a host share one such thread: an op that
-comes after one of another lane is launched right behind it, in the order of the program, and
-nothing is handed from thread to thread. Lanes whose ops keep their thread have one of their own.
+Lanes that only launch kernels share one such thread in a host. An op that comes after one of
+another lane is then launched right after it, in the program's order, without a change of threads.
+Lanes whose ops keep their thread busy have one of their own.
 
-Work that is queued on the device is watched by polling while there is something to gain from
-it, then with naps or by waiting.
+The thread polls for the end of queued work for a moment, then naps between polls or waits.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from ._slots import StreamSlot
 
 _POLL_SECONDS: Final = 1e-3
-"""How long to poll work in flight before napping between polls."""
+"""Time to poll for the end of ops before napping between polls."""
 
 _LONGEST_NAP: Final = 50e-6
 
 _NAP_SHARE: Final = 1 / 64
-"""How long a nap is, as a share of the time without news: an end is seen late by about that."""
+"""Length of a nap as a share of the time without news, which is also how late an end is seen."""
 
 _SELECTED: Final = 1024
 """``FD_SETSIZE``: ``select`` takes no larger descriptors, and ``poll`` no microseconds."""
@@ -43,19 +42,20 @@ _SELECTED: Final = 1024
 _LOOK_MILLISECONDS: Final = 20
 
 _LINGER_SECONDS: Final = 250e-6
-"""How long an idle thread looks for the next request before it sleeps.
+"""Time for which an idle thread polls for the next request before it sleeps.
 
-Waking it costs 50 us, and a program that has slept for a long op takes 150 us to ask for the next.
+Waking the thread costs 50 us. A program that slept during a long op takes 150 us to send the next.
 """
 
 _LONG_SECONDS: Final = 1e-3
-"""What keeps the thread for so long is answered before what is behind it, which may, too."""
+"""Time of a launch after which finished ops are answered before more launches, which may also be
+long."""
 
 _MOST_PLANNED: Final = 8
 """Calls that are made one right after the other. Until the last is planned the device has none."""
 
 Planned = tuple["Lane", "StreamSlot", int, "Callable[[Any], Any]", "Sequence[int]"]
-"""A call: of which lane, where, its number, what makes it, and its addresses."""
+"""A planned call: its lane, its slot, its sequence number, its function, and its addresses."""
 
 _by_sequence: Final = itemgetter(0)
 
@@ -65,18 +65,18 @@ class Launcher:
     """Runs lanes in one thread.
 
     Args:
-        completion: how to learn what is done: ``"polled"`` asks all the time,
-            ``"hybrid"`` asks for a millisecond, then naps in between, ``"blocking"``
-            sleeps until the oldest is done and takes new requests only then,
-            ``"callback"`` has the driver close a descriptor. The first two take the GIL
-            again and again: not for the user's process.
-        idle_spin: whether it may look for requests for a moment, when idle, before it sleeps.
+        completion: how to find finished ops. ``"polled"`` polls all the time. ``"hybrid"`` polls
+            for a millisecond, then naps between polls. ``"blocking"`` sleeps until the oldest op is
+            done, and takes new requests only then. ``"callback"`` has the driver close a
+            descriptor. The first two take the GIL again and again, so they are not for the user's
+            process.
+        idle_spin: whether an idle thread may poll for requests for a moment before it sleeps.
 
     Attributes:
-        process: the process that it was made in.
-        polls: whether it asks the device, rather than sleep until that tells.
-        signals: the descriptors that the driver closes, by what they tell the end of; None where it
-            is not asked to.
+        process: the process in which it was made.
+        polls: whether it polls the device, rather than sleep until an op ends.
+        signals: the descriptors that the driver closes, by token; None unless ``completion`` is
+            ``"callback"``.
     """
 
     def __init__(self, *, completion: str, idle_spin: bool) -> None:
@@ -88,7 +88,7 @@ class Launcher:
         self._opening: deque[Callable[[], Lane | None]] = deque()
         self.signals: Final[dict[Any, int] | None] = {} if completion == "callback" else None
         self._planned: list[Planned] = []
-        self._late = 0.0  # when what is done has waited for its answer for long
+        self._late = 0.0  # when finished ops have waited for their answers for long
         self._lock = threading.Lock()
         self._ended = False
         self._wake_reader, self._wake_writer = os.pipe()
@@ -102,10 +102,10 @@ class Launcher:
     # --- for other threads ------------------------------------------------------------
 
     def open(self, make: Callable[[], Lane | None]) -> bool:
-        """Have the thread make a lane, and run it; whether it does, or has ended.
+        """Have the thread make and run a lane; return False if the thread has ended.
 
         Args:
-            make: called in the thread; it gives None where it fails.
+            make: a function, called in the thread, that returns the lane, or None if it fails.
         """
         with self._lock:
             if self._ended:
@@ -115,7 +115,7 @@ class Launcher:
         return True
 
     def wake(self) -> None:
-        """Have the thread look whether anything has changed."""
+        """Have the thread check for changes."""
         with contextlib.suppress(OSError):
             os.write(self._wake_writer, b"w")
 
@@ -136,7 +136,7 @@ class Launcher:
         finally:
             with self._lock:
                 self._ended = True
-            while self._opening:  # whoever has asked is told what the context says to that
+            while self._opening:  # callers get the context error
                 lane = self._opening.popleft()()
                 if lane is not None:
                     lane.close()
@@ -152,7 +152,7 @@ class Launcher:
             os.close(fd)
 
     def _open_lanes(self) -> bool:
-        """Make the lanes that are asked for; without any it ends."""
+        """Make the requested lanes. Without lanes the thread ends."""
         while self._opening:
             lane = self._opening.popleft()()
             if lane is not None:
@@ -163,10 +163,10 @@ class Launcher:
         return not self._ended
 
     def _serve(self, ready: list[int]) -> None:
-        """Take what has come, launch it in the program's order, and answer what is done.
+        """Take requests, launch them in the program's order, and answer finished ops.
 
-        Where several ops have come, and more meanwhile, that goes first, once: the answers of both
-        go together.
+        If several ops have come, and more meanwhile, those are launched first, once. The answers of
+        both go together.
         """
         self._late = time.perf_counter() + _LONG_SECONDS
         several = self._pass(ready)
@@ -175,12 +175,12 @@ class Launcher:
         self._answer()
 
     def _pass(self, ready: list[int]) -> bool:
-        """Take what has come, and launch it; whether that is more than one op."""
+        """Take and launch the requests that have come; return True if there were several."""
         came: list[tuple[Lane, list[Request]]] = []
         self._receive(ready, came)
         several = len(came) > 1 or (bool(came) and len(came[0][1]) > 1)
         if several and len(self._lanes) > 1:
-            # What a batch has for another lane is right behind: else it would be waited for.
+            # A batch's ops for another lane come right after these. Otherwise they would wait.
             self._receive([fd for fd, _ in self._poll(0)], came)
         if len(came) > 1:
             came = _in_order(came)
@@ -197,7 +197,7 @@ class Launcher:
         return several
 
     def _receive(self, ready: list[int], came: list[tuple[Lane, list[Request]]]) -> None:
-        """Take what has come."""
+        """Read the requests that have come."""
         for fd in ready:
             lane = self._lanes.get(fd)
             if lane is None:
@@ -212,7 +212,7 @@ class Launcher:
                 came.append((lane, requests))
 
     def _answer(self) -> None:
-        """Answer what is done."""
+        """Answer finished ops."""
         for lane in self._lanes.values():  # most of which have nothing to do
             if lane.launches:
                 lane.reap()
@@ -222,7 +222,7 @@ class Launcher:
         self._late = time.perf_counter() + _LONG_SECONDS
 
     def _retry(self) -> None:
-        """Launch what was put aside and need not wait any more, in the program's order."""
+        """Launch the ops that were set aside and are ready, in the program's order."""
         waiting = [lane for lane in self._lanes.values() if lane.aside]
         if not waiting:
             return
@@ -237,19 +237,19 @@ class Launcher:
         self._polled.unregister(fd)
         lane.close()
 
-    # --- what is launched together ----------------------------------------------------
+    # --- planned calls ----------------------------------------------------------------
 
     def plan(self, call: Planned) -> None:
-        """Have a call made before anything else is launched, or a few more are planned."""
+        """Plan a call, to be made together with a few more, before the next launch."""
         self._planned.append(call)
         if len(self._planned) >= _MOST_PLANNED:
             self.launch_planned()
 
     def launch_planned(self) -> None:
-        """Make the calls that are planned.
+        """Make the planned calls.
 
-        They are made one right after the other, because each leaves little in the processor's
-        caches of what comes between them.
+        They are made one right after the other, because each call evicts other data from the
+        processor's caches.
 
         Raises:
             StickyFault: the context has failed.
@@ -265,7 +265,7 @@ class Launcher:
     # --- waiting ----------------------------------------------------------------------
 
     def _wait(self) -> list[int]:
-        """Return when there is something to read, and what; answer what finishes until then."""
+        """Wait for descriptors to read, and return them. Answer finished ops meanwhile."""
         poll, completion = self._poll, self._completion
         news = 0.0
         while busy := [lane for lane in self._lanes.values() if lane.launches]:
@@ -297,7 +297,7 @@ class Launcher:
         return [fd for fd, _ in poll()]
 
     def _reap(self, lanes: list[Lane]) -> bool:
-        """Answer what has finished; whether anything has."""
+        """Answer finished ops; return True if there were any."""
         news = False
         for lane in lanes:
             if lane.reap():
@@ -314,13 +314,13 @@ class Launcher:
     # --- completion by the driver -----------------------------------------------------
 
     def expect(self, stream: Stream, token: Any) -> None:
-        """Work was queued whose end ``token`` tells; where there are ``signals``."""
+        """Watch for the end of queued work, marked by ``token``, with ``signals``."""
         assert self.signals is not None
         self.signals[token] = fd = stream.signal()
         self._polled.register(fd, select.POLLIN)
 
     def seen(self, token: Any) -> None:
-        """That end was seen."""
+        """Stop watching for the end of ``token``, which has been seen."""
         assert self.signals is not None
         fd = self.signals.pop(token, None)
         if fd is not None:
@@ -330,7 +330,7 @@ class Launcher:
     # --- the end ----------------------------------------------------------------------
 
     def _report(self, fault: StickyFault) -> None:
-        """The context is gone: all lanes say so, and which op it was."""
+        """Report the end of the context on all lanes, with the op that has probably caused it."""
         for lane in [*self._lanes.values()][:1]:
             lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]
@@ -339,7 +339,7 @@ class Launcher:
 
 
 def _in_order(came: list[tuple[Lane, list[Request]]]) -> list[tuple[Lane, list[Request]]]:
-    """What has come for several lanes, in the program's order."""
+    """Return the requests that have come for several lanes, in the program's order."""
     every = [(request[0], lane, request) for lane, requests in came for request in requests]
     every.sort(key=_by_sequence)
     runs: list[tuple[Lane, list[Request]]] = []

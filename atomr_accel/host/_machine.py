@@ -1,4 +1,4 @@
-"""Where a card is plugged in, and which cores are near: what Linux tells in ``/sys``."""
+"""A card's place in the machine and the cores near it, from Linux's ``/sys``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SYSTEM: Final = Path("/sys")
 
 
 def numa_node(pci_address: str, system: Path = _SYSTEM) -> int | None:
-    """The node of memory that a card is near to; None where the machine has one, or none is told.
+    """Return the NUMA node that a card is near to, or None if the system reports none.
 
     Args:
         pci_address: such as ``"0000:17:00.0"``.
-        system: where the kernel's tree is mounted.
+        system: the path where the kernel's tree is mounted.
     """
     text = _read(system / "bus/pci/devices" / pci_address / "numa_node")
     # -1 is the kernel's word for "I was not told".
@@ -29,7 +29,7 @@ def numa_node(pci_address: str, system: Path = _SYSTEM) -> int | None:
 
 
 def pcie_link(pci_address: str, system: Path = _SYSTEM) -> PcieLink | None:
-    """The fastest link that the card and its slot have in common; None if that is not told."""
+    """Return the fastest link that the card and its slot support; None if unknown."""
     card = system / "bus/pci/devices" / pci_address
     # Idle cards let their links go slow, so the present speed says little: "32.0 GT/s PCIe".
     speed = _read(card / "max_link_speed").partition(" ")[0]
@@ -41,22 +41,22 @@ def pcie_link(pci_address: str, system: Path = _SYSTEM) -> PcieLink | None:
 
 
 def cores_near(node: int | None, system: Path = _SYSTEM) -> set[int]:
-    """The cores of a node; none where it is not known."""
+    """Return the cores of a node; the set is empty if the node is unknown."""
     if node is None:
         return set()
     return _cores(_read(system / f"devices/system/node/node{node}/cpulist"))
 
 
 def bind(cores: Affinity, node: int | None, system: Path = _SYSTEM) -> None:
-    """Have all threads of this process, and those they start, run on some cores only.
+    """Restrict all threads of this process, and threads they start, to some cores.
 
-    What the process was allowed before is never left: whoever started the program may have given
-    it a part of the machine. Where nothing remains of what is near, it may run where it could.
+    Cores that the process was not allowed to use before are left out, because the program may have
+    been given a part of the machine. If no core remains, nothing changes.
 
     Args:
-        cores: which; ``"near"`` are those of ``node``.
+        cores: the cores; ``"near"`` means those of ``node``.
         node: the node of the device, if it is known.
-        system: where the kernel's tree is mounted.
+        system: the path where the kernel's tree is mounted.
     """
     if cores is None or not hasattr(os, "sched_setaffinity"):
         return

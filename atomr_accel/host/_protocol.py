@@ -1,6 +1,6 @@
-"""What a host needs from a backend, and from whatever executes a lane's messages.
+"""Interfaces that a host needs from a backend and from executors.
 
-All of it runs inside the host, on lanes' threads. Nothing here knows a vendor.
+Their implementations run inside the host, on lanes' threads. This module is independent of vendors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Stream(Protocol):
         """A token for all work queued so far; None if that has finished already."""
 
     def finished(self, token: Any) -> bool:
-        """Whether the work before ``token`` is done.
+        """Return True if the work before ``token`` is done.
 
         Raises:
             StickyFault: the context failed.
@@ -35,16 +35,16 @@ class Stream(Protocol):
         """Block this thread until the work before ``token`` is done, without the GIL."""
 
     def release(self, token: Any) -> None:
-        """The token will not be asked about again."""
+        """Release a token, which is not used any more."""
 
     def signal(self) -> int:
-        """A new descriptor that becomes readable once all work queued so far is done.
+        """Return a new descriptor that becomes readable once all work queued so far is done.
 
-        It may never do so if the context fails; ``finished`` tells then.
+        It may never become readable if the context fails; ``finished`` raises then.
         """
 
     def timestamp(self, event: int) -> None:
-        """Note the time when all work queued so far is done, under a number."""
+        """Record the time when all work queued so far is done, under a number."""
 
     def follow(self, other: Any) -> None:
         """Let later work on this stream wait for what ``other`` has queued by now."""
@@ -52,11 +52,11 @@ class Stream(Protocol):
     def close(self) -> None:
         """Release the stream; its lane has ended."""
 
-    # One that can measure what it executes has ``stopwatch()``, too: see ``_times.Stopwatch``.
+    # A stream that can measure its ops has ``stopwatch()``, too: see ``_times.Stopwatch``.
 
 
 class HostContext(Protocol):
-    """One device as one host holds it."""
+    """One device in one host."""
 
     info: DeviceInfo
 
@@ -70,7 +70,7 @@ class HostContext(Protocol):
         """
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory that nobody has; 0 where that tells nothing."""
+        """Return the bytes of device memory that are free, or 0 if the backend cannot know."""
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps that have both happened."""
@@ -96,8 +96,8 @@ class HostContext(Protocol):
     def unmap_slab(self, slab: int) -> None:
         """Unmap a slab, or memory shared with the program."""
 
-    # One that reaches memory of other devices has ``peer(index)``, too, which gives a ``Peer``; one
-    # whose kernels print has ``flush()``, which writes what they have when it has failed.
+    # A context that reaches memory of other devices has ``peer(index)``, too, which returns a
+    # ``Peer``. One whose kernels print has ``flush()``, which writes their output after a failure.
 
     def check(self) -> None:
         """Raise StickyFault if the context has failed."""
@@ -105,7 +105,7 @@ class HostContext(Protocol):
     def close(self) -> None:
         """Release everything."""
 
-    # What follows the program calls, in a context of its own beside the host's.
+    # The program calls the following methods, in a context of its own next to the host's.
 
     def make_current(self) -> None:
         """Prepare this thread for the calls below, and for mapping slabs."""
@@ -122,16 +122,17 @@ class HostContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How an executor does many messages of one type with one call.
+    """A way to execute many messages of one type with one call.
 
-    Small kernels are bound by launching, so a lane that has received several independent
-    ones launches them together where the library can. The library may then add up in another
-    order, so a host that must be deterministic does not.
+    Small kernels are bound by launch time, so a lane that has received several independent ones
+    launches them together if the library supports that. The library may then sum in another order,
+    so a deterministic host does not use it.
 
     Attributes:
-        key: messages with equal keys may go together; None for one that must go alone.
-        run: executes a list of at least two with equal keys.
-        most: how many at once.
+        key: returns a message's key. Messages with equal keys may go together; one with None goes
+            alone.
+        run: executes a list of at least two messages with equal keys.
+        most: largest number of messages at once.
     """
 
     key: Callable[[Any], Hashable]
@@ -142,15 +143,17 @@ class Fusion:
 class Executor(Protocol):
     """Turns a lane's messages into device work: a library's handle, or memory's copies.
 
-    A handler queues its work on the lane's stream and returns None or a plain value
-    that is sent once the work is done, or a ``_slots.Later`` that is asked for one then. It is
-    called with its message only. For messages that come as templates ``preparers`` may have
-    functions by type: given a ``Template``, they return what executes it given its addresses, or
-    None to have it filled in. An executor that can do several messages at once has ``fusions``, by
-    message type. One that messages leave things in has ``on(stream)``: the executor of a further
-    stream of its lane, which has them, too; else one is made for each like the first.
-    One that has ``spreads`` true costs nothing but a stream, and does what may take long: a few
-    ops are spread over streams, too.
+    A handler is called with its message only, and queues its work on the lane's stream. It returns
+    None or a plain value that is sent once the work is done, or a ``_slots.Later`` that computes
+    the value then.
+
+    ``preparers`` may have functions by message type, for messages that come as templates. Such a
+    function gets a ``Template`` and returns a function that executes the message with given
+    addresses, or None to have the template filled in. An executor that can execute several messages
+    at once has ``fusions``, by message type. An executor that keeps objects for messages has
+    ``on(stream)``, which returns the executor of a further stream of its lane with the same
+    objects. Otherwise one is made for each stream. If ``spreads`` is true, further executors cost
+    only a stream and ops may take long, so even a few ops are spread over streams.
     """
 
     handlers: Mapping[type, Callable[[Any], Any]]

@@ -1,6 +1,6 @@
-"""A stream of a lane: what executes ops there, and those that are queued.
+"""A stream of a lane, its executor, and the ops queued there.
 
-Calls that differ in nothing but addresses have a template in common, which is sent once.
+Calls that differ only in addresses share a template, which is sent once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._protocol import Executor, Fusion, HostContext, Stream
 
 _UINT64: Final = b"\xcf"
-"""What msgpack writes before a number of 64 bits."""
+"""Prefix that msgpack writes before a number of 64 bits."""
 
 
 @final
@@ -40,16 +40,16 @@ class Template:
     """A message with places for addresses.
 
     Args:
-        encoded: it, with ``PLACE | i`` in the place of the i-th address.
+        encoded: the encoded message, with ``PLACE | i`` for the i-th address.
         decode: reads messages of its lane.
 
     Attributes:
-        message: it, decoded.
+        message: the decoded message.
         kind: its type.
-        count: how many addresses it takes.
+        count: number of addresses that it takes.
 
     Raises:
-        ProtocolViolation: it is nothing that a program sends.
+        ProtocolViolation: the message is invalid.
     """
 
     __slots__ = ("_decode", "_encoded", "_fill", "count", "kind", "message")
@@ -87,7 +87,7 @@ class Template:
 
 @final
 class Templates:
-    """Those of a lane, by number.
+    """The call templates of a lane, by number.
 
     Args:
         decode: reads messages of the lane.
@@ -111,10 +111,10 @@ class Templates:
         return former
 
     def find(self, request: CallWithTemplate | CallByTemplate) -> Template:
-        """That of a call.
+        """Return the template of a call.
 
         Raises:
-            ProtocolViolation: there is none, or it takes other addresses.
+            ProtocolViolation: the template does not exist, or takes other addresses.
         """
         template = self._known.get(request.number)
         if template is None or len(request.addresses) != template.count:
@@ -138,7 +138,7 @@ def _places(value: Any) -> list[int]:
 
 
 class Malformed(Message, frozen=True):
-    """What is executed in the place of a message that no executor can read."""
+    """Stands for a message that no executor can read."""
 
     why: str
 
@@ -148,16 +148,16 @@ def _refuse(message: Malformed) -> None:
 
 
 def _nothing(_message: object) -> None:
-    """What a withdrawn op does."""
+    """Do nothing, as the op is withdrawn."""
 
 
 @final
 class Later:
-    """What a handler returns whose answer only the device knows, once it is done with the op.
+    """A handler's result whose value only the device knows, once the op is done.
 
     Attributes:
-        read: gives the answer then, or raises what the op failed with. It is called in the lane's
-            thread, and waits for nothing: what it reads the handler has had copied here.
+        read: returns the value then, or raises the error of the op. It is called in the lane's
+            thread and must not wait, so the handler has had the data copied to the host.
     """
 
     __slots__ = ("read",)
@@ -171,10 +171,10 @@ class Group:
     """Ops that are answered together, once the device is done with them.
 
     Attributes:
-        ops: their numbers and results, in order.
-        token: tells when all are done.
-        steps: tokens of some of them, with how many ops are done by then.
-        since: when the last of these was reached, or when the group was complete.
+        ops: their sequence numbers and results, in order.
+        token: the token at which all are done.
+        steps: tokens of some of them, with the number of ops that are done then.
+        since: the time when the last step was reached, or when the group was complete.
     """
 
     __slots__ = ("gone", "ops", "since", "steps", "token")
@@ -187,7 +187,7 @@ class Group:
         self.gone = 0
 
     def take(self, count: int) -> list[tuple[int, Any]]:
-        """The ops that are done when ``count`` are, without those taken before."""
+        """Take the first ``count`` ops, without those taken before."""
         taken, self.ops = self.ops[: count - self.gone], self.ops[count - self.gone :]
         self.gone = count
         self.since = time.perf_counter()
@@ -196,17 +196,16 @@ class Group:
 
 @final
 class StreamSlot:
-    """A stream, its executor, and what is queued there.
+    """A stream, its executor, and the ops queued there.
 
     Args:
-        number: that of its stream, where lanes share streams: there is one slot of that number
-            in each lane.
+        number: the stream's number if lanes share streams. Each lane has one slot of that number.
         fuse: whether ops that come together may be launched together.
 
     Attributes:
-        lane: whose slot it is.
-        unmarked: launched ops with their results, not in a group yet.
-        steps: tokens of some of them, with how many of them are done by then.
+        lane: the lane of the slot.
+        unmarked: launched ops with their results that are not in a group yet.
+        steps: tokens of some of them, with the number of ops that are done when the token is.
         in_flight: groups of ops, in order.
     """
 
@@ -259,10 +258,10 @@ class StreamSlot:
         return self.find_call(request)(request.addresses)
 
     def find_call(self, request: CallWithTemplate | CallByTemplate) -> Callable[[Any], Any]:
-        """What makes a call, given its addresses.
+        """Return the function that makes a call, given its addresses.
 
         Raises:
-            ProtocolViolation: there is no template for it.
+            ProtocolViolation: the lane lacks its template.
         """
         assert self.lane is not None
         template = self.lane.templates.find(request)
@@ -276,7 +275,7 @@ class StreamSlot:
         self._calls.pop(number, None)
 
     def _prepared(self, template: Template) -> Callable[[Sequence[int]], Any]:
-        """What executes a message, given addresses."""
+        """Return the function that executes a message, given addresses."""
         prepare = self._prepare.get(template.kind)
         call: Callable[[Sequence[int]], Any] | None = prepare and prepare(template)
         if call is not None:

@@ -1,4 +1,4 @@
-"""When a lane's ops were launched, executed and found done, for those who want to know."""
+"""Times at which a lane's ops were launched, executed and found done, if wanted."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Stopwatch(Protocol):
     """Measures what a stream executes, in nanoseconds of ``time.monotonic_ns``."""
 
     def start(self) -> Any:
-        """Work is about to be queued: a token of where it begins."""
+        """Return a token of the begin of work that is about to be queued."""
 
     def stop(self, begun: Any) -> Any:
-        """It was queued: a token of where it begins and ends."""
+        """Return a token of the begin and the end of work, now that it is queued."""
 
     def drop(self, begun: Any) -> None:
-        """It was not queued, or nobody asks any more."""
+        """Drop a measurement, because the work was not queued or times are not wanted any more."""
 
     def read(self, token: Any) -> tuple[int, int]:
         """When it began and ended, once it has."""
@@ -36,7 +36,7 @@ class LaneTimes:
     """Notes the times of a lane's ops, from their launch until they are found done.
 
     Args:
-        kind_of: what to call a request.
+        kind_of: returns the name of a request.
     """
 
     __slots__ = ("_domain", "_done", "_kind_of", "_launches", "_timed", "_watches")
@@ -50,7 +50,10 @@ class LaneTimes:
         self._done = array("q")
 
     def report(self, asked: ReportTimes) -> None:
-        """Note times of what comes from here on, and mark it; what is noted is told in any case."""
+        """Note the times of later ops, and mark them for a profiler, or stop.
+
+        Noted times are still sent.
+        """
         self._timed = asked.wanted
         if not asked.ranges:
             self._domain = None
@@ -60,7 +63,7 @@ class LaneTimes:
             self._domain = nvtx.get_domain("atomr_accel")
 
     def begin(self, stream: Stream, message: Message) -> _Launch | None:
-        """Ops are about to be launched in a stream."""
+        """Begin a launch of ops in a stream."""
         domain = self._domain
         if domain is not None:
             domain.push_range(domain.get_event_attributes(message=self._kind_of(message)))
@@ -81,7 +84,7 @@ class LaneTimes:
         return at, number, watch, begun, domain
 
     def end(self, launch: _Launch, seqs: Iterable[int]) -> None:
-        """They were launched."""
+        """End a launch that succeeded."""
         at, number, watch, begun, domain = launch
         if domain is not None:
             domain.pop_range()
@@ -92,7 +95,7 @@ class LaneTimes:
                 self._launches[seq] = launch
 
     def fail(self, launch: _Launch) -> None:
-        """They were not."""
+        """End a launch that failed."""
         _, _, watch, begun, domain = launch
         if domain is not None:
             domain.pop_range()
@@ -100,7 +103,7 @@ class LaneTimes:
             watch.drop(begun)
 
     def note(self, seqs: Iterable[int]) -> None:
-        """Ops are done."""
+        """Note the times of ops that are done."""
         found = time.monotonic_ns()
         launches = self._launches
         for seq in seqs:
@@ -117,7 +120,7 @@ class LaneTimes:
             self._done.extend((seq, at, started, ended, found, number))
 
     def take(self) -> Times | None:
-        """What is known of ops that are done, to be told before their answers; None: nothing."""
+        """Return the times of finished ops, to be sent before their answers, or None."""
         if not self._done:
             return None
         done, self._done = self._done, array("q")
@@ -125,7 +128,7 @@ class LaneTimes:
 
 
 def _tried(measure: Callable[..., Any], *args: Any) -> Any:
-    """What a stopwatch gives; None if it fails, because ops go on without it."""
+    """Return a stopwatch's result, or None if it fails, because ops run without it."""
     try:
         return measure(*args)
     except StickyFault:
@@ -135,6 +138,6 @@ def _tried(measure: Callable[..., Any], *args: Any) -> Any:
 
 
 _Launch = tuple[int, int, "Stopwatch | None", Any, Any]
-"""When ops were launched together, or 0 if nobody asks; the number of their stream; what measures
-that; a token of where they begin, and once they were launched a list of what tells when they began
-and ended; and where the range of their launch is open."""
+"""A launch: its time (0 if times are not wanted), its stream's number, its stopwatch, the token of
+its begin, and the open profiler range. Once launched, the token is a list that holds the token of
+begin and end."""

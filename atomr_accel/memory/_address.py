@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 class LateAddress:
     """Stands for ``block.address + offset`` in a message until the message is sent.
 
-    A batch may use a buffer before there is memory for it, and a recording is replayed
-    with other buffers than it was made with. Both put this in messages, where ordinary
-    ops put the number; the encoder asks for the number when it needs it.
+    A batch may use a buffer before it has memory, and a recording is replayed with other buffers
+    than it was recorded with. Both put this object in messages instead of a number, and the encoder
+    asks it for the number.
     """
 
     __slots__ = ("block", "offset")

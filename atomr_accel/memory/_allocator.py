@@ -1,10 +1,10 @@
 """A best-fit allocator over slabs, without any memory of its own.
 
-It deals in addresses, not pointers (see ``host._address``).
+It works with addresses, not pointers (see ``wire._address``).
 
-Freed pieces go to bins by exact size first, because programs ask for the same sizes
-again and again. They are coalesced with their neighbours only when a request finds
-neither a bin nor a fitting hole, or when the bins have grown large.
+Freed pieces go to bins by exact size first, because programs ask for the same sizes again and
+again. They are coalesced with their neighbours only when a request finds neither a bin nor a
+fitting hole, or when the bins have grown large.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALIGNMENT: Final = 512
-"""Where textures may begin; vendor libraries assume less."""
+"""Alignment of blocks in bytes, enough for textures. Vendor libraries need less."""
 
 _BINNED_SHARE: Final = 64
 _BINNED_BYTES: Final = 256 << 20
 _BINNED_MOST: Final = 2
 _BINNED_PIECES: Final = 256
 _BINNED_LARGEST: Final = 1 << 20
-"""Bins fragment memory. They are emptied once they hold more than 1/64 of it, but what a
-loop makes and drops at a time, 256 MiB or half of a small memory, stays in them, unless it is
-many pieces: to empty them then would take long. Large pieces, one of which would empty the bins
-of all others, stay there up to a number, since whoever finds no hole empties all bins first."""
+"""Limits of the bins, which keep freed pieces for reuse. Bins fragment memory, so all are emptied
+when the small pieces in them exceed 1/64 of it, and also 256 MiB or half of a small memory. They
+are emptied earlier if they hold more than 256 pieces, because emptying then takes long. Pieces
+above 1 MiB count by their number only, because one of them could exceed the other limit. An
+allocation that finds no hole empties all bins first."""
 
 
 _NO_HOLE: Final = (0, -1)
@@ -83,7 +84,7 @@ class Allocator:
         self._set_capacity(self.capacity - nbytes)
 
     def empty_slabs(self) -> list[int]:
-        """The slabs of which nothing is in use."""
+        """Return the slabs without blocks in use."""
         self._coalesce()
         return [s for s, size in self._slabs.items() if self._hole_at.get(s << SLAB_SHIFT) == size]
 
@@ -163,7 +164,10 @@ class Allocator:
         return 1 - sum(largest.values()) / self.free_bytes if self.free_bytes else 0.0
 
     def holes(self) -> Iterator[tuple[int, int]]:
-        """What is free, as ``(nbytes, address)``, largest first. Allocate nothing meanwhile."""
+        """Yield the free pieces as ``(nbytes, address)``, largest first.
+
+        Allocate nothing meanwhile.
+        """
         self._coalesce()
         if self._largest is not _NO_HOLE:
             yield self._largest
@@ -183,7 +187,7 @@ class Allocator:
     def _coalesce(self) -> None:
         if not (self._binned_pieces or self._binned_large):
             return
-        # What was made in a row mostly lies in a row, and is one hole then.
+        # Pieces that were made in a row mostly lie in a row, and become one hole.
         binned = self._bins.items()
         pieces = sorted((address, size) for size, addresses in binned for address in addresses)
         self._bins.clear()

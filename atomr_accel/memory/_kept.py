@@ -1,4 +1,4 @@
-"""What a host keeps for the handles of a program: events, kernels, recorded programs."""
+"""Objects that a host keeps for the handles of a program: events, kernels, recorded programs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Release(NamedTuple):
-    """What has a host let go of something.
+    """A message that makes a host release an object.
 
     Attributes:
         lane: the lane that executes it.
-        name: its name, for people.
+        name: the object's name, for errors.
         message: its message.
     """
 
@@ -30,15 +30,15 @@ class Release(NamedTuple):
 
 @final
 class Kept(Block, eq=False):
-    """Something in the host that is there for a handle of the program.
+    """An object in the host that belongs to a handle of the program.
 
-    Ops that need it name it as read or written, like memory. It has none; but as a block it
-    lives until its handle and the last of those ops are gone. It then notes that the host may
-    let go, and the program's own thread tells the host.
+    Ops that need it name it as read or written, like memory. It has no memory, but like a block it
+    lives until its handle and the last of those ops are gone. It then adds ``release`` to
+    ``let_go``, and the program's own thread sends it to the host.
 
     Attributes:
-        let_go: where it notes, in the end, what to tell the host and for which epoch.
-        release: what to tell the host.
+        let_go: gets the epoch and ``release`` at the end.
+        release: the message that releases the object in the host.
     """
 
     let_go: deque[tuple[Epoch | None, Release]] = msgspec.field(default_factory=deque)
@@ -51,12 +51,12 @@ class Kept(Block, eq=False):
 
 
 def keep(memory: MemoryMap, let_go: deque[tuple[Epoch | None, Release]], release: Release) -> Kept:
-    """What stands for something of the present generation.
+    """Return the handle of an object that belongs to the present generation.
 
     Args:
         memory: the map of the device.
-        let_go: where it is noted that it is not needed any more.
-        release: what to tell the host then.
+        let_go: gets ``release`` when the handle is gone.
+        release: the message that the host gets then.
     """
     epoch = memory.epoch
     return Kept(memory, 0, 0, epoch, 0, epoch.generation, let_go=let_go, release=release)

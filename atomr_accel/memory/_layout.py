@@ -1,4 +1,4 @@
-"""Where in its slabs a device's memory is in use: coarse enough to be drawn."""
+"""Use of a device's memory by slab, coarse enough to be drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SlabLayout:
         kind: ``"plain"``; ``"sealed"``, which survives rebuilds; or ``"stale"``, which is kept for
             refs of older generations.
         used: bytes that are not free.
-        cells: how full each of as many equal parts of it is, from 0 to 1.
+        cells: the slab in equal parts: the share of each part that is used, from 0 to 1.
     """
 
     id: int
@@ -37,12 +37,12 @@ class SlabLayout:
 
 
 def layout(memory: MemoryMap, *, most: int, cells: int) -> list[SlabLayout]:
-    """The slabs of a device, oldest first.
+    """Return the slabs of a device, oldest first.
 
     Args:
         memory: the device's map.
-        most: slabs to look at; of more than that, the largest.
-        cells: the parts that each is divided into.
+        most: number of slabs to return at most; the largest are chosen.
+        cells: number of parts that each slab is divided into.
     """
     slabs = sorted(memory._slabs.values(), key=lambda slab: -slab.nbytes)[:most]
     free = {slab.id: [0.0] * cells for slab in slabs}  # bytes, by parts
@@ -72,7 +72,7 @@ def layout(memory: MemoryMap, *, most: int, cells: int) -> list[SlabLayout]:
 
 
 def _used(free: float) -> float:
-    """The share that is used, without what rounding leaves of nothing and all."""
+    """Return the share that is used, without rounding errors near 0 and 1."""
     return min(1.0, max(0.0, round(1 - free, 9)))
 
 

@@ -28,7 +28,7 @@ SLAB_BYTES: Final = 64 << 20
 
 _LARGEST_SLAB: Final = 1 << 30
 _GROWTH_SHARE: Final = 64
-"""Slabs grow with the memory in use, to 1/64 of it: each is a descriptor, and those are few."""
+"""Divisor for the size of new slabs: 1/64 of the memory in use, because descriptors are limited."""
 
 SLICE: Final = 256
 """Dropped blocks that are released at a time, which takes a fraction of a millisecond."""
@@ -37,10 +37,10 @@ _COUNTED: Final = 8 * SLICE
 """Dropped blocks that are released to be counted as free: a snapshot is taken without a wait."""
 
 _LIMIT_SHARE: Final = 16
-"""A slab that requests share takes no more than 1/16 of a limit, so that others find room, too."""
+"""Divisor of the limit: a shared slab takes at most 1/16 of it, to leave room for other slabs."""
 
 GRANULARITY: Final = 2 << 20
-"""What ``cuMemCreate`` allocates in on every device so far."""
+"""Granularity of ``cuMemCreate`` in bytes, on every device so far."""
 
 _LAST_SLAB: Final = (PLACE >> SLAB_SHIFT) - 1
 """The last number of a slab: numbers are not used twice, and messages tell addresses from places
@@ -56,11 +56,11 @@ class Slab:
     Attributes:
         id: its number, unique in the device.
         nbytes: its size.
-        fd: the descriptor, or -1 where the platform cannot export memory.
+        fd: the descriptor, or -1 if the platform cannot export memory.
         sealed: whether the host maps it read-only.
 
     Raises:
-        ValueError: sealed, and without the descriptor by which it survives.
+        ValueError: the slab is sealed, but lacks the descriptor by which it survives.
     """
 
     id: int
@@ -75,7 +75,7 @@ class Slab:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatistics:
-    """Where a device's memory is, in bytes.
+    """Use of a device's memory, in bytes.
 
     Attributes:
         capacity: all slabs together: what the device has given to this program.
@@ -85,12 +85,12 @@ class MemoryStatistics:
         largest_free: the largest plain buffer that fits without a new slab.
         slabs: number of slabs, hence of descriptors.
         stale: used by refs of older generations that are still held.
-        fragmentation: the share of plain free memory that lies outside the largest free
-            piece of its slab; 0.0 where each slab's free memory is in one piece.
-        limit: what capacity may be at most; None without a ``memory_limit``.
-        dropped: how many buffers that nobody holds any more count as used still. Of thousands
-            that are dropped at once, some are freed whenever memory is asked for or counted,
-            and all before there is none left.
+        fragmentation: the share of plain free memory that lies outside the largest free piece of
+            its slab; 0.0 if each slab's free memory is in one piece.
+        limit: the largest capacity; None without a ``memory_limit``.
+        dropped: number of buffers without refs that still count as used. If thousands are dropped
+            at once, each request for memory and each count frees some. All are freed before memory
+            runs out.
     """
 
     capacity: int
@@ -107,26 +107,26 @@ class MemoryStatistics:
 
 @final
 class MemoryMap:
-    """Slabs, the blocks inside them, and the generation that tells which are good.
+    """Slabs, the blocks inside them, and the generation that decides which blocks are usable.
 
-    After a rebuild, plain slabs of older generations stay for as long as stale refs hold
-    blocks in them, but nobody maps them; they are given up at once when memory is short.
+    After a rebuild, plain slabs of older generations stay for as long as stale refs hold blocks in
+    them. No host maps them, and they are given up at once when memory is short.
 
     Attributes:
         device: the device's name.
-        dropped: pieces whose last handle is gone, noted by whichever thread dropped it.
+        dropped: pieces whose last handle is gone, noted by the thread that dropped it.
         dropped_holds: blocks of which a ``Hold`` is gone, likewise.
-        unmapped: slabs that are given up, of which the host has not been told.
+        unmapped: slabs that are given up and that the host still has to unmap.
         epoch: the present generation's epoch.
         sealed_epoch: the epoch of sealed blocks, which is always present.
-        scopes: how many memory scopes are open.
+        scopes: number of open memory scopes.
         limit: bytes that all slabs together may have, if there is a limit.
         owner: the device, for the layer that knows devices.
-        number: grows with every device that is opened, and so tells those of one name apart.
-        over: once the device does not come back, what became of it.
+        number: a number that grows with every device, to distinguish devices of one name.
+        over: the reason why the device does not come back, once it does not.
         reserved: bytes of the limit that are not for slabs.
-        sealed_changed: called when there is a sealed slab more, or less.
-        slab_changed: called with every slab that comes, or goes.
+        sealed_changed: called when a sealed slab is added or removed.
+        slab_changed: called with every slab that is added or removed.
     """
 
     owner: object
@@ -146,7 +146,7 @@ class MemoryMap:
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()
         self._sealed = Allocator()
-        self._dedicated: dict[int, object] = {}  # slabs that are one buffer, with what they need
+        self._dedicated: dict[int, object] = {}  # slabs of one buffer, with their objects
         self._stale: list[Allocator] = []
         self._slab_ids = itertools.count(1)
         self._whole: MemoryMap | None = None
@@ -186,17 +186,17 @@ class MemoryMap:
         return self.epoch.generation
 
     def current(self, epoch: Epoch) -> bool:
-        """Whether blocks of ``epoch`` may be used."""
+        """Return True if blocks of ``epoch`` are usable."""
         return epoch is self.epoch or epoch is self.sealed_epoch
 
     def awaits(self, epoch: Epoch) -> bool:
-        """Whether blocks of ``epoch`` may be used once they have content."""
+        """Return True if blocks of ``epoch`` become usable once they have content."""
         return epoch.lacking != "" and epoch.generation == self.generation and self.over is None
 
     def allocate(self, nbytes: int, *, sealed: bool = False) -> Block | None:
-        """A block for ``nbytes``, or None when no slab has the room.
+        """Return a block for ``nbytes``, or None if no slab has room.
 
-        Then ``collect`` while there is something ``dropped``, and after that ``add_slab``.
+        If it is None, call ``collect`` while ``dropped`` is not empty, then ``add_slab``.
         """
         size = round_size(nbytes)
         pool = self._sealed if sealed else self._plain
@@ -219,7 +219,7 @@ class MemoryMap:
         return block
 
     def promise(self) -> Block:
-        """A block without memory, whose address is known late; see ``provide``."""
+        """Return a block without memory, whose address is set later; see ``provide``."""
         block = block_at(self, 0, 0)
         block.address = LateAddress(block)
         if self.scopes:
@@ -236,7 +236,7 @@ class MemoryMap:
         return True
 
     def shrink(self, block: Block, nbytes: int) -> None:
-        """Give back what is behind the first bytes of a block, which no op in flight touches."""
+        """Keep the first ``nbytes`` of a block and free the rest. No op in flight may touch it."""
         size = round_size(nbytes)
         if block.epoch is self.epoch and size < block.size:
             self.release(block.address + size, block.size - size)
@@ -263,7 +263,7 @@ class MemoryMap:
         block.retire()
 
     def release(self, address: int, size: int) -> None:
-        """Give a piece back to the slab it is in."""
+        """Return a piece to its slab."""
         slab = address >> SLAB_SHIFT
         pool = self._pool_of.get(slab)
         if pool is None:  # the slab was given up while stale refs still held it
@@ -284,7 +284,7 @@ class MemoryMap:
             release(*dropped.popleft())
 
     def reclaim_held(self) -> None:
-        """Reuse the memory of blocks that nobody holds any more."""
+        """Reuse the memory of blocks whose last ``Hold`` is gone."""
         while self.dropped_holds:
             block = self.dropped_holds.popleft()
             block.holds -= 1
@@ -304,20 +304,20 @@ class MemoryMap:
 
     @property
     def plain_free(self) -> int:
-        """Bytes of these slabs that are free, in however many pieces."""
+        """Bytes of plain slabs that are free, in any number of pieces."""
         return self._plain.capacity - self._plain.in_use
 
     @property
     def over_limit(self) -> int:
-        """Bytes that slabs and what is reserved have beyond the limit; 0 if they have not."""
+        """Bytes by which slabs and reserved memory exceed the limit, or 0."""
         if self.limit is None:
             return 0
         return max(0, self.capacity + self.reserved - self.limit)
 
     def growth(self, nbytes: int) -> int:
-        """How large a slab to make for a request that found no room.
+        """Return the size of the slab to make for a request that does not fit.
 
-        Large requests have slabs of their own, others share one.
+        Large requests have slabs of their own. Other requests share one.
         """
         least = least_slab(nbytes)
         shared = min(_LARGEST_SLAB, 1 << (self.capacity // _GROWTH_SHARE).bit_length())
@@ -328,11 +328,11 @@ class MemoryMap:
         return shared if least <= shared // 2 else least
 
     def slab_sizes(self, nbytes: int) -> list[int]:
-        """What to try for a request that found no room: ``growth``, or else just enough."""
+        """Return slab sizes to try for a request that does not fit: ``growth``, then the least."""
         return self.affordable([self.growth(nbytes), least_slab(nbytes)])
 
     def affordable(self, sizes: list[int]) -> list[int]:
-        """Those of ``sizes`` that the limit allows, largest first."""
+        """Return the ``sizes`` that the limit allows, largest first."""
         room = math.inf if self.limit is None else self.limit - self.capacity - self.reserved
         return sorted({size for size in sizes if size <= room}, reverse=True)
 
@@ -362,13 +362,13 @@ class MemoryMap:
             self.sealed_changed()
 
     def add_dedicated(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
-        """Take a slab into use that is one buffer, and is given up with it.
+        """Add a slab that holds a single buffer and is given up with it.
 
         Args:
             slab: the slab; if it is sealed it survives rebuilds.
-            owner: what to keep alive as long.
-            nbytes: bytes that are asked for, where the slab has more. The block is to be
-                filled yet, if the slab is sealed, and sealed then.
+            owner: an object to keep alive as long as the block.
+            nbytes: bytes that were requested, if the slab is larger. If the slab is sealed, the
+                block is still to be filled, and sealed then.
         """
         pool = Allocator()
         pool.add_slab(slab.id, slab.nbytes)
@@ -406,16 +406,16 @@ class MemoryMap:
         return [slab for slab in slabs.values() if slab.sealed]
 
     def is_own(self, block: Block) -> bool:
-        """Whether a block is all of its slab, which goes with it."""
+        """Return True if a block is all of its slab, which goes with it."""
         return block.address >> SLAB_SHIFT in self._dedicated
 
     def owner_of(self, block: Block) -> object:
-        """What ``add_dedicated`` keeps alive as long as a block, if there is anything."""
+        """Return the object that ``add_dedicated`` keeps alive as long as a block, or None."""
         address: object = block.address
         return self._dedicated.get(address >> SLAB_SHIFT) if isinstance(address, int) else None
 
     def has_slab(self, slab: int) -> bool:
-        """Whether a slab has not been given up."""
+        """Return True if a slab has not been given up."""
         return slab in self._slabs or (self._whole is not None and slab in self._whole._slabs)
 
     def slab_of(self, block: Block) -> Slab:
@@ -446,7 +446,7 @@ class MemoryMap:
             self._close(slab)
 
     def statistics(self) -> MemoryStatistics:
-        """A snapshot of where the memory is."""
+        """Return the use of the memory at this moment."""
         self.collect(_COUNTED)
         plain, sealed = self._plain, self._sealed
         stale = sum(pool.in_use for pool in self._stale)
@@ -483,7 +483,7 @@ class MemoryMap:
 
 
 def _nothing(*_args: object) -> None:
-    """Nobody follows slabs."""
+    """Ignore a change of the slabs."""
 
 
 def least_slab(nbytes: int) -> int:

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 class Epoch:
     """One generation of one device's memory.
 
-    A block is usable while its epoch is the device's present one, or its epoch of
-    sealed memory. Identity of one object answers three questions at once: is it this
-    device, is it this generation, is it not freed.
+    A block is usable while its epoch is the device's present one, or its epoch of sealed memory.
+    Comparing one object answers three questions at once: is it this device, is it this generation,
+    and is the block not freed.
 
     Attributes:
         generation: its number.
-        lacking: of an epoch that never is the present one, for blocks that have memory but no
-            content yet: what has to come first.
+        lacking: the condition for blocks to get their content, in an epoch that is never the
+            present one. Its blocks have memory but no content.
     """
 
     __slots__ = ("generation", "lacking")
@@ -59,24 +59,23 @@ class Epoch:
 class Block(msgspec.Struct, eq=False, weakref=True):
     """A piece of device memory and the ops in flight on it; shared by its views.
 
-    A struct, because each op makes one and those are made fastest.
+    It is a struct because each op makes one, and structs are the fastest to make.
 
     Attributes:
         memory: the map that it belongs to.
-        address: where it is, in the device's address space (see ``host._address``); an int, or
-            a ``LateAddress`` until there is memory. It may change (sealing moves the content),
-            so ask when an op is submitted.
-        size: bytes it takes, rounded.
-        epoch: the epoch it is usable in; None once freed.
-        nbytes: bytes that were asked for: what is behind them was others' before.
-        generation: the generation it was made in.
-        sealed: whether it is read-only for good.
-        writer: sequence number of the op in flight that writes it, or 0.
-        readers: those of the ops in flight that read it; None as long as none has.
+        address: the address in the device's address space (see ``wire._address``): an int, or a
+            ``LateAddress`` until there is memory. It may change, because sealing moves the content,
+            so read it when an op is submitted.
+        size: bytes that the block takes, rounded up.
+        epoch: the epoch in which the block is usable; None once freed.
+        nbytes: bytes that were requested. The bytes after them may hold data of earlier blocks.
+        generation: the generation in which the block was made.
+        sealed: whether the block is read-only for good.
+        writer: sequence number of the op in flight that writes the block, or 0.
+        readers: sequence numbers of the ops in flight that read the block; None before the first.
         retired: pieces to release once no op in flight touches the block.
-        holds: how many ``Hold`` keep the memory from being reused.
-        stands_for: the block that a recording has it for, and how far behind the beginning of
-            that it begins.
+        holds: number of ``Hold`` objects that keep the memory from being reused.
+        stands_for: the block that this one replaces in a recording, and the offset in that block.
     """
 
     memory: MemoryMap
@@ -99,13 +98,13 @@ class Block(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def offset(self) -> int:
-        """Where it begins in the whole block."""
+        """Offset in the whole block, in bytes."""
         return 0
 
     def __del__(self) -> None:
-        # Whoever drops the last handle may be the garbage collector, in any thread, in
-        # the middle of anything: note it and let the program's thread do the rest. Ops
-        # in flight hold their blocks, so this never comes before the last of them.
+        # The garbage collector may drop the last handle, in any thread, in the middle of anything.
+        # It therefore only notes the block, and the program's thread does the rest. Ops in flight
+        # hold their blocks, so this never comes before the last of them.
         if self.size:
             self.memory.dropped.append((self.address, self.size))
         if self.retired:
@@ -119,7 +118,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         self.settle()
 
     def settle(self) -> None:
-        """Release retired pieces if nothing uses them any more."""
+        """Release retired pieces if no op uses them any more."""
         if self.retired and not self.writer and not self.readers and not self.holds:
             for address, size in self.retired:
                 self.memory.release(address, size)
@@ -127,7 +126,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
 
 
 def block_at(memory: MemoryMap, address: object, size: int) -> Block:
-    """A block of so many bytes, of the present generation."""
+    """Return a block of ``size`` bytes in the present generation."""
     epoch = memory.epoch
     return Block(memory, address, size, epoch, size, epoch.generation)
 
@@ -149,7 +148,7 @@ class Part(Block, eq=False):
 
     @property
     def offset(self) -> int:
-        """Where it begins in the whole block."""
+        """Offset in the whole block, in bytes."""
         return self.start
 
     def __eq__(self, other: object) -> bool:
@@ -166,14 +165,14 @@ class Part(Block, eq=False):
         self.base.retire()
 
     def settle(self) -> None:
-        """Release retired pieces if nothing is in flight any more."""
+        """Release retired pieces if no op is in flight any more."""
         self.base.settle()
 
 
 def origin(block: Block) -> tuple[Block, int]:
-    """Whose memory a block is in, and how far behind its beginning it begins.
+    """Return the block whose memory a block uses, and its offset there.
 
-    What stands for another block in a recording is in that one's.
+    In a recording, a stand-in uses the memory of the block that it stands for.
     """
     whole = block.base
     if whole.stands_for is None:
@@ -183,15 +182,15 @@ def origin(block: Block) -> tuple[Block, int]:
 
 
 def part_of(block: Block, offset: int) -> Part:
-    """A block, or a part of one, seen from ``offset`` bytes behind its beginning."""
+    """Return a block, or the part of it from ``offset`` bytes on."""
     whole = block.base
     return Part(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
 
 
 class NotContiguous(ValueError):
-    """A view whose elements have gaps or another order, where none is taken as it is.
+    """A view that is not contiguous, passed to code that needs a contiguous one.
 
-    What carries ops out has it copied then, see ``libraries/_staging``.
+    The executor then works on a copy, see ``libraries/_staging``.
     """
 
 
@@ -199,19 +198,19 @@ class NotContiguous(ValueError):
 class Gapped(Part, eq=False):
     """The block of a view that is not contiguous.
 
-    It does not tell its address: who has not looked at the strides would take what is there for
-    an array without gaps. ``plain`` is for those who have.
+    Reading its address raises, because code that ignores the strides would take the memory for a
+    contiguous array. Code that uses the strides reads ``plain``.
     """
 
     @property
     def plain(self) -> Part:
-        """The same part, which tells its address."""
+        """Part of the same memory, with an address."""
         return part_of(self, 0)
 
 
 def _of_the_whole(name: str) -> property:
     def get(part: Part) -> Any:
-        """Of the whole block."""
+        """Return the attribute of the whole block."""
         return getattr(part.whole, name)
 
     def set_(part: Part, value: Any) -> None:
@@ -221,12 +220,12 @@ def _of_the_whole(name: str) -> property:
 
 
 def _address(part: Part) -> Any:
-    """Where it is, in the device's address space."""
+    """Return the address of a part in the device's address space."""
     return part.whole.address + part.start
 
 
 def _no_address(_part: Gapped) -> NoReturn:
-    """None: see ``Gapped``."""
+    """Raise, because a ``Gapped`` block has no address."""
     raise NotContiguous(
         "a view that is not contiguous is needed so here; copy it first: device.copy"
     )
@@ -251,7 +250,7 @@ class Hold:
         self._block.holds += 1
 
     def release(self) -> None:
-        """Let go at once: for the program's thread, where nothing uses the memory any more."""
+        """Release at once. Only for the program's thread, when the memory is not used any more."""
         block, self._block = self._block, None
         if block is not None:
             block.holds -= 1
@@ -266,21 +265,21 @@ class Hold:
 class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     """A handle to an array in device memory: device, generation, shape, dtype.
 
-    It is hashable, cheap to pass in messages, and never a pointer. Refs come from a
-    device (``put``, ``empty``, the libraries' results), C-contiguous; a ref that is dropped frees
+    It is hashable, cheap to pass in messages, and never a pointer. Refs come from a device
+    (``put``, ``empty``, the libraries' results) and are C-contiguous. A ref that is dropped frees
     its memory after the last op that uses it.
 
-    ``ref[10:20]``, ``ref[:, 1]``, ``ref[::-2]``, ``ref.T``, ``ref.reshape(...)``,
-    ``ref.view(dtype)`` and their like are views, as NumPy's are: refs of the same memory, which
-    lives until the last of them is gone, and is freed, sealed and refused for all of them together.
-    Where they are not contiguous, libraries take them as they are if the vendor's do, and otherwise
-    work on contiguous copies, made on the device for the call; what a call writes to such a view
-    is copied back. ``device.copy(view)`` makes a copy to keep.
+    ``ref[10:20]``, ``ref[:, 1]``, ``ref[::-2]``, ``ref.T``, ``ref.reshape(...)`` and
+    ``ref.view(dtype)`` return views, as in NumPy. Views share the memory of their ref. It lives
+    until the last of them is gone, and freeing or sealing one of them frees or seals all. A library
+    passes a view that is not contiguous to its vendor library directly if that accepts one.
+    Otherwise the library works on a contiguous copy on the device, and copies results back to the
+    view. ``device.copy(view)`` makes a copy to keep.
 
     Attributes:
         shape: as in NumPy.
         dtype: a ``numpy.dtype``, also for bfloat16 and fp8 (from ``ml_dtypes``).
-        nbytes: size of the elements in bytes.
+        nbytes: size of all elements in bytes.
     """
 
     _block: Block
@@ -290,19 +289,19 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     _strides: tuple[int, ...] | None = None  # None: it is C-contiguous
 
     def __setattr__(self, name: str, value: object) -> None:
-        # What it says of its memory is what ops go by.
+        # Ops rely on the layout of their refs.
         raise AttributeError(
             f"a GpuRef's {name} cannot be set; ref.reshape(...) and ref.view(dtype) give "
             f"another view of the same buffer"
         )
 
     def on_block(self, block: Block) -> GpuRef:
-        """The same array in another block, which begins where its first element is."""
+        """Return the same array in another block, which begins at the first element."""
         return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
 
     @property
     def _place(self) -> Block:
-        """Its block, which tells its address to those who look at the strides, too."""
+        """Block with an address, for code that uses the strides."""
         block = self._block
         return block.plain if type(block) is Gapped else block
 
@@ -314,7 +313,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
     @property
     def contiguous(self) -> bool:
-        """Whether its elements follow each other without gaps, in C order."""
+        """True if the elements follow each other without gaps, in C order."""
         return self._strides is None
 
     @property
@@ -339,12 +338,12 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
     @property
     def sealed(self) -> bool:
-        """Whether the buffer is read-only and survives rebuilds."""
+        """True if the buffer is read-only and survives rebuilds."""
         return self._block.sealed
 
     @property
     def is_stale(self) -> bool:
-        """Whether the content is gone: a rebuild came between, or it was freed."""
+        """True if the content is gone, because of a rebuild or because the buffer was freed."""
         block = self._block
         return block.epoch is None or not (
             block.memory.current(block.epoch) or block.memory.awaits(block.epoch)
@@ -379,22 +378,22 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self.swapaxes(-1, -2)
 
     def transpose(self, *axes: SupportsIndex | tuple[SupportsIndex, ...] | None) -> GpuRef:
-        """A view with the axes in another order; as ``numpy.ndarray.transpose``.
+        """Return a view with the axes in another order, like ``numpy.ndarray.transpose``.
 
         Args:
-            *axes: which axis comes where, or one tuple of them; reversed by default.
+            *axes: the axes in their new order, or one tuple of them; reversed by default.
 
         Raises:
-            ValueError: not each axis once.
+            ValueError: the axes are not a permutation.
         """
         one = len(axes) == 1 and axes[0]  # () is other axes than none
         return self._view(transposed, axes, _token_of(axes[0] if one else axes))
 
     def swapaxes(self, axis1: SupportsIndex, axis2: SupportsIndex) -> GpuRef:
-        """A view with two axes exchanged; as ``numpy.ndarray.swapaxes``.
+        """Return a view with two axes exchanged, like ``numpy.ndarray.swapaxes``.
 
         Raises:
-            numpy.exceptions.AxisError: there is no such axis.
+            numpy.exceptions.AxisError: an axis does not exist.
         """
         return self.transpose(swapped(len(self.shape), axis1, axis2))
 
@@ -403,18 +402,18 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         source: SupportsIndex | tuple[SupportsIndex, ...],
         destination: SupportsIndex | tuple[SupportsIndex, ...],
     ) -> GpuRef:
-        """A view with axes at other places; as ``numpy.moveaxis``.
+        """Return a view with axes moved to other places, like ``numpy.moveaxis``.
 
         Raises:
-            ValueError: an axis twice, or other numbers of them; an ``AxisError`` where there
-                is no such axis.
+            ValueError: an axis appears twice, or ``source`` and ``destination`` differ in length.
+            numpy.exceptions.AxisError: an axis does not exist.
         """
         return self.transpose(moved(len(self.shape), source, destination))
 
     def broadcast_to(self, shape: int | tuple[int, ...]) -> GpuRef:
-        """A view whose elements repeat along new axes and those of one element.
+        """Return a view that repeats elements along new axes and axes of length one.
 
-        As ``numpy.broadcast_to``. Nothing can be written to it, unless nothing is repeated.
+        It is like ``numpy.broadcast_to``. The view is read-only if elements repeat.
 
         Raises:
             ValueError: the shapes do not fit.
@@ -423,41 +422,41 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self._seen(wanted, broadcast(self.shape, self.strides, wanted))
 
     def squeeze(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None) -> GpuRef:
-        """A view without axes of one element; as ``numpy.squeeze``.
+        """Return a view without axes of length one, like ``numpy.squeeze``.
 
         Args:
-            axis: which; by default all of them.
+            axis: the axes to remove; by default all of length one.
 
         Raises:
-            ValueError: one has more elements.
+            ValueError: one of the axes is longer.
         """
         return self._seen(*squeezed(self.shape, self.strides, axis))
 
     def diagonal(
         self, offset: SupportsIndex = 0, axis1: SupportsIndex = 0, axis2: SupportsIndex = 1
     ) -> GpuRef:
-        """A view of diagonals, which are its last axis; as ``numpy.diagonal``.
+        """Return a view of diagonals, which become the last axis, like ``numpy.diagonal``.
 
-        It can be written, unlike NumPy's.
+        Unlike NumPy's, it can be written.
 
         Args:
-            offset: how far above the main diagonal.
+            offset: distance above the main diagonal.
             axis1: the axis of the matrices' rows.
-            axis2: that of their columns.
+            axis2: the axis of their columns.
 
         Raises:
-            ValueError: fewer than two axes, or twice the same.
+            ValueError: the ref has fewer than two axes, or both axes are the same.
         """
         return self._seen(*diagonals(self.shape, self.strides, offset, axis1, axis2))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
-        """A view with another shape of the same size; as ``numpy.ndarray.reshape``.
+        """Return a view with another shape of the same size, like ``numpy.ndarray.reshape``.
 
         Args:
-            *shape: its extents, or one tuple of them; one may be -1.
+            *shape: the new shape, as numbers or one tuple; one may be -1.
 
         Raises:
-            ValueError: the sizes differ, or it takes a copy.
+            ValueError: the sizes differ, or the shape needs a copy.
         """
         token = _token_of(shape[0] if len(shape) == 1 else shape)
         known = (self.shape, token)
@@ -479,23 +478,23 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self._seen(new, strides)
 
     def ravel(self) -> GpuRef:
-        """A view with one axis; as ``numpy.ravel``, but that it never copies.
+        """Return a view with one axis, like ``numpy.ravel`` but without ever copying.
 
         Raises:
-            ValueError: it takes a copy.
+            ValueError: it would need a copy.
         """
         return self.reshape(-1)
 
     def view(self, dtype: DTypeLike) -> GpuRef:
-        """A view of the same bytes with another dtype; as ``numpy.ndarray.view``.
+        """Return a view of the same bytes with another dtype, like ``numpy.ndarray.view``.
 
         Args:
-            dtype: where its size is another, the last axis becomes longer or shorter.
+            dtype: the new dtype. If its size differs, the last axis becomes longer or shorter.
 
         Raises:
-            TypeError: no dtype that device memory holds.
-            ValueError: the last axis does not divide into elements of that size, or has gaps;
-                or an element would not begin at a multiple of its size.
+            TypeError: device memory does not support the dtype.
+            ValueError: the last axis does not divide into elements of that size, or has gaps; or an
+                element would not begin at a multiple of its size.
         """
         dtype = as_dtype(dtype)
         shape, strides = self.shape, self._strides
@@ -537,7 +536,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     def _view(
         self, make: Callable[..., _Layout], argument: Any, token: tuple[object, ...] | None
     ) -> GpuRef:
-        """A view as ``make`` gives it of a layout and an argument, of which ``token`` tells all."""
+        """Return ``make``'s view for a layout and an argument; ``token`` is its key."""
         known = (make, self.shape, self._strides, self.dtype, token)
         made = None if token is None else _VIEWS.get(known)
         if made is None:
@@ -552,7 +551,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return _ref(self._block, shape, self.dtype, nbytes, strides, start)
 
     def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
-        """A view with another shape, that begins so many bytes behind it."""
+        """Return a view of another shape and strides that begins ``start`` bytes into this ref."""
         itemsize = self.dtype.itemsize
         contiguous = is_contiguous(shape, strides, itemsize)
         nbytes = math.prod(shape) * itemsize
@@ -594,22 +593,22 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...]] | tuple[tuple[int, ...], tuple
 _View = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
 
 _VIEWS: Final[dict[tuple[object, ...], _View]] = {}
-"""What indexing and transposing give, by layout and key: programs do the same again and again."""
+"""Results of indexing and transposing by layout and key, because programs repeat them."""
 
 _SHAPES: Final[dict[tuple[object, ...], tuple[int, ...]]] = {}
-"""What ``reshape`` makes of shapes, likewise."""
+"""Results of ``reshape`` by shapes, for the same reason."""
 
 _MOST_VIEWS: Final = 1 << 10
 
 _BOUNDS: Final = frozenset({int, type(None)})
-"""Of slices that are remembered."""
+"""Types of the bounds of slices that are remembered."""
 
 
 _ALL: Final = slice(None)
 
 
 def _token_of(key: object) -> tuple[object, ...] | None:
-    """What equal keys have in common; None for those that are not remembered."""
+    """Return a token that equal keys share, or None if results for the key are not remembered."""
     parts: list[object] = []
     for part in key if type(key) is tuple else (key,):
         kind = type(part)
@@ -635,7 +634,7 @@ def _ref(
     strides: tuple[int, ...] | None,
     start: int = 0,
 ) -> GpuRef:
-    """A ref of any layout, which begins so many bytes behind ``block``."""
+    """Return a ref of any layout that begins ``start`` bytes into ``block``."""
     if strides is not None:
         if isinstance(block, Part):
             start += block.start
@@ -649,7 +648,7 @@ def _ref(
 
 
 def no_ref_error(given: object, name: str) -> TypeError:
-    """The error for an argument that is no ref."""
+    """Return the error for an argument that must be a ref."""
     message = f"{name} must be a GpuRef, not {said_of(given)}"
     if isinstance(given, Operand):
         how = (
@@ -693,7 +692,7 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
 
 
 def _is_data(thing: object) -> bool:
-    """Whether ``put`` might take it."""
+    """Return True if ``put`` might accept an object."""
     return hasattr(type(thing), "__array__") or isinstance(thing, (bool, int, float, complex, list))
 
 

@@ -1,4 +1,4 @@
-"""Scopes of memory: what is made inside is freed at the end."""
+"""Memory scopes, which free the buffers made inside them at the end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @final
 class MemoryScope:
-    """Frees what is made inside its block. Made by ``device.scope()``.
+    """Frees the buffers made inside its block. Returned by ``device.scope()``.
 
-    What counts is the task: what this task makes, and those that were started inside.
+    It covers the buffers that its task makes, and those of tasks started inside the block.
     """
 
     def __init__(self, memory: MemoryMap) -> None:

@@ -1,6 +1,7 @@
 """Views of arrays: shapes, strides and offsets, as NumPy's views have them.
 
-A layout is a shape with strides in bytes, and views of it begin so many bytes behind where it does.
+A layout is a shape with strides and an offset in bytes. The offset is counted from the array that
+it is a view of.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ Index = SupportsIndex | slice | EllipsisType | None
 Key = Index | tuple[Index, ...]
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
-"""A shape, strides, and where it begins, behind what it is a view of."""
+"""A shape, strides in bytes, and the offset in bytes from the array that it is a view of."""
 
 LARGEST_EXTENT = 2**63 - 1
-"""What messages, and NumPy, can count to along an axis."""
+"""Largest extent of an axis that messages and NumPy support."""
 
 _SOMEWHERE: Final = 1 << 44
-"""Where arrays that stand for views seem to be: memory that nobody touches."""
+"""Address of the arrays that stand for views. Their memory is never touched."""
 
 _MOST_WORK: Final = 1 << 14
-"""How many candidates NumPy looks at to tell views apart, some microseconds each thousand."""
+"""Number of candidates that NumPy tries to find shared elements, some microseconds per thousand."""
 
 
 def as_shape(shape: object) -> tuple[int, ...]:
-    """A shape as NumPy takes it: a whole number or a sequence of them.
+    """Return a shape as NumPy takes it, from a whole number or a sequence of them.
 
     Raises:
-        TypeError: it is made of something else; bool is no number here.
-        ValueError: a number is negative, or beyond 64 bits.
+        TypeError: it is neither. Bools are refused.
+        ValueError: a number is negative, or needs more than 64 bits.
     """
     given: Any = shape
     try:
@@ -61,7 +62,7 @@ def _is_sequence(shape: object) -> bool:
 
 
 def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The strides of a C-contiguous array; all 0 where it is empty."""
+    """Return the strides of a C-contiguous array; all are 0 if the array is empty."""
     if 0 in shape:
         return (0,) * len(shape)
     strides = []
@@ -73,7 +74,7 @@ def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether elements follow each other without gaps, in C order; as NumPy has it."""
+    """Return True if elements follow each other without gaps in C order, as NumPy defines it."""
     expected = itemsize
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1:
@@ -88,7 +89,7 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """The first byte of an array, and that behind its last, counted from where it begins."""
+    """Return the offsets of the first byte of an array and of the byte after its last."""
     if 0 in shape:
         return 0, 0
     low, high = 0, itemsize
@@ -102,7 +103,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
 
 
 def repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether several elements are the same memory, as those that ``broadcast_to`` gives.
+    """Return True if several elements share memory, as in the results of ``broadcast_to``.
 
     No other view has elements that overlap.
     """
@@ -112,9 +113,9 @@ def repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def share_elements(one: Layout, other: Layout, itemsizes: tuple[int, int]) -> bool:
-    """Whether two views of the same memory have an element, or a part of one, in common.
+    """Return True if two views of the same memory share an element or a part of one.
 
-    Where it would take long to find out, they are said to.
+    It is also True if finding out would take long.
     """
     first, second = _stand_in(*one, itemsizes[0]), _stand_in(*other, itemsizes[1])
     most: Any = _MOST_WORK  # NumPy's stubs know of no numbers in between
@@ -125,7 +126,7 @@ def share_elements(one: Layout, other: Layout, itemsizes: tuple[int, int]) -> bo
 
 
 class _Memory:
-    """Memory that is nowhere, for arrays that nobody reads."""
+    """An array interface for memory that is never read."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
@@ -134,7 +135,7 @@ class _Memory:
 def _stand_in(
     shape: tuple[int, ...], strides: tuple[int, ...], start: int, itemsize: int
 ) -> np.ndarray[Any, Any]:
-    """An array of such a layout, whose elements must not be looked at."""
+    """Return an array with the given layout, whose elements must not be read."""
     interface = {
         "data": (_SOMEWHERE + start, True),
         "shape": shape,
@@ -146,11 +147,11 @@ def _stand_in(
 
 
 def selected(shape: tuple[int, ...], strides: tuple[int, ...], key: Key) -> Layout:
-    """What ``array[key]`` selects.
+    """Return the layout that ``array[key]`` selects.
 
     Raises:
-        IndexError: out of bounds, or more indices than dimensions.
-        TypeError: not basic indexing.
+        IndexError: an index is out of bounds, or there are more indices than dimensions.
+        TypeError: the key needs more than basic indexing.
     """
     indices = key if isinstance(key, tuple) else (key,)
     first = 0
@@ -221,10 +222,10 @@ def swapped(ndim: int, one: SupportsIndex, other: SupportsIndex) -> tuple[int, .
 def broadcast(
     shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The strides with which an array has a larger shape.
+    """Return the strides with which an array has a larger shape.
 
     Raises:
-        ValueError: it does not broadcast to that.
+        ValueError: the array does not broadcast to the shape.
     """
     more = len(wanted) - len(shape)
     fits = more >= 0 and all(
@@ -283,11 +284,11 @@ def diagonals(
 def regrouped(
     shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """The strides with which a view of an array has another shape; None where none has.
+    """Return the strides of a view with another shape, or None if it would need a copy.
 
     Args:
-        shape: of an array with elements.
-        strides: its own.
+        shape: the shape of an array with elements.
+        strides: its strides.
         new: another shape of the same size.
     """
     # Axes that follow each other without a gap are as good as one.
@@ -336,7 +337,7 @@ def reshaped(old: tuple[int, ...], shape: tuple[int | tuple[int, ...], ...]) -> 
 
 
 def _expanded(shape: tuple[int, ...], indices: tuple[Index, ...]) -> list[Any]:
-    """One index for each axis: the ellipsis, and what was left out, as full slices."""
+    """Return one index for each axis, with full slices for the ellipsis and for missing indices."""
     for index in indices:
         if not _basic(index):
             raise TypeError(

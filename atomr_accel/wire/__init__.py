@@ -1,7 +1,7 @@
-"""What a program and its hosts share: messages, frames, addresses, descriptors.
+"""Code that a program and its hosts share: messages, frames, addresses, descriptors.
 
-``_interop`` and ``_ufuncs`` are imported by those who need them, which most hosts do not.
-Nothing in here imports trio, a backend or a library.
+Only modules that need ``_interop`` or ``_ufuncs`` import them. Most hosts do not. No module in here
+imports trio, a backend or a library.
 """
 
 from ._address import (

@@ -1,7 +1,7 @@
 """The device's address space, which means the same in every process, and shared files.
 
-An address is ``slab << SLAB_SHIFT | offset``; only a host turns it into a pointer, with
-the base where it mapped the slab.
+An address is ``slab << SLAB_SHIFT | offset``. Only a host converts it to a pointer, with the base
+at which it has mapped the slab.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _F_SEAL_FUTURE_WRITE: Final = 0x10  # which the standard library does not name e
 
 
 def shared_fd(nbytes: int, name: str) -> int:
-    """An anonymous file of ``nbytes`` that lives as long as somebody holds it.
+    """Return the descriptor of an anonymous file of ``nbytes``, which lives until it is closed.
 
-    Whoever holds it cannot change its size: to touch a mapping of what a file has lost
-    ends the process.
+    A process with the descriptor cannot change the file's size. Touching a mapping beyond the end
+    of a file would kill the process.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -49,7 +49,7 @@ def shared_fd(nbytes: int, name: str) -> int:
 
 
 def make_read_only(fd: int) -> None:
-    """Let nobody write to a file of ``shared_fd`` from now on, but through mappings there are."""
+    """Refuse writes to a file of ``shared_fd`` from now on, except through present mappings."""
     if _HAS_SEALS:
         wanted = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
         present = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -58,10 +58,10 @@ def make_read_only(fd: int) -> None:
 
 
 def arrived(fd: int, what: str, nbytes: int) -> int:
-    """A descriptor that was to come along with a message; -1 stands for one that did not.
+    """Return a descriptor that should have come with a message; -1 means that it did not.
 
     Raises:
-        OutOfMemory: it did not: the system drops those for which the receiver has no room.
+        OutOfMemory: it did not arrive, because the system drops descriptors without room for them.
     """
     if fd < 0:
         raise OutOfMemory(
@@ -73,13 +73,15 @@ def arrived(fd: int, what: str, nbytes: int) -> int:
 
 
 def map_file(fd: int, nbytes: int, *, writable: bool = True) -> mmap.mmap:
-    """Map a file of ``shared_fd``, whoever has made it. There is no other way to map memory.
+    """Map a file of ``shared_fd``, made by this process or another one.
+
+    All shared memory is mapped by this function.
 
     Raises:
         OutOfMemory: no address space, no descriptor left, or the file's did not arrive.
-        ValueError: the file is smaller, or whoever has it could make it so.
+        ValueError: the file is smaller than ``nbytes``, or another process could truncate it.
     """
-    arrived(fd, "shared memory", nbytes)  # mmap would take -1 for memory of nobody else
+    arrived(fd, "shared memory", nbytes)  # mmap would take -1 for anonymous memory
     present = os.fstat(fd).st_size
     if present < nbytes:
         raise ValueError(f"the descriptor has {present} bytes, not the {nbytes} it should have")
@@ -106,7 +108,7 @@ def _seals_of(fd: int) -> int:
 
 
 class _Memory:
-    """What NumPy makes an array of, and keeps alive as long as that."""
+    """An array interface for NumPy, which keeps the owner alive as long as the array."""
 
     def __init__(self, interface: dict[str, Any], owner: object) -> None:
         self.__array_interface__ = interface

@@ -1,9 +1,9 @@
 """Messages of the control socket: framed, bounded, with the descriptors that they announce.
 
-A message is a head, which tells its length and how many descriptors come along, and its
-body. A descriptor can get lost on the way: the kernel drops those for which the receiver
-has no room in its table. So none is ever taken for granted: what was announced has
-arrived, or receiving it is an error, and nothing stays open that nobody asked for.
+A message is a head and a body. The head holds the body's length and the number of descriptors that
+come along. A descriptor can get lost on the way: the kernel drops those for which the receiver has
+no room in its table. Receiving a message therefore fails unless all announced descriptors have
+arrived, and every descriptor that is not wanted is closed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_BYTES: Final = 1 << 26
-"""The longest control message, either way; most are tiny, but some are lists of slabs."""
+"""Largest control message in bytes, in both directions. Most are tiny, but some list slabs."""
 
 MOST_DESCRIPTORS: Final = 16
-"""The most that can come along with one message."""
+"""Largest number of descriptors that come along with one message."""
 
 _HEAD: Final = struct.Struct("<II")
 
@@ -30,12 +30,12 @@ _PIECE: Final = 1 << 16
 
 _ROOM: Final = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
 
-# What arrives must not be inherited by processes that the receiver starts meanwhile.
+# Processes that the receiver starts meanwhile must not inherit the descriptors.
 _FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class ProtocolError(ConnectionError):
-    """The other end does not speak our language: nothing it says can be relied on."""
+    """The other end has sent an invalid message, so nothing more from it can be trusted."""
 
 
 @final
@@ -43,14 +43,14 @@ class Outgoing:
     """A message on its way out.
 
     Args:
-        body: what it says.
-        fds: descriptors that go along; they stay the caller's.
+        body: the content of the message.
+        fds: descriptors that go along; the caller still owns them.
 
     Attributes:
         begun: whether some of it is sent.
 
     Raises:
-        ValueError: it is too long to be sent.
+        ValueError: the message is too long to be sent.
     """
 
     def __init__(self, body: bytes, fds: Sequence[int] = ()) -> None:
@@ -65,14 +65,14 @@ class Outgoing:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is sent."""
+        """True if the whole message is sent."""
         return not self._rest
 
     def send(self, sock: socket.socket) -> None:
-        """Send as much as the socket takes.
+        """Send as many bytes as the socket accepts.
 
         Raises:
-            BlockingIOError: it takes nothing now.
+            BlockingIOError: the socket accepts none now.
         """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._fds))]
         sent = sock.sendmsg([self._rest], rights if self._fds else ())
@@ -83,7 +83,7 @@ class Outgoing:
 
 @final
 class Incoming:
-    """A message on its way in."""
+    """A message that is being received."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -95,15 +95,15 @@ class Incoming:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it has come."""
+        """True if the whole message has arrived."""
         return len(self._head) == _HEAD.size and len(self._body) == self._length
 
     def receive(self, sock: socket.socket) -> None:
-        """Take what has come.
+        """Take the bytes that have arrived.
 
         Raises:
-            BlockingIOError: nothing has come.
-            ConnectionError: nothing more will.
+            BlockingIOError: no bytes have arrived.
+            ConnectionError: the other side has closed the socket.
         """
         try:
             if len(self._head) < _HEAD.size:
@@ -117,16 +117,16 @@ class Incoming:
             raise
 
     def drop(self) -> None:
-        """Close the descriptors that have come: nobody waits for the message any more."""
+        """Close the descriptors that have arrived, because the message is not needed any more."""
         fds, self._fds = self._fds, []
         close_all(fds)
 
     def take(self) -> tuple[bytearray, list[int]]:
-        """The complete message's body, and the descriptors that came along: all of them.
+        """Return the complete message's body and all descriptors that came along.
 
         Raises:
             OSError: this process had no room for them (``EMFILE``); none is kept.
-            ProtocolError: it has others than were announced; none is kept.
+            ProtocolError: the descriptors differ from the announced ones; none is kept.
         """
         fds, self._fds = self._fds, []
         if len(fds) != self._announced:
@@ -180,6 +180,6 @@ def receive(sock: socket.socket) -> Incoming:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors that nobody wants."""
+    """Close descriptors."""
     for fd in fds:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What travels through a host's control socket: one request and one reply at a time."""
+"""Messages of a host's control socket, which carries one request and one reply at a time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _ModuleName = Annotated[str, msgspec.Meta(max_length=MODULE_NAME)]
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """First request: take the device. The descriptor of the staging memory comes along.
+    """First request: open the device. The descriptor of the staging memory comes along.
 
-    Its address begins at 0: no slab has that number.
+    The staging memory has slab number 0, which is otherwise unused.
 
     Attributes:
-        cores: where a host process may run: ``"near"`` the device, anywhere (None), or on these.
+        cores: the cores that a host process may run on: ``"near"`` the device, all (None), or
+            these.
     """
 
     backend: str
@@ -38,24 +39,23 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
 
 Affinity = Literal["near"] | tuple[int, ...] | None
-"""Where a host may run: near its device, on some cores, or anywhere."""
+"""Cores that a host may run on: ``"near"`` its device, the given ones, or all (None)."""
 
 
 class StreamPlan(msgspec.Struct, frozen=True):
-    """How lanes get their streams and learn what is done.
+    """Settings for the streams of lanes, and for how lanes find finished ops.
 
     Attributes:
-        strategy: ``"shared"``: each lane has several, those of one number and priority are
-            the same in all lanes; ``"per_actor"``: each lane has streams of its own;
-            ``"pooled"``: lanes share ``pool`` streams; ``"single"``: all share one.
-        pool: how many streams a pool has.
+        strategy: ``"shared"``: each lane has several streams, and streams with the same number and
+            priority are the same in all lanes. ``"per_actor"``: each lane has streams of its own.
+            ``"pooled"``: lanes share ``pool`` streams. ``"single"``: all lanes share one stream.
+        pool: number of streams in a pool.
         priorities: stream priority by lane name; lower runs first, 0 is the default.
         completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
-        group: how many launches may share one completion token, and so one answer.
+        group: number of launches that may share one completion token, and so one answer.
         track_each_op: whether ops of a group that takes long are answered one by one.
-        deterministic: whether results must not depend on what else is in flight, nor on time.
-        sanitized: whether a sanitizer looks at what runs: what is compiled has the lines of its
-            source then.
+        deterministic: whether results are independent of other ops in flight and of timing.
+        sanitized: whether a sanitizer checks the process. Code is then compiled with line numbers.
     """
 
     strategy: str = "shared"
@@ -75,28 +75,28 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskFree(msgspec.Struct, frozen=True, tag=True):
-    """Ask how much memory of the device is free."""
+    """Ask for the free memory of the device."""
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """Bytes of the device's memory that are free, whoever has the others."""
+    """Bytes of the device's memory that no process uses."""
 
     nbytes: int
 
 
 class AskPeers(msgspec.Struct, frozen=True, tag=True):
-    """Ask how the device reaches others, by their indices."""
+    """Ask for the device's access to others, by their indices."""
 
     indices: list[int]
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """How a device reaches another one.
+    """A device's access to another device.
 
     Attributes:
         access: whether it can map the other's memory.
         atomics: whether its atomic operations work there, which takes more than PCIe.
-        rank: the driver's word on how fast that is; lower is faster, None if it has none.
+        rank: the driver's rank of the link's speed; lower is faster, None if unknown.
     """
 
     access: bool
@@ -105,32 +105,32 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Peers(msgspec.Struct, frozen=True, tag=True):
-    """How the device reaches others, in the order in which they were named."""
+    """The device's access to other devices, in the order of the request."""
 
     peers: list[Peer]
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
-    """Import classes, and call their ``preload`` where they have one."""
+    """Import classes, and call their ``preload`` if they have one."""
 
     references: list[str]
 
 
 class Import(msgspec.Struct, frozen=True, tag=True):
-    """Begin to import modules, as far as that can be done.
+    """Begin to import modules, as far as possible.
 
-    The descriptor that comes along is closed when it is. Meanwhile other requests are answered.
+    The descriptor that comes along is closed at the end. Meanwhile other requests are answered.
     """
 
     modules: list[str]
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """Ask which modules functions of the program have imported."""
+    """Ask for the modules that functions of the program have imported."""
 
 
 class Modules(msgspec.Struct, frozen=True, tag=True):
-    """Names of modules, those first that others need."""
+    """Names of modules, in an order in which they can be imported."""
 
     names: Annotated[list[_ModuleName], msgspec.Meta(max_length=MOST_MODULES)]
 
@@ -154,16 +154,16 @@ class OpenLane(msgspec.Struct, frozen=True):
 
 
 class OpenLanes(msgspec.Struct, frozen=True, tag=True):
-    """Start lanes, side by side, on the sockets that come along in the same order."""
+    """Start lanes in parallel, on the sockets that come along in the same order."""
 
     lanes: list[OpenLane]
 
 
 class LanesOpened(msgspec.Struct, frozen=True, tag=True):
-    """Lanes are started, but for some.
+    """The reply to ``OpenLanes``, with the lanes that did not start.
 
     Attributes:
-        failed: why those are not, by name, in the order in which they failed.
+        failed: the errors of those lanes, by name, in the order in which they failed.
     """
 
     failed: dict[str, Failure | Fault]
@@ -188,7 +188,7 @@ class MapSlab(msgspec.Struct, frozen=True, tag=True):
 class MapPinned(msgspec.Struct, frozen=True, tag=True):
     """Page-lock and map memory of the program whose descriptor comes along.
 
-    It has an address like a slab; one that is mapped already stays as it is.
+    It has an address like a slab. A mapping that exists already is kept.
     """
 
     id: int
@@ -217,15 +217,15 @@ class UnmapSlabs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """A control request is done."""
+    """The reply to a control request without a value."""
 
 
 class PcieLink(msgspec.Struct, frozen=True):
-    """How a card is plugged in, at its best.
+    """The best PCIe link that a card supports.
 
     Attributes:
-        gigatransfers: per second and lane, in 10^9: 32.0 is PCIe 5.
-        lanes: how many, such as 16.
+        gigatransfers: 10^9 transfers per second and lane: 32.0 is PCIe 5.
+        lanes: number of lanes, such as 16.
     """
 
     gigatransfers: float
@@ -233,23 +233,23 @@ class PcieLink(msgspec.Struct, frozen=True):
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """What a device says of itself.
+    """Properties of a device.
 
     Attributes:
-        name: the vendor's name of it.
+        name: the vendor's name of the device.
         backend: its backend's name, such as ``"cuda"``.
         index: its index.
-        total_memory: bytes.
+        total_memory: its memory in bytes.
         compute_capability: such as ``(9, 0)``; ``(0, 0)`` on the CPU.
         driver_version: such as 13000 for CUDA 13.0; 0 on the CPU.
         uuid: the vendor's identifier, or the empty string.
         exports_memory: whether memory can outlive its process.
-        pci_address: where it is plugged in, such as ``"0000:17:00.0"``; None if nowhere.
-        numa_node: the node of this machine that it is near to; None if unknown.
-        pcie: its link there; None if unknown.
+        pci_address: its PCI address, such as ``"0000:17:00.0"``; None if it has none.
+        numa_node: the NUMA node of this machine that is closest to it; None if unknown.
+        pcie: its PCIe link; None if unknown.
         mig: whether it is an instance of a card that is split (MIG); None if unknown.
-        multiprocessors: how many there are; 0 on the CPU.
-        shared_memory_per_block: bytes that a block may ask for at most; 0 on the CPU.
+        multiprocessors: number of multiprocessors; 0 on the CPU.
+        shared_memory_per_block: bytes that a thread block may use at most; 0 on the CPU.
     """
 
     name: str
@@ -289,33 +289,36 @@ _BRING_DESCRIPTOR: Final = (Open, MapSlab, MapPinned, Import)
 
 
 def brings(request: ControlRequest) -> int:
-    """How many descriptors come along with a request."""
+    """Return the number of descriptors that come along with a request."""
     if isinstance(request, OpenLanes):
         return len(request.lanes)
     return int(isinstance(request, _BRING_DESCRIPTOR))
 
 
 FETCH_DESCRIPTOR: Final = (CreateSlab,)
-"""The requests whose reply may bring one."""
+"""Requests whose reply may bring a descriptor."""
 
 
 def find_class(what: str, reference: str, where: str = "the host") -> Any:
-    """The class that a backend or a library names as ``module:class``.
+    """Return the class that a backend or a library names as ``module:class``.
 
     Args:
-        what: what it is, for errors.
+        what: a description of the class, for errors.
         reference: its name.
-        where: which process looks for it, for errors.
+        where: the process that loads it, for errors.
 
     Raises:
-        Unsupported: it is not there.
+        Unsupported: it cannot be loaded.
+        OSError: memory, processes, threads or descriptors are short.
+        AccelError: the module raised it; it is passed on.
+        MemoryError: the module raised it; it is passed on.
     """
     try:
         found = resolve_name(reference)
         if not callable(found):
             raise TypeError(f"it is a {type(found).__name__}, not a class")
     except (AccelError, OSError, MemoryError):
-        raise  # says itself what is missing, or may be had the next time
+        raise  # says itself which part is missing, or may succeed the next time
     except Exception as error:
         if is_shortage(error):
             raise OSError(errno.ENOMEM, f"{what}, {reference!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""Errors as answers: packed in the host, and raised in the program as what they were."""
+"""Errors as answers: packed in the host, and raised in the program as their own types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PICKLED: Final = 1 << 20
 """Bytes of a pickled error."""
 
 
-# These two mean something else where they are raised: the end of an iterator.
+# Raising these two has another meaning: the end of an iterator.
 _NEVER: Final = (StopIteration, StopAsyncIteration)
 
 _KINDS: Final[dict[str, type[Exception]]] = {
@@ -35,7 +35,7 @@ _KINDS: Final[dict[str, type[Exception]]] = {
     and issubclass(kind, Exception)
     and not issubclass(kind, (*_NEVER, BaseExceptionGroup))
 }
-"""What may come by name: errors of this package, and builtin ones."""
+"""Errors that are sent by name: errors of this package, and builtin ones."""
 
 
 def pack_exception(seq: int, error: BaseException, *, pickles: bool = False) -> Failure:
@@ -78,7 +78,7 @@ def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[Plai
         return msgspec.msgpack.decode(encoded, type=dict[str, int | str]), error.args
     reduced = error.__reduce__()
     no_more = {"__notes__"}
-    if type(error) is AttributeError:  # what it has since Python 3.12 is in its message
+    if type(error) is AttributeError:  # its fields since Python 3.12 are in its message
         no_more |= {"name", "args"}
     if isinstance(reduced, str) or any(more and set(more) - no_more for more in reduced[2:]):
         raise TypeError("it has attributes")
@@ -93,7 +93,7 @@ def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[Plai
 
 def _pickle(error: BaseException) -> bytes:
     """An exception as a pickle; empty if it cannot travel."""
-    if not isinstance(error, Exception):  # it would end more than a call where it is raised
+    if not isinstance(error, Exception):  # raising it would end more than a call
         return b""
     try:
         pickled: bytes = cloudpickle.dumps(error)
@@ -123,16 +123,17 @@ def _encodable(text: str) -> str:
 
 
 def unpack_exception(failure: Failure, *, pickles: bool = False) -> Exception:
-    """The exception that a reply stands for.
+    """Return the exception that a reply stands for.
 
-    One that is no error of this package has the host's traceback as a note.
+    An error of another package has the host's traceback as a note.
 
     Args:
         failure: the reply.
-        pickles: whether it may be a pickle: it answers a call of the program's own functions.
+        pickles: whether it may be a pickle, because it answers a call of the program's own
+            functions.
 
     Raises:
-        ProtocolViolation: no host sends this.
+        ProtocolViolation: a correct host does not send this reply.
     """
     if failure.pickled:
         if not pickles:
@@ -169,19 +170,19 @@ def _note_of(failure: Failure) -> str:
     return f"In the host:\n{failure.traceback}"
 
 
-# --- what may be had the next time ------------------------------------------------------
+# --- shortages, which may be over the next time -----------------------------------------
 
 SHORTAGES: Final = frozenset(
     {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
 )
-"""What a want of memory, processes, threads or descriptors is to the system."""
+"""Errors of the system for a shortage of memory, processes, threads or descriptors."""
 
 _NOT_MAPPED: Final = ("failed to map segment", "Cannot allocate memory")
-"""What the dynamic linker says of it, which Python hands on as an ``ImportError``."""
+"""Errors of the dynamic linker for a shortage, which Python raises as an ``ImportError``."""
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether something failed for want of them, and may not the next time."""
+    """Return True if an error means such a shortage, which may be over at the next attempt."""
     if isinstance(error, OSError):
         return error.errno in SHORTAGES
     if isinstance(error, ImportError):
@@ -190,11 +191,11 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def as_out_of_memory(error: BaseException, where: str) -> BaseException:
-    """``OutOfMemory`` for such an error, which is its cause; else the error.
+    """Return ``OutOfMemory``, caused by the error, if it means a shortage; else the error.
 
     Args:
-        error: what came of an op.
-        where: whose want it is.
+        error: the error of an op.
+        where: the process that is short.
     """
     if not is_shortage(error):
         return error

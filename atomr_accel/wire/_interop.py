@@ -1,7 +1,7 @@
 """Arrays of other libraries: DLPack and the CUDA array interface, by ctypes.
 
-A host hands buffers to functions that use CuPy, PyTorch or JAX, and takes what they return;
-the program does the same with what it exports and adopts.
+A host passes buffers to functions that use CuPy, PyTorch or JAX, and takes the arrays that they
+return. The program does the same with the buffers that it exports and adopts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CODES: Final[dict[str, int]] = {
     "float8_e4m3fn": 10,
     "float8_e5m2": 12,
 }
-"""DLPack's code of each dtype. It packs float4 more tightly than this package does."""
+"""DLPack's code of each dtype. DLPack packs float4 more tightly than this package."""
 
 _NAMES: Final = {(code, DTYPES[name].itemsize * 8): name for name, code in _CODES.items()}
 
@@ -98,8 +98,8 @@ _is_valid: Final = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(
 _get_pointer: Final = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-# The same with a plain pointer, for a capsule that is being destroyed: nothing may take a
-# reference to it any more.
+# The same with a plain pointer, for a capsule that is being destroyed: references to it must not be
+# taken any more.
 _is_valid_raw: Final = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
@@ -108,16 +108,16 @@ _get_pointer_raw: Final = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(
 )
 
 _lent: Final[dict[int, Any]] = {}
-"""What consumers hold, by the address of the structure that they were given."""
+"""Objects that consumers hold, by the address of the structure that they got."""
 
 
 def _take_back(managed: int) -> None:
-    """The consumer is done, in whatever thread: let go."""
+    """Release the lent object, because the consumer is done. Called in any thread."""
     _lent.pop(managed, None)
 
 
 def _destroy(capsule: int) -> None:
-    """The capsule goes away; if nobody consumed it, so does what it lends."""
+    """Drop the object that a deleted capsule lends, if no consumer took it."""
     for name in (_NAME, _VERSIONED_NAME):
         if _is_valid_raw(capsule, name):
             _lent.pop(_get_pointer_raw(capsule, name), None)
@@ -206,11 +206,11 @@ class DeviceArray(NotForNumpy):
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            # Not marked read-only where it is sealed: PyTorch takes no such arrays, which
-            # would keep sealed weights from it. The hardware refuses the writes.
+            # Sealed buffers are not marked read-only, because PyTorch refuses such arrays. The
+            # hardware refuses the writes.
             "data": (self.pointer if self.nbytes else 0, False),
             "strides": self.strides,
-            "stream": None,  # what was queued before is done
+            "stream": None,  # earlier work is done
             "version": 3,
         }
 
@@ -225,7 +225,7 @@ class DeviceArray(NotForNumpy):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        del stream  # what was queued before is done, so no stream has to wait
+        del stream  # earlier work is done, so streams need not wait
         if dl_device not in (None, self.__dlpack_device__()) or copy:
             raise BufferError("this array can be shared, but not copied or moved")
         return lend(
@@ -260,20 +260,20 @@ def lend(
     max_version: tuple[int, int] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Any:
-    """A DLPack capsule of memory.
+    """Return a DLPack capsule of memory.
 
     Args:
-        pointer: to the first element.
+        pointer: the address of the first element.
         shape: as in NumPy.
         dtype: as in NumPy.
         device: DLPack's device.
-        owner: is kept alive for as long as the consumer uses the memory.
-        read_only: says so, if the consumer can be told.
+        owner: an object that is kept alive for as long as the consumer uses the memory.
+        read_only: whether the capsule is marked read-only, if the DLPack version has that mark.
         max_version: the newest version of DLPack that the consumer knows.
         strides: as in NumPy; C-contiguous if None.
 
     Raises:
-        BufferError: DLPack has no such dtype.
+        BufferError: DLPack does not support the dtype.
     """
     if dtype.name not in _CODES:
         raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")
@@ -308,17 +308,17 @@ class Borrowed:
     """An array of another library, as long as this is held.
 
     Attributes:
-        pointer: of its first element.
+        pointer: address of its first element.
         shape: as in NumPy.
         dtype: as in NumPy.
-        device_type: DLPack's.
+        device_type: DLPack's device type.
         device: the device's index.
         contiguous: whether it is C-contiguous.
-        strides: in elements; None where it is contiguous.
+        strides: in elements; None if it is contiguous.
         owner: keeps the memory alive.
-        read_only: whether nobody may write to it.
-        stream: the stream whose work has to be waited for; None if the legacy default
-            stream has been told to, or there is none.
+        read_only: whether the memory is read-only.
+        stream: the stream to wait for; None if the legacy default stream waits for it already, or
+            if the array has no stream.
     """
 
     pointer: int
@@ -350,7 +350,7 @@ class Borrowed:
 
 
 def device_type(thing: object) -> int | None:
-    """DLPack's type of the device that holds an array; None for what is no array."""
+    """Return DLPack's type of the device that holds an array, or None for other objects."""
     kind = type(thing)
     if hasattr(kind, "__dlpack_device__"):
         return int(thing.__dlpack_device__()[0])  # type: ignore[attr-defined]
@@ -360,13 +360,13 @@ def device_type(thing: object) -> int | None:
 
 
 def borrow(array: Any) -> Borrowed:
-    """What an array is made of, by DLPack or the CUDA array interface.
+    """Return the memory and the layout of an array, by DLPack or the CUDA array interface.
 
-    What its library has queued before is ordered before the legacy default stream's work.
+    Work that its library has queued before is ordered before the work of the legacy default stream.
 
     Raises:
-        Unsupported: a dtype that buffers cannot have.
-        TypeError: it speaks neither.
+        Unsupported: buffers do not support the dtype.
+        TypeError: the object supports neither.
     """
     if hasattr(array, "detach"):  # PyTorch shares no tensors that gradients flow through
         array = array.detach()
@@ -403,10 +403,10 @@ def borrow(array: Any) -> Borrowed:
 
 
 def contiguous(array: Any) -> Borrowed:
-    """``borrow`` of an array, or of a copy of it that is contiguous.
+    """Return ``borrow`` of an array, or of a contiguous copy of it.
 
     Raises:
-        TypeError: it is not, and does not say how to make one.
+        TypeError: the array is not contiguous, and has no method to copy it.
     """
     borrowed = borrow(array)
     if borrowed.contiguous:

@@ -1,9 +1,9 @@
-"""What travels through a lane's socket.
+"""Messages of a lane's socket.
 
-A lane's socket carries frames: four bytes of length, then msgpack. Requests are
-``(sequence number, dependencies, message)``; a reply is a list of the sequence numbers
-that are done, or a ``Value``, ``Failure`` or ``Fault``. Every request is named by exactly
-one of these, unless its host dies. ``Times`` may come before.
+A lane's socket carries frames: four bytes of length, then msgpack. Requests are ``(sequence number,
+dependencies, message)``; a reply is a list of the sequence numbers that are done, or a ``Value``,
+``Failure`` or ``Fault``. Every request is answered by exactly one of these, unless its host dies.
+``Times`` may come before.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ the C library maps and unmaps that: more system calls than the one that receives
 
 
 class ProtocolViolation(Exception):
-    """The other side has sent what it must not: nothing more can be believed of it."""
+    """The other side has sent an invalid message, so nothing more from it can be trusted."""
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value that msgpack does not know.
+    """Return the number for a value that msgpack does not know.
 
-    NumPy's scalars, and addresses that become known only now (``memory.LateAddress``).
+    It is called for NumPy's scalars, and for addresses that become known only now
+    (``memory.LateAddress``).
     """
     item = getattr(value, "item", None)
     return operator.index(value) if item is None else item()
@@ -59,7 +60,7 @@ def encode(value: object, name: str) -> bytes:
 
 
 def too_large(name: str) -> ValueError:
-    """What callers of ``name`` get for whole numbers that no message carries."""
+    """Return the error for whole numbers in a call of ``name`` that do not fit in a message."""
     return ValueError(
         f"{name}: a whole number among its arguments, or a size that follows from them, takes "
         "more than 64 bits; give smaller ones"
@@ -67,7 +68,7 @@ def too_large(name: str) -> ValueError:
 
 
 Plain = str | int | float | bool | None
-"""What an error may be made of."""
+"""Types of the arguments of an error."""
 
 
 class StickyFault(Exception):
@@ -91,52 +92,52 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     required: ClassVar[bool] = False
-    """Whether it is executed even if nobody waits for it any more."""
+    """True if it is executed even if its caller does not wait any more for it."""
 
     everywhere: ClassVar[bool] = False
-    """Whether every stream of its lane executes it, because each may hold what it is about."""
+    """True if every stream of its lane executes it, because each may hold the object."""
 
     returns: ClassVar[Any] = None
-    """The type of its value, which is checked on arrival; None if it is only done."""
+    """The type of its value, which is checked on arrival; None if it has no value."""
 
     lasting: ClassVar[bool] = False
-    """Whether what it prepares depends on nothing else, so that another host may do it, too."""
+    """True if it prepares an object that depends on nothing else. A standby may prepare it, too."""
 
     bulky: ClassVar[bool] = False
-    """Whether it may be large, so that it is not encoded long before it is sent."""
+    """True if it may be large. Large messages are encoded only shortly before they are sent."""
 
     waits: ClassVar[bool] = False
-    """Whether it may wait for other devices, so that what was done before is answered first."""
+    """True if it may wait for other devices. Finished ops are then answered first."""
 
     pickles: ClassVar[bool] = False
-    """Whether what it raises may come as a pickle: it calls functions of the program."""
+    """True if its error may come as a pickle, because it calls functions of the program."""
 
 
 class Withdrawn(Message, frozen=True):
-    """An op whose caller was cancelled before it was sent: only its place is left."""
+    """Stands for an op whose caller was cancelled before it was sent."""
 
 
 WITHDRAWN: Final = Withdrawn()
 
 
 PLACE: Final = 1 << 62
-"""What stands for an address in a template, together with the address's number."""
+"""Placeholder for an address in a template; the address's number is added to it."""
 
 MOST_TEMPLATES: Final = 1 << 12
-"""How many templates of messages a lane keeps."""
+"""Largest number of call templates that a lane keeps."""
 
 
 _Address = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CallWithTemplate(Message, frozen=True, gc=False):
-    """A call, and its message as a template for others, which differ in addresses alone.
+    """A call, and its message as a template for later calls that differ only in addresses.
 
     Attributes:
-        number: what ``CallByTemplate`` names the template by, below ``MOST_TEMPLATES``; it replaces
-            what had that.
-        message: encoded, with ``PLACE | i`` for the i-th address.
-        addresses: those of this call.
+        number: the template's number for ``CallByTemplate``, below ``MOST_TEMPLATES``. It replaces
+            an earlier template of that number.
+        message: the encoded message, with ``PLACE | i`` for the i-th address.
+        addresses: the addresses of this call.
     """
 
     number: int
@@ -145,11 +146,11 @@ class CallWithTemplate(Message, frozen=True, gc=False):
 
 
 class CallByTemplate(Message, frozen=True, gc=False):
-    """A call by a message that came with an earlier one.
+    """A call by the template of an earlier one.
 
     Attributes:
-        number: which.
-        addresses: those of this call.
+        number: the template's number.
+        addresses: the addresses of this call.
     """
 
     number: int
@@ -157,7 +158,7 @@ class CallByTemplate(Message, frozen=True, gc=False):
 
 
 class RecordEvent(Message, frozen=True):
-    """Note the time when all ops before it on its lane are done; any lane takes it."""
+    """Record the time when all ops before it on its lane are done. All lanes accept it."""
 
     event: int
 
@@ -178,11 +179,11 @@ class Elapsed(Message, frozen=True):
 
 
 class ReportTimes(Message, frozen=True):
-    """From here on tell ``Times``, or tell them no more; any lane takes it.
+    """Begin or stop sending ``Times`` from here on. All lanes accept it.
 
     Attributes:
-        wanted: whether to tell them.
-        ranges: whether to have NVTX ranges of launches.
+        wanted: whether to send them.
+        ranges: whether to mark launches with NVTX ranges.
     """
 
     required: ClassVar[bool] = True
@@ -225,7 +226,7 @@ class Prefetch(Message, frozen=True):
 
 
 class Advise(Message, frozen=True):
-    """Tell how managed memory is going to be used: one of ``ADVICE``."""
+    """Advise the driver on the use of managed memory: one of ``ADVICE``."""
 
     address: int
     nbytes: int
@@ -233,7 +234,7 @@ class Advise(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """Say who may access a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
+    """Restrict access to a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
 
     address: int
     to: str
@@ -242,7 +243,7 @@ class Attach(Message, frozen=True):
 class Unprotect(Message, frozen=True):
     """Let this lane write to a sealed slab, through a second mapping of its own.
 
-    Everybody else keeps seeing it read-only. Counted: as many ``Protect`` end it.
+    All other mappings stay read-only. Calls are counted: each needs a ``Protect``.
     """
 
     required: ClassVar[bool] = True
@@ -251,7 +252,7 @@ class Unprotect(Message, frozen=True):
 
 
 class Protect(Message, frozen=True):
-    """End what ``Unprotect`` began, after all copies before it are done."""
+    """End an ``Unprotect``, after all copies before it are done."""
 
     required: ClassVar[bool] = True
 
@@ -259,7 +260,7 @@ class Protect(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """Move a pattern to the device and back: is the context good?"""
+    """Check the context by moving a pattern to the device and back."""
 
     returns: ClassVar[Any] = bytes
 
@@ -270,23 +271,23 @@ class Probe(Message, frozen=True):
 
 
 class Value(msgspec.Struct, frozen=True, tag=True):
-    """An op is done and returns something."""
+    """The value of an op that is done."""
 
     seq: int
     value: msgspec.Raw
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """An op failed; the lane goes on.
+    """The error of an op, after which the lane continues.
 
     Attributes:
         seq: the op.
         kind: the name of the exception's class.
-        message: what it says.
+        message: the text of the exception.
         fields: the attributes of an error of this package.
-        traceback: where it comes from.
-        args: what a builtin one is made with, if that is more than its message.
-        pickled: the exception, if it does not travel by name.
+        traceback: the host's traceback.
+        args: the arguments of a builtin exception, if it has more than its message.
+        pickled: the pickled exception, if it is not sent by name.
     """
 
     seq: int
@@ -299,7 +300,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """The context is gone for good; nothing more comes from this host."""
+    """The context has ended for good, and this host sends nothing more."""
 
     seq: int
     status: int
@@ -308,14 +309,15 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 
 class Times(msgspec.Struct, frozen=True, tag=True):
-    """When ops that are about to be answered were launched, executed and found done.
+    """Times at which ops were launched, executed and found done. They come before their answers.
 
-    It comes before their answers, where somebody wants to know (``ReportTimes``).
+    A lane sends them if it was asked to (``ReportTimes``).
 
     Attributes:
-        ops: six int64 for each, in the machine's byte order: its number; when its lane launched
-            it; when the device began and ended it, or zeros; when its lane saw that it is done; and
-            what tells the stream from others. Times are nanoseconds of ``time.monotonic_ns``.
+        ops: six int64 for each op, in the machine's byte order. They are its sequence number, the
+            time of its launch, the times when the device began and ended it (or zeros), and the
+            time when its lane found it done. The last one identifies the stream. Times are
+            nanoseconds of ``time.monotonic_ns``.
     """
 
     ops: bytes
@@ -325,7 +327,7 @@ Reply = list[int] | Value | Failure | Fault | Times
 
 
 def append_frame(buffer: bytearray, payload: object) -> None:
-    """Encode ``payload`` at the end of ``buffer``; if that fails the buffer is as it was."""
+    """Encode ``payload`` at the end of ``buffer``. If that fails, the buffer is unchanged."""
     start = len(buffer)
     buffer += b"\0\0\0\0"
     _append(buffer, payload, start)
@@ -350,10 +352,10 @@ _COUNT: Final = 3
 
 @final
 class MultiFrame:
-    """A frame of many payloads at the end of a buffer: cheaper to read than a frame of each.
+    """A frame of many payloads at the end of a buffer, cheaper to read than a frame for each.
 
     Args:
-        buffer: where it grows; until ``close`` nobody else writes there.
+        buffer: the buffer that the frame grows in. Until ``close`` it must not be used otherwise.
     """
 
     __slots__ = ("_buffer", "_start", "count")
@@ -365,13 +367,13 @@ class MultiFrame:
         buffer += b"\0" * (HEADER + _COUNT)
 
     def append(self, payload: object) -> None:
-        """Encode ``payload``; if that fails the frame is as it was."""
+        """Encode ``payload``. If that fails, the frame is unchanged."""
         buffer = self._buffer
         _append(buffer, payload, len(buffer))
         self.count += 1
 
     def extend(self, payloads: list[object]) -> None:
-        """Encode several small ones, in less time; if that fails the frame is as it was."""
+        """Encode several small payloads in less time. If that fails, the frame is unchanged."""
         buffer = self._buffer
         end = len(buffer)
         try:
@@ -393,13 +395,13 @@ class MultiFrame:
 
 
 class Frames:
-    """Cuts a stream of bytes into frames, however it arrives.
+    """Cuts a stream of bytes into frames.
 
     Args:
-        most: bytes that a frame may take.
+        most: largest size of a frame in bytes.
 
     Attributes:
-        cut: how many frames have come in pieces; tells one that is not complete from another.
+        cut: number of frames that have arrived in parts, which identifies an incomplete one.
     """
 
     __slots__ = ("_most", "_ready", "_rest", "_violation", "_wanted", "cut")
@@ -415,17 +417,16 @@ class Frames:
 
     @property
     def begun(self) -> int:
-        """How much has come of a frame that is not complete."""
+        """Bytes that have arrived of an incomplete frame."""
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray) -> Iterable[memoryview]:
-        """The frames that ``data`` completes.
+        """Return the frames that ``data`` completes.
 
-        Who gets one may feed more before asking for the next: they come in their order all the
-        same, each once.
+        The caller may feed more data between two frames. Frames still come in order, each once.
 
         Raises:
-            ProtocolViolation: one is announced that is larger than any may be.
+            ProtocolViolation: a frame is announced that is larger than the limit.
         """
         if self._rest:
             self._rest += data
@@ -448,7 +449,7 @@ class Frames:
             raise ProtocolViolation(self._violation)
 
     def _cut(self, data: bytes | bytearray) -> None:
-        """Cut off what is whole, and keep the rest, before anybody gets any of it."""
+        """Cut off the complete frames and keep the rest, before any frame is returned."""
         view = memoryview(data)
         at, end = 0, len(data)
         while at + HEADER <= end:

@@ -1,4 +1,4 @@
-"""Starting threads where there may be no room for them."""
+"""Starting threads when memory may be short."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 _USUAL_STACK: Final = 8 << 20
 
 _BEGINNING: Final = 4 << 20
-"""Bytes beside its stack that a thread may take before anything of ours runs in it."""
+"""Bytes in addition to its stack that a thread may take before its function runs."""
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread; whoever starts it does not wait for one that never begins.
+    """Start a thread, or raise if the system has no room for it.
 
-    One that gets its stack and no memory beside it dies before Python can tell, and
-    ``Thread.start`` waits for it for ever. So it is seen to that there is some.
+    A thread that gets its stack but no further memory dies before Python notices, and
+    ``Thread.start`` then waits for it for ever. This function therefore checks for memory first.
 
     Raises:
-        OSError: there is no room for another thread (``ENOMEM``, ``EAGAIN``).
+        OSError: memory or threads are short (``ENOMEM``, ``EAGAIN``).
     """
     size = threading.stack_size()
     if not size:
@@ -35,10 +35,10 @@ def start(thread: threading.Thread) -> None:
 
 
 def require_room(nbytes: int, what: str) -> None:
-    """See to it that there is so much address space.
+    """Raise if the process has less than ``nbytes`` of address space left.
 
     Raises:
-        OSError: there is not (``ENOMEM``).
+        OSError: address space is short (``ENOMEM``).
     """
     try:
         mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()

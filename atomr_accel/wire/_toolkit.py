@@ -6,14 +6,17 @@ import shutil
 from contextlib import suppress
 
 _ROOTS = ("/usr/local/cuda/bin",)
-"""Where a toolkit is that nobody has told of."""
+"""Folders of a toolkit that is not on the PATH."""
 
 
 def find_tool(name: str) -> str | None:
-    """Where a program is: on the PATH, in a package of pip's, in a toolkit; None if nowhere.
+    """Return the path of a program: on the PATH, in a package of pip, or in a toolkit.
 
     Args:
-        name: such as ``"compute-sanitizer"``.
+        name: the program, such as ``"compute-sanitizer"``.
+
+    Returns:
+        The path, or None if the program is not found.
     """
     found = shutil.which(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""Where a program and the functions that it runs in hosts keep their place in a trace."""
+"""The trace context of a program and of the functions that it runs in hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _sources: Final[list[Callable[[], str | None]]] = []
 
 
 def current_traceparent() -> str | None:
-    """What functions that are called from here are to see: set by hand, or from a tracer."""
+    """Return the trace context for functions called from here: set by hand, or from a tracer."""
     given = traceparent.get()
     if given is None:
         for source in _sources:
@@ -29,7 +29,7 @@ def current_traceparent() -> str | None:
 
 
 def add_source(source: Callable[[], str | None]) -> None:
-    """Have a tracer asked where nothing is set by hand."""
+    """Ask a tracer for the trace context if none is set by hand."""
     _sources.append(source)
 
 

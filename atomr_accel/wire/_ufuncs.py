@@ -39,7 +39,7 @@ REDUCTIONS: Final = (
 """The ufuncs that reduce."""
 
 ARG_REDUCTIONS: Final = ("argmax", "argmin")
-"""Reductions that tell where, and not what."""
+"""Reductions that return an index, not a value."""
 
 
 @cache

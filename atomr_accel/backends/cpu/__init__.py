@@ -6,7 +6,7 @@ from .. import Backend, Capabilities
 
 
 def why_absent() -> None:
-    """There is always a CPU."""
+    """Return None, because every machine has a CPU."""
 
 
 BACKEND: Final = Backend(

@@ -6,11 +6,11 @@ from typing import Final
 from .. import Backend, Capabilities
 
 _DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu")
-"""What a driver puts there: on Linux, in containers, under WSL, on Jetson."""
+"""Files that a driver creates: on Linux, in containers, under WSL, on Jetson."""
 
 
 def why_absent() -> str | None:
-    """Why there can be no CUDA device, or None if only the driver can tell."""
+    """Return the reason why this machine has no CUDA device, or None if only the driver knows."""
     if any(Path(file).exists() for file in _DRIVER_FILES):
         return None
     return f"no NVIDIA driver: none of {', '.join(_DRIVER_FILES)} exists"

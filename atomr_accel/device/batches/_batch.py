@@ -60,20 +60,22 @@ T = TypeVar("T")
 _numbers: Final = itertools.count(1)
 
 _LARGEST_FRAME: Final = 32
-"""Ops after which a frame goes to the host, so that it works while the block still runs.
+"""Largest number of ops in a frame. Frames are sent while the block runs, so the host works
+meanwhile.
 
-The first frames are smaller, each twice the last: the device begins with the block.
+The first frames are smaller, each twice the last, so that the device starts with the block.
 """
 
 _USUAL_FRAME: Final = 8
-"""What frames grow to first. When the block is left, the host has all of the last one before it."""
+"""Ops that a frame grows to in short batches, so that few ops are unsent when the block ends."""
 
 _FRAMES: Final = 16
-"""In longer batches a frame is so small a part of what there is, as far as the largest allows."""
+"""Divisor for long batches: frames there grow to this share of the ops so far, up to the
+largest."""
 
 
 _SLICE: Final = 512
-"""Ops and buffers that are looked at in a turn of the loop, when the block is left."""
+"""Number of ops and buffers that are handled in one turn of the loop, at the end of the block."""
 
 
 class _Moving(NamedTuple):
@@ -86,7 +88,7 @@ class _Moving(NamedTuple):
 
 @final
 class Later(Generic[T]):
-    """What ``batch.get`` and ``batch.run`` return: a value that is there once the block is left."""
+    """A result of ``batch.get`` or ``batch.run``, whose value exists once the block has ended."""
 
     def __init__(self) -> None:
         self._value: tuple[T] | None = None
@@ -127,14 +129,14 @@ class Later(Generic[T]):
 class Batch(Collector):
     """Collects ops inside ``async with device.batch() as batch:``.
 
-    Attributes are the device's libraries, whose methods return refs at once. The refs can
-    be used in the batch right away, and elsewhere after it. If anything in the batch
-    fails, or the block raises, all refs that the batch has made are freed.
+    Attributes are the device's libraries, whose methods return refs at once. The refs can be used
+    in the batch right away, and elsewhere after it. If anything in the batch fails, or the block
+    raises, all refs that the batch has made are freed.
 
-    Calls raise what they raise outside, at once where they would before sending anything.
-    The rest leaves the block: ``ContextPoisoned`` if the device fails, ``DeviceLost`` if it is lost
-    or closed, an op's own error, or an ``ExceptionGroup`` of several. A call outside the block is a
-    ``RuntimeError``.
+    Calls raise the same errors as outside a batch. Errors found before sending are raised at once.
+    Others are raised at the end of the block: ``ContextPoisoned`` if the device fails,
+    ``DeviceLost`` if it is lost or closed, an op's own error, or an ``ExceptionGroup`` of several.
+    A call outside the block raises ``RuntimeError``.
     """
 
     def __init__(self, device: Device) -> None:
@@ -143,7 +145,7 @@ class Batch(Collector):
         self._number = next(_numbers)
         self._instruments = self._core.instruments
         self._made: list[weakref.ref[Block]] = []
-        # How many bytes, and which promise it was.
+        # The bytes and the number of each promise.
         self._promised: weakref.WeakKeyDictionary[Block, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
         )
@@ -151,7 +153,7 @@ class Batch(Collector):
         self._wanted = 0  # bytes of all promises
         self._lacking = 0  # how many of these had no room
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
-        self._late = False  # whether anything is promised or put off
+        self._late = False  # whether memory is promised or a call deferred
         self._fetched: list[tuple[Bytes, _Moving]] = []
         self._entered = False
         self._unsent = 0
@@ -179,22 +181,22 @@ class Batch(Collector):
         """Copy an array to a new buffer; ``batch.copy(batch.put(x), to)`` writes one.
 
         Args:
-            array: a NumPy array or what ``numpy.asarray`` takes. Do not change it before the
-                block is left.
+            array: a NumPy array, or an object that ``numpy.asarray`` accepts. Do not change it
+                before the block is left.
 
         Returns:
             A ref with the array's shape and dtype.
 
         Raises:
-            TypeError: a dtype that device memory cannot hold, such as objects.
+            TypeError: a dtype that device memory does not support, such as objects.
         """
-        # What is long is rearranged, where it must be, at the end of the block, in a thread.
+        # Large arrays are rearranged, if needed, at the end of the block, in a thread.
         if isinstance(array, np.ndarray) and array.nbytes > SMALL:
             host: np.ndarray[Any, Any] = array
         else:
             host = as_host_array(array)
         piece = self._piece(host.nbytes)
-        if piece is None:  # it is put off, and nobody else may use what has no content yet
+        if piece is None:  # it is deferred, so buffers without content must not be used elsewhere
             self._late = True
         try:
             ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
@@ -202,7 +204,7 @@ class Batch(Collector):
             if piece is not None:
                 piece.release()
             raise
-        if piece is not None and self._late:  # there is no room for the buffer
+        if piece is not None and self._late:  # the buffer does not fit
             piece.release()
             piece = None
         if piece is not None:
@@ -221,17 +223,17 @@ class Batch(Collector):
 
     @witnessed
     def get(self, ref: GpuRef) -> Later[np.ndarray[Any, Any]]:
-        """Copy a buffer from the device, as it is at this point of the batch.
+        """Copy a buffer from the device, with its content at this point of the batch.
 
         Args:
-            ref: the buffer, or any view of one; one that is not contiguous is copied to a
+            ref: the buffer, or any view of one. A view that is not contiguous is copied to a
                 contiguous buffer first.
 
         Returns:
-            ``later``, whose ``later.value`` is the array once the block is left without error.
+            ``later``, whose ``later.value`` is the array once the block has ended without error.
 
         Raises:
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: ``ref`` is of an older generation, or freed.
         """
         require_readable(ref, self.memory, "ref", strided=True)
         self._check()
@@ -297,12 +299,12 @@ class Batch(Collector):
     ) -> Later[Any]:
         """Call a Python function in the host, at this point of the batch.
 
-        It is called when the block is left, and its arguments are read then. What comes after it
-        in the batch waits until it has returned, so ops that are called outside of the batch
-        meanwhile come before it. Arguments and errors are those of ``device.run``.
+        The function is called when the block ends, and its arguments are read then. Later calls of
+        the batch wait until it has returned, so ops that are called outside the batch meanwhile
+        come before them. Arguments and errors are those of ``device.run``.
 
         Returns:
-            Where its result is, once the block is left.
+            ``later``, whose ``later.value`` is the result once the block has ended.
         """
         self._check()
         for argument in args:
@@ -313,7 +315,7 @@ class Batch(Collector):
         promised = self._promises
 
         async def call() -> None:
-            # Of what was promised since, the function can know nothing: its ops come later.
+            # The function cannot use later promises, because their ops come later.
             await self._provide(self._promised_until(promised))
             result = await self._owner.run(function, *args, lane=lane, init=init)
             self._done.append(partial(later._set, result))
@@ -322,14 +324,14 @@ class Batch(Collector):
         return later
 
     def _promised_until(self, number: int) -> list[Block]:
-        """What still waits for its memory, of so many promises."""
-        # They are in order, and before this end all but a few have theirs.
+        """Return the blocks that still wait for memory, of the first ``number`` promises."""
+        # They are in order, and all but a few of the earlier ones have memory.
         return [
             *itertools.takewhile(lambda block: self._promised[block][1] <= number, self._promised)
         ]
 
     def _put_off(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Have something done when the block is left."""
+        """Defer a function to the end of the block."""
         self._late = True
         self._later.append(step)
 
@@ -388,10 +390,10 @@ class Batch(Collector):
                     self._filling = True
                     try:
                         addresses, blocks, result = trace.call(self, refs, words)
-                    except Pending:  # there is no room for results
+                    except Pending:  # results do not fit
                         late = True
                     else:
-                        late = self._late  # for what it obtained a lane has to be opened
+                        late = self._late  # a lane must be opened for its results
                     finally:
                         self._filling = False
                     if not late:
@@ -403,12 +405,12 @@ class Batch(Collector):
         return self._add_call(make, facade, args, kwargs)
 
     def _add_request(self, request: Request[T]) -> T:
-        if request.lane.name not in self.ports:  # it is put off, and what it makes has no content
+        if request.lane.name not in self.ports:  # it is deferred, and its results have no content
             self._late = True
         return super()._add_request(request)
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """A buffer; where there is no room its memory comes at the end of the block."""
+        """Return a buffer. If memory is short, it gets its memory at the end of the block."""
         memory = self.memory
         if not self._open or memory.epoch is not self._epoch:
             self._check()
@@ -428,7 +430,7 @@ class Batch(Collector):
         return GpuRef(block, shape, dtype, nbytes)
 
     def _look_for_room(self, nbytes: int) -> None:
-        """Note how much of what is promised has no room in memory that is there already."""
+        """Note the bytes of promised memory that do not fit in the present slabs."""
         self._wanted += nbytes
         if self._wanted - self.memory.plain_free <= self._lacking:
             return
@@ -438,7 +440,7 @@ class Batch(Collector):
         self._lacking = max(self._lacking, self._wanted - self.memory.plain_free)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """A buffer, where there is room for it."""
+        """Return a buffer if memory is available, else None."""
         block = self.memory.allocate(nbytes) or self._reused(nbytes)
         if block is None:
             return None
@@ -446,9 +448,9 @@ class Batch(Collector):
         return GpuRef(block, shape, dtype, nbytes)
 
     def _reused(self, nbytes: int) -> Block | None:
-        """A block in memory that ops needed which are answered by now, if there is one.
+        """Return a block in the memory of ops that are answered by now, or None.
 
-        Nobody else takes answers while the block runs.
+        While the block runs, only this method takes answers.
         """
         self._take_answers()
         return self.memory.allocate(nbytes)
@@ -470,8 +472,8 @@ class Batch(Collector):
         if not self._open or self.memory.epoch is not self._epoch:
             self._check()
         if self._late or isinstance(port, LaneSpec):
-            # Until it has its place in the program's order nothing else keeps what is freed
-            # meanwhile from being another's by then, nor what is sealed from being elsewhere.
+            # Before the call is ordered, memory that is freed meanwhile could be reused, and a
+            # sealed buffer could move.
             reads, writes = tuple(reads), tuple(writes)
             holds = [Hold(block) for block in (*reads, *writes)]
 
@@ -490,7 +492,7 @@ class Batch(Collector):
             self._note(self._core.submit(port, name, message, reads, writes), port)
 
     def _note(self, op: Op, port: Port | None = None) -> None:
-        """An op of this batch was submitted just now, to a port that is told when to send it."""
+        """Note an op of this batch that was just submitted, and the port that has to send it."""
         self._ops.append(op)
         if self._instruments.each_op:
             self._instruments("op_in_batch", op, self._number)
@@ -522,7 +524,7 @@ class Batch(Collector):
             raise self._core.lifecycle.why_over("the batch", self._epoch.generation)
 
     async def _provide(self, blocks: Iterable[Block]) -> None:
-        """Have memory for those of these blocks that have none yet."""
+        """Allocate memory for the given blocks that have none yet."""
         for block in dict.fromkeys(block.base for block in blocks):
             if block not in self._promised:
                 continue
@@ -535,11 +537,11 @@ class Batch(Collector):
                         raise
                 self._check_epoch()
             del self._promised[block]
-            if block.epoch is None:  # freed before it had any: what is put off holds it as long
+            if block.epoch is None:  # freed before it had any: the deferred call holds it as long
                 self.memory.free(block)
 
     async def _another_is_done(self) -> bool:
-        """Wait for the oldest op that is under way, which may free memory; False without one."""
+        """Wait for the oldest op in flight, which may free memory; return False without one."""
         for op in self._ops:
             if not op.answered:
                 with contextlib.suppress(Exception):  # which is raised when its turn comes
@@ -585,7 +587,7 @@ class Batch(Collector):
             while self._later:
                 step = self._later.popleft()
                 await step()
-                del step  # with what it holds, so that its memory serves what comes after it
+                del step  # including its objects, so that later calls can use its memory
             await self._provide(tuple(self._promised))
         except (ContextPoisoned, DeviceLost):
             raise
@@ -636,17 +638,17 @@ class Batch(Collector):
             done()
 
     async def _let_go(self) -> None:
-        """Hold nothing any more: temporary buffers are free now, not when garbage is collected."""
+        """Drop all references, to free temporary buffers now, before garbage collection."""
         self._drop_libraries()
         self._promised.clear()
         self._done.clear()
         self.scratch.clear()
         for pieces in (self._ops, self._made, self._later):
             await _drop(pieces)
-        self.memory.reclaim_held()  # of what was put off and is not done
+        self.memory.reclaim_held()  # of deferred calls that are not done
 
     async def _spoil(self) -> None:
-        """Withdraw what is not under way, and refuse what the batch has made."""
+        """Withdraw ops that are not sent, and free the batch's refs."""
         if self.memory.epoch is self._epoch:  # else the fault has taken the ops down
             for op in self._ops:
                 op.withdraw()
@@ -655,7 +657,7 @@ class Batch(Collector):
         self._fetched.clear()
         for number, made in enumerate(self._made, 1):
             block = made()
-            # What nobody holds is free, and those of another generation are refused anyway.
+            # Dropped refs are free already, and refs of another generation are refused anyway.
             if block is not None and block.epoch is self.memory.epoch:
                 self.memory.free(block)
             del block
@@ -664,7 +666,7 @@ class Batch(Collector):
 
 
 async def _drop(pieces: MutableSequence[Any]) -> None:
-    """Empty what may hold thousands, some in each turn of the loop."""
+    """Empty a sequence that may hold thousands of objects, in slices."""
     for number in range(len(pieces), 0, -1):
         pieces.pop()
         if number % _SLICE == 0:

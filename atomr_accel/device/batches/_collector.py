@@ -1,4 +1,4 @@
-"""What batches and recordings have in common: calls that are collected instead of awaited."""
+"""Common code of batches and recordings: calls that are collected instead of awaited."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _FOR_FACADES: Final = {
     *dir(TracedDriver),
     *("collect", "ref", "take", "traced", "when_placed"),
 }
-"""What facades and requests ask for, and programs do not; ``perform`` is for both."""
+"""Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 
 
 @uninterrupted
 class _Shared:
-    """A library of a collector, made of the device's when it is first asked for.
+    """A library of a collector, made from the device's at its first use.
 
-    It is an attribute of the collector from then on. With ``__getattr__`` in its place, each
-    access to any attribute would take longer.
+    It is an attribute of the collector from then on. A ``__getattr__`` would slow down each access
+    to any attribute.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,7 +69,7 @@ class _Shared:
         if collector is None:
             return self
         facade = getattr(collector._owner, self._name)._on(collector)
-        if not collector._ended:  # later it is asked for to say what is wrong
+        if not collector._ended:  # a later use raises the error that explains it
             setattr(collector, self._name, facade)
         return facade
 
@@ -95,7 +95,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         self._ended = False
 
     def _drop_libraries(self) -> None:
-        """Break the cycle: what is kept for a program goes with it, not with the next garbage."""
+        """Break the reference cycle, so that a program's objects are freed with it at once."""
         self._ended = True
         for name in vars(self).keys() & NAMES:
             delattr(self, name)
@@ -117,20 +117,20 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     @overload
     def using(self, made: SparseLU[Any]) -> SparseLU[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:
-        """Something that a library has made, such as a random generator, for this program.
+        """Return an object of a library, such as a random generator, for use in this program.
 
-        ``batch.using(generator).normal(size=1000)`` returns a ref at once. What it holds, such
-        as the place in a random sequence, it shares with ``made``.
+        ``batch.using(generator).normal(size=1000)`` returns a ref at once. It shares its state with
+        ``made``, such as the place in a random sequence.
 
         Args:
-            made: by a library of this device.
+            made: an object made by a library of this device.
 
         Returns:
-            The same with methods that return at once.
+            The object with methods that return at once.
 
         Raises:
-            TypeError: it is nothing that a library of this device has made.
-            Unsupported: its calls have to be awaited, as those of a ``PagedKVCache``.
+            TypeError: ``made`` was not made by a library of this device.
+            Unsupported: its calls must be awaited, like those of a ``PagedKVCache``.
         """
         shared: Facade[Collected] = self._use(made)
         return shared
@@ -140,9 +140,9 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         return self
 
     def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
-        """Copy a buffer on the device; arguments and errors are those of ``device.copy``.
+        """Copy a buffer on the device. Arguments and errors are those of ``device.copy``.
 
-        Both have to be on this device.
+        Both buffers must be on this device.
         """
         return self._call(copying, self, (src, dst), {})
 
@@ -164,7 +164,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
 
     @property
     def home(self) -> Collector:
-        """What executes the requests it collects."""
+        """Executor of the requests it collects: itself."""
         return self
 
     def collect(
@@ -195,13 +195,13 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         """Take a request into the program.
 
         Args:
-            request: made by ``device.requests``.
+            request: a request made by ``device.requests``.
 
         Returns:
-            What it gives: buffers that have their content later.
+            The request's result: buffers that get their content later.
 
         Raises:
-            Unsupported: what it gives only the device can tell.
+            Unsupported: only the device can know the result.
         """
         if not isinstance(request, Request):
             raise TypeError(
@@ -232,7 +232,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
 
     @property
     def keeper(self) -> Keeper:
-        """Its ops are executed where those of the device are."""
+        """Keeper of host objects: the device's, because ops are executed there."""
         return self._core
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
@@ -263,7 +263,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         programmatic: bool = False,
         priority: int | None = None,
     ) -> None:
-        """``kernel.launch`` as part of this program; arguments and errors are those there."""
+        """Launch a kernel in this program. Arguments and errors are those of ``kernel.launch``."""
         made: object = kernel
         if type(made) is not Kernel or made._device is not self._core:
             require_made_on(made, self._core)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[int]) -> None:
-    """Have a host that may take over capture a recording, as far as that can be done there.
+    """Have a standby's host capture a recording, as far as possible there.
 
-    Sealed buffers are themselves. All others have a place that nothing is ever written to,
-    because nothing is launched before the program's buffers of then are put in their place.
+    Sealed buffers are used directly. All others get an address that is never written to, because
+    the program is launched only after the present buffers have replaced them.
 
     Args:
         recording: the recording.
         companion: the device there.
-        mapped: the sealed slabs that it has.
+        mapped: the sealed slabs that it has mapped.
     """
     port = await companion.open_lane(PROGRAMS)
     parts = (recording, *recording._called)
@@ -38,7 +38,7 @@ async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[in
         *made.values(),
         *(recording._bound[one].nbytes + recording._pads[one] for one in plain),
     ]
-    # They may overlap; but each begins elsewhere, as copies to where something is are none.
+    # They may overlap, but each begins elsewhere, because a copy to its own source is dropped.
     room = max(sizes, default=0) + BLOCK_ALIGNMENT * len(sizes)
     place = await companion.empty(room, np.uint8)
     # From here on nothing is awaited until it is submitted.

@@ -63,12 +63,12 @@ _FROM_OUTSIDE: Final = "a buffer that the recording takes from outside"
 _OF_BATCHES: Final = ("get", "put", "run")
 
 _ALIGNMENT: Final = 16
-"""No call of a library depends on more bytes than these in where a buffer begins."""
+"""Alignment in bytes of buffers, up to which library calls may depend on it."""
 
 _numbers: Final = itertools.count(1)
 
 _Op = tuple[str, str, "Message"]
-"""An op as it was collected: its executor, its name, its message."""
+"""A collected op: its executor, its name, its message."""
 
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Another program as a part of this one, on these buffers."""
+    """Another program as a part of this one, with its buffers."""
 
     program: Recording
     arguments: dict[Block, GpuRef]
@@ -84,7 +84,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What is executed if, or as long as, a flag is set."""
+    """A part that is executed if a flag is set, or repeatedly until it is not."""
 
     kind: Kind
     flag: GpuRef
@@ -117,21 +117,20 @@ class _Life:
 class Recording(Collector):
     """Collects ops inside ``async with device.record() as program:``, to be replayed.
 
-    Recording executes nothing: the refs that calls return have content once the program
-    was replayed, and are refused with a ``RuntimeError`` before. ``replay`` may use other
-    buffers in the place of those it was recorded with. A program owns the buffers it has
-    made; they stay valid for as long as it does.
+    Recording executes nothing. The refs that calls return have content once the program was
+    replayed; using them earlier raises ``RuntimeError``. ``replay`` can replace the recorded
+    buffers by others. A program owns the buffers that it has made, which stay valid for as long as
+    it does.
 
-    Each replay writes its results to the same buffers. So a program belongs to the task that
-    replays it first: other tasks, whose replays would overwrite what that task has not read yet,
-    get a ``RuntimeError``. Record one program for each task. ``device.record(..., shared=True)``
-    makes one that all tasks may replay, and leaves it to them to take turns.
+    Each replay writes its results to the same buffers, so a program belongs to the task that
+    replays it first. Replays by other tasks could overwrite results that were not read yet, and
+    raise ``RuntimeError``. Record one program for each task. ``device.record(..., shared=True)``
+    makes one that all tasks may replay if they take turns.
 
-    After a rebuild a program makes itself anew, with the same refs for its results, if
-    the buffers it reads are sealed or replaced; otherwise ``replay`` raises
-    ``GpuRefStale``.
+    After a rebuild a program is prepared again, with the same refs for its results, if the buffers
+    it reads are sealed or replaced. Otherwise ``replay`` raises ``GpuRefStale``.
 
-    Random numbers that are drawn in a recording are the same in every replay.
+    Random numbers drawn in a recording are the same in every replay.
     """
 
     def __init__(self, device: Device, inputs: tuple[GpuRef, ...], *, shared: bool = False) -> None:
@@ -149,7 +148,7 @@ class Recording(Collector):
         self._bound: dict[Block, GpuRef] = {}
         self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
         self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
-        self._pads: dict[Block, int] = {}  # how far behind a stand-in what it stands for begins
+        self._pads: dict[Block, int] = {}  # offset of a stand-in from the buffer that it replaces
         self._particular = False  # whether anything was checked that depends on where it begins
         self._made: dict[Block, int] = {}
         self._provided = 0
@@ -236,9 +235,10 @@ class Recording(Collector):
         return super().perform(request)
 
     def take(self, argument: Any) -> Any:
-        """A ref as the program knows it: a placeholder, whose address is looked up late.
+        """Return a ref's stand-in in the program, whose address is read late.
 
-        What the program cannot use it leaves as it is: the call refuses that, by its name there.
+        An argument that the program cannot use is returned unchanged, and the call refuses it by
+        name.
         """
         if isinstance(argument, (list, tuple)):
             return type(argument)(self.take(item) for item in argument)
@@ -259,11 +259,11 @@ class Recording(Collector):
         return taken
 
     def _knows(self, block: Block) -> bool:
-        """Whether a block is of the program: made in it, or a stand-in."""
+        """Return True if a block belongs to the program: made in it, or a stand-in."""
         return block in self._made or block in self._bound or block in self._inside
 
     def _takes(self, ref: object) -> bool:
-        """Whether a program can be recorded with a buffer: perhaps one that another one makes."""
+        """Return True if a buffer can be recorded. It may be one that another recording makes."""
         if not isinstance(ref, GpuRef):
             return False
         block, memory = ref._block, self.memory
@@ -273,9 +273,9 @@ class Recording(Collector):
         return memory.current(epoch) or memory.awaits(epoch)
 
     def _view(self, argument: GpuRef) -> GpuRef | None:
-        """The placeholder of a view of something that is taken: the same part of its placeholder.
+        """Return the stand-in of a view: the same part of its buffer's stand-in.
 
-        So what replaces an input on replay also replaces its views.
+        A buffer that replaces an input on replay so replaces its views, too.
         """
         for stand_in in self._stand_ins.get(argument._block.base, ()):
             start = _start(argument, self._bound[stand_in])
@@ -289,8 +289,8 @@ class Recording(Collector):
         stand_in.sealed = block.sealed
         if block.epoch is not None and self.memory.current(block.epoch):
             stand_in.epoch = block.epoch  # else it has content when this program is replayed
-        # A placeholder begins as far from where whole buffers may begin as what it stands for
-        # does, so that calls find the same alignment.
+        # A stand-in begins at the same offset from an aligned address as its buffer, so that calls
+        # find the same alignment.
         pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
         stand_in.stands_for = block.base, block.offset - pad
         others = self._stand_ins.setdefault(block.base, [])
@@ -317,12 +317,12 @@ class Recording(Collector):
         return self
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
-        """What is prepared for a program goes when the host forgets the program."""
+        """Return a handle for an object that the host drops together with the program."""
         del lane, name, release
         return self.memory.promise()
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """A buffer of the program, whose memory comes at the end of the block."""
+        """Return a buffer of the program, which gets its memory at the end of the block."""
         nbytes = math.prod(shape) * dtype.itemsize
         self._core.growth.require_possible(nbytes)
         block = self.memory.promise()
@@ -349,37 +349,37 @@ class Recording(Collector):
             self._add(step, writes)
 
     def when(self, flag: GpuRef) -> AbstractContextManager[None]:
-        """Record what a replay executes only if a flag is set when it comes there.
+        """Record a part that a replay executes only if a flag is set at that point.
 
-        ``with program.when(flag): ...`` records what is called in its block; on CUDA it
-        becomes a conditional node. Buffers that calls in the block return have their memory
-        in any case, and new content only if the block was executed. Blocks can be nested.
+        ``with program.when(flag): ...`` records the calls in its block. On CUDA they become a
+        conditional node. Buffers that calls in the block return have memory in any case, and new
+        content only if the block was executed. Blocks can be nested.
 
         Args:
-            flag: a bool or an integer of one element on the device; anything but zero is
-                set. What the program has done before decides, so a kernel can.
+            flag: a bool or an integer of one element on the device; any value but zero counts as
+                set. It is read after the program's earlier ops, so a kernel can set it.
 
         Raises:
-            TypeError: ``flag`` is no buffer of bool or integers.
+            TypeError: ``flag`` is not a buffer of bool or integers.
             ValueError: it has more than one element, or is of another device.
             GpuRefStale: it is of an older generation, or freed.
         """
         return self._choose("when", flag)
 
     def loop(self, flag: GpuRef) -> AbstractContextManager[None]:
-        """Record what a replay executes again and again, as long as a flag is set.
+        """Record a part that a replay repeats while a flag is set.
 
-        As ``when``; the flag is asked before each round. Something in the block has to
-        write it. A loop that never ends is an op that hangs: ``open_device``'s
-        ``op_deadline`` is for that.
+        It is like ``when``, but the flag is read before each round, and an op in the block must
+        write it. A loop that never ends counts as an op that hangs, see ``op_deadline`` of
+        ``open_device``.
 
         Args:
             flag: as for ``when``.
 
         Raises:
             TypeError, GpuRefStale: as ``when``.
-            ValueError: as ``when``; or nothing in the block writes the flag.
-            GpuRefSealed: nothing can write the flag.
+            ValueError: as ``when``; or no op in the block writes the flag.
+            GpuRefSealed: the flag is sealed.
         """
         return self._choose("loop", flag)
 
@@ -413,20 +413,19 @@ class Recording(Collector):
     ) -> None:
         """Record the replay of another program as a part of this one (a child graph).
 
-        The other program's results are the same refs as ever; it may go on being replayed
-        by itself.
+        The other program's results stay the same refs, and it can still be replayed by itself.
 
         Args:
-            program: recorded on the same device.
-            *inputs: in the place of those given to its ``device.record``, in order.
-            replace: further buffers by those they stand for, read or written.
+            program: a program recorded on the same device.
+            *inputs: replacements of the inputs of its ``device.record``, in order.
+            replace: further replacements, by the buffers that they replace, read or written.
 
         Raises:
-            ValueError: a buffer of another shape or device, or too many inputs; a program of
-                another device.
-            TypeError: a buffer of another dtype; what is no program.
+            ValueError: a buffer has another shape or device, inputs are too many, or the program is
+                of another device.
+            TypeError: a buffer has another dtype, or ``program`` is not a recording.
             GpuRefStale: a buffer whose generation is over.
-            GpuRefSealed: a sealed buffer in the place of one that is written.
+            GpuRefSealed: a sealed buffer replaces one that is written.
             RuntimeError: the other recording has not ended.
         """
         self._check_open()
@@ -478,20 +477,20 @@ class Recording(Collector):
         """Execute the program and wait until it has finished.
 
         Args:
-            *inputs: in the place of those given to ``device.record``, in order.
-            replace: further buffers by those they stand for, read or written.
+            *inputs: replacements of the inputs of ``device.record``, in order.
+            replace: further replacements, by the buffers that they replace, read or written.
 
         Raises:
-            ValueError: a buffer of another shape or device, or too many inputs; several buffers
-                in the place of one; a view in the place of a buffer that begins at a multiple of
-                more bytes, up to 16, unless only kernels of the program's own were recorded.
-            TypeError: a buffer of another dtype.
+            ValueError: a buffer has another shape or device, inputs are too many, or several
+                buffers replace one. Also if a view is less aligned than the buffer that it
+                replaces, up to 16 bytes, unless only kernels of the program's own were recorded.
+            TypeError: a buffer has another dtype.
             GpuRefStale: a buffer whose generation is over.
-            GpuRefSealed: a sealed buffer in the place of one that is written.
+            GpuRefSealed: a sealed buffer replaces one that is written.
             RuntimeError: another task has replayed it, or a program that it calls, and it was not
-                recorded with ``shared=True``; a buffer that another recording makes, which was not
+                recorded with ``shared=True``. Also if another recording makes a buffer and was not
                 replayed.
-            Unsupported: a flag decides on a part of it, which the driver cannot do.
+            Unsupported: it has a conditional part, which the driver does not support.
         """
         self._check_entered()
         if self._open:
@@ -550,7 +549,7 @@ class Recording(Collector):
                 raise
             if isinstance(error, (ContextPoisoned, DeviceLost)):
                 raise
-            # There was nothing to replay; the reason is why.
+            # The replay could not begin; the error gives the reason.
             if self._recorded is record_op:
                 self._sent = None
             raise record_op.error from error.__cause__
@@ -564,7 +563,7 @@ class Recording(Collector):
     def _bind(
         self, inputs: tuple[GpuRef, ...], replace: Mapping[GpuRef, GpuRef] | None
     ) -> dict[Block, GpuRef]:
-        """The buffers to use for each of those that stand for one."""
+        """Return the buffers for this replay, by the stand-ins that they replace."""
         if not inputs and not replace:
             return self._bound
         if len(inputs) > len(self._inputs):
@@ -625,7 +624,7 @@ class Recording(Collector):
     # --- for the host ---------------------------------------------------------------------
 
     def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
-        """What prepares the program and what is replayed, on the buffers of now."""
+        """Return the program's preparing steps and the nodes to replay, on the present buffers."""
         for stand_in, ref in bound.items():
             stand_in.address = ref._place.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
@@ -670,7 +669,7 @@ class Recording(Collector):
         )
 
     def _begin_replay(self, task: trio.lowlevel.Task) -> _Life:
-        """What the program writes has content, for whatever comes after the replay."""
+        """Give the program's results content for ops after the replay."""
         if self._task is None and self._made and not self._shared:
             self._task, self._task_name = weakref.ref(task), task.name
         life = self._life
@@ -680,13 +679,13 @@ class Recording(Collector):
         return life
 
     def _replay_failed(self, life: _Life) -> None:
-        """It has none, unless another replay has written it."""
+        """Take content from the program's results, unless another replay has written them."""
         life.replays -= 1
         if not life.replays and life is self._life:
             self._move(self.memory.epoch, life.awaited)
 
     def _move(self, before: Epoch, after: Epoch) -> None:
-        """What the program writes goes from one epoch to another."""
+        """Move the blocks that the program writes from one epoch to another."""
         for block in self._made:
             if block.epoch is before and block in self._written and not block.sealed:
                 block.epoch = after
@@ -716,11 +715,11 @@ class Recording(Collector):
 
 
 def _start(part: GpuRef, whole: GpuRef) -> int | None:
-    """Where in ``whole`` the memory of ``part`` begins, in bytes; None if it is not inside."""
+    """Return the offset of ``part`` in ``whole`` in bytes, or None if it is not inside."""
     start = part._block.offset - whole._block.offset
     if part._block.base is not whole._block.base:
         return None
-    if whole._strides is not None:  # between its elements there is what is not its own
+    if whole._strides is not None:  # the memory between its elements is not its own
         return start if same_place(part, whole) else None
     low, high = span(part.shape, part.strides, part.dtype.itemsize)
     if not 0 <= start + low <= start + high <= whole.nbytes:

@@ -28,11 +28,11 @@ Number = bool | int | float | complex | np.generic
 
 
 class Arrays(Evaluating[D]):
-    """Making and filling buffers, as NumPy does."""
+    """Methods that make and fill buffers, as in NumPy."""
 
     @op
     def empty(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
-        """A buffer whose content is undefined; as ``numpy.empty``.
+        """Make a buffer with undefined content, like ``numpy.empty``.
 
         Args:
             shape: its shape, one number or several.
@@ -43,9 +43,9 @@ class Arrays(Evaluating[D]):
 
         Raises:
             ValueError: a dimension that is negative, or beyond 64 bits.
-            TypeError: a shape that is not made of whole numbers, or a dtype that device memory
-                cannot hold, such as objects.
-            OutOfMemory: no room.
+            TypeError: a shape that is not made of whole numbers, or a dtype that device memory does
+                not support, such as objects.
+            OutOfMemory: the device has too little memory.
         """
         kind, sizes = as_dtype(dtype), as_shape(shape)
 
@@ -56,7 +56,10 @@ class Arrays(Evaluating[D]):
 
     @op
     def zeros(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
-        """A buffer of zeros; as ``numpy.zeros``. Arguments and errors are those of ``empty``."""
+        """Make a buffer of zeros, like ``numpy.zeros``.
+
+        Arguments and errors are those of ``empty``.
+        """
         kind = as_dtype(dtype)
         return self._full(shape, bytes(kind.itemsize), kind)
 
@@ -64,7 +67,7 @@ class Arrays(Evaluating[D]):
     def full(
         self, shape: Shape, fill_value: Number, dtype: DTypeLike | None = None
     ) -> Request[GpuRef]:
-        """A buffer with one value everywhere; as ``numpy.full``.
+        """Make a buffer filled with one value, like ``numpy.full``.
 
         Args:
             shape: its shape.
@@ -77,8 +80,8 @@ class Arrays(Evaluating[D]):
         Raises:
             ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
                 ``fill_value`` as for ``fill``.
-            TypeError: a dtype that device memory cannot hold; ``fill_value`` as for ``fill``.
-            OutOfMemory: no room.
+            TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
+            OutOfMemory: the device has too little memory.
         """
         kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
         return self._full(shape, _element(fill_value, kind), kind)
@@ -89,17 +92,17 @@ class Arrays(Evaluating[D]):
 
         Args:
             ref: the buffer.
-            value: a number, which becomes the buffer's dtype as in ``numpy.ndarray.fill``:
-                integers lose what comes after the point, floats what they cannot hold.
+            value: a number, which becomes the buffer's dtype as in ``numpy.ndarray.fill``: integers
+                lose the fractional part, and floats are rounded.
 
         Returns:
             ``ref``.
 
         Raises:
             OverflowError: ``value`` is out of the range of the buffer's integers.
-            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device,
-                or made by ``broadcast_to``.
-            TypeError: ``value`` is no number, or a complex one for a real buffer.
+            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device, or
+                made by ``broadcast_to``.
+            TypeError: ``value`` is not a number, or complex for a real buffer.
             GpuRefStale, GpuRefSealed: the buffer cannot be written.
         """
         if strided(ref):
@@ -113,7 +116,7 @@ class Arrays(Evaluating[D]):
         return Request(self._device.memory_lane, "fill", prepare)
 
     def _fill_strided(self, ref: GpuRef, value: Number) -> Request[GpuRef]:
-        """Fill a view from one element beside it, which is repeated."""
+        """Fill a view by repeating one element, which is filled first."""
         lane = self._device.memory_lane
 
         def prepare(driver: Driver) -> Submission[GpuRef]:

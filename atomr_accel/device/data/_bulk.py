@@ -1,8 +1,8 @@
 """Moving large ordinary arrays through staging memory, as fast as threads can copy.
 
-Worker threads copy some chunks while others are on the bus. At tens of GB/s there are
-thousands of chunks a second, so none of them has a task of its own: a chunk costs the trio
-thread one callback when it is copied and one when its op is answered.
+Worker threads copy some chunks while others are on the bus. At tens of GB/s a transfer has
+thousands of chunks a second, so chunks have no tasks of their own. A chunk costs the trio thread
+one callback when it is copied and one when its op is answered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEAST_CHUNK: Final = 4 << 20
 
 @final
 class _Chunk:
-    """A part of the array on its way."""
+    """A part of the array in transfer."""
 
     __slots__ = ("host", "length", "op", "piece", "start")
 
@@ -48,16 +48,16 @@ class _Chunk:
 
 
 def chunk_size(nbytes: int) -> int:
-    """How large the chunks of a transfer are: there are to be enough for all threads."""
+    """Return the size of a transfer's chunks, small enough to keep all threads busy."""
     return min(CHUNK, max(_LEAST_CHUNK, -(-nbytes // (2 * COPIERS))))
 
 
 @final
 class Copiers:
-    """Threads that copy, started when there is something to do.
+    """Threads that copy, started when they are needed.
 
     Args:
-        name: what to call them.
+        name: their name.
     """
 
     def __init__(self, name: str) -> None:
@@ -84,7 +84,7 @@ class Copiers:
         self._started = True
 
     def close(self, *, cancel_futures: bool = False) -> None:
-        """No more comes; what was begun is finished."""
+        """Refuse new work, and finish the work that was begun."""
         self._pool.shutdown(wait=False, cancel_futures=cancel_futures)
 
 
@@ -95,11 +95,11 @@ class Bulk:
     Args:
         core: the device.
         data: the array's bytes.
-        submit: called with a piece, where the chunk begins and its length; submits the op
-            that moves it. It returns None to be asked again once there is a context, and
-            raises where the transfer makes no sense any more.
+        submit: called with a piece, the chunk's offset and its length; submits the op that moves
+            the chunk. It returns None to be called again with the next context, and raises if the
+            transfer cannot go on.
         upload: whether data goes to the device.
-        progress: told the length of each chunk that has arrived.
+        progress: called with the length of each chunk that has arrived.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class Bulk:
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Move all of it.
+        """Move all chunks.
 
-        When this raises, or is cancelled, nothing reads or writes the array any more, and
-        pieces are given back as soon as nothing touches them either.
+        When this raises or is cancelled, the array is not accessed any more, and pieces are given
+        back as soon as their last access has ended.
         """
         self._token = trio.lowlevel.current_trio_token()
         interrupt: KeyboardInterrupt | None = None
@@ -155,7 +155,7 @@ class Bulk:
             finally:
                 del interrupt  # its traceback refers to this frame
         if self._failures:
-            # What was in flight tells more than what came after it.
+            # The errors of ops in flight say more than later ones.
             raise min(self._failures, key=lambda error: not isinstance(error, ContextPoisoned))
 
     def _pump(self) -> None:
@@ -178,7 +178,7 @@ class Bulk:
             self._over.set()
 
     async def _wait_for_piece(self, length: int) -> None:
-        """Others want staging memory too: take turns."""
+        """Wait in turn with other transfers for staging memory."""
         try:
             piece = await self._core.staging.acquire(length)
         except AccelError as error:
@@ -211,7 +211,7 @@ class Bulk:
             self._fail(error)
 
     def _copy(self, chunk: _Chunk) -> None:
-        """In a worker thread, without the GIL while it lasts."""
+        """Copy a chunk in a worker thread, without the GIL."""
         error = None
         try:
             part = self._data[chunk.start : chunk.start + chunk.length]
@@ -252,7 +252,7 @@ class Bulk:
         op.when_answered(partial(self._answered, chunk))
 
     async def _send_when_ready(self, chunk: _Chunk) -> None:
-        """There is no context at present, but what is moved does not need that one."""
+        """Wait for the next context, then send a chunk there."""
         try:
             await self._core.ready()
         except BaseException as error:
@@ -291,7 +291,7 @@ class Bulk:
         self._stop()
 
     def _stop(self) -> None:
-        """Begin nothing more; what the host does not have yet it shall not do."""
+        """Begin no more chunks, and withdraw ops that are not sent."""
         self._stopped = True
         for chunk in self._sent:
             chunk.op.withdraw()

@@ -37,7 +37,7 @@ _PAGE: Final = 4096
 
 
 async def make_managed(core: DeviceCore, shape: Shape, dtype: DTypeLike) -> GpuRef:
-    """See ``Device.managed``."""
+    """Implement ``Device.managed``."""
     dtype = as_dtype(dtype)
     shape = as_shape(shape)
     nbytes = math.prod(shape) * dtype.itemsize
@@ -48,7 +48,7 @@ async def make_managed(core: DeviceCore, shape: Shape, dtype: DTypeLike) -> GpuR
 async def on_managed(
     core: DeviceCore, ref: GpuRef, name: str, message: Callable[[int], Message]
 ) -> None:
-    """Submit an op of managed memory, in its place among those that use the buffer."""
+    """Submit an op of managed memory, ordered among the ops that use the buffer."""
     require_writable(ref, core.memory, "ref")
     if core.capabilities.host_memory:
         raise Unsupported(f"{core.name} has no managed memory, so there is nothing to do here")

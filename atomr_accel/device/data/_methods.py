@@ -1,4 +1,4 @@
-"""What a device does with data: put, get, copy, fill, free, seal."""
+"""Methods of a device for data: put, get, copy, fill, free, seal."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 class MemoryMethods(Arrays[Awaited]):
-    """The part of ``Device`` that moves data and looks after memory."""
+    """The methods of ``Device`` for data and memory."""
 
     _core: DeviceCore
 
     @property
     def pinned(self) -> Pinned:
-        """Page-locked arrays, which need no copy on their way to the device."""
+        """Pool of page-locked arrays, which are transferred without another copy."""
         return self._core.pinned
 
     # --- to the device and back -------------------------------------------------------------
@@ -62,34 +62,32 @@ class MemoryMethods(Arrays[Awaited]):
     ) -> GpuRef:
         """Copy an array to the device.
 
-        Arrays of ``device.pinned`` move at the speed of the bus. How far a long transfer
-        is, ``device.statistics().transfers`` tells.
+        Arrays of ``device.pinned`` move at the speed of the bus. ``device.statistics().transfers``
+        shows the progress of long transfers.
 
-        An array of up to 512 KiB may still be on its way when ``put`` returns. It is the
-        caller's to change again, and ops that use the buffer come after it. If the device
-        fails before it has arrived, the ref is stale.
+        An array of up to 512 KiB may still be in transfer when ``put`` returns. The caller may
+        change the array again, and ops that use the buffer wait for the transfer. If the device
+        fails before the data has arrived, the ref is stale.
 
         Args:
-            array: a NumPy array or what ``numpy.asarray`` takes; a copy is made where it
-                is not C-contiguous. Do not change it before ``put`` returns.
-            out: where to put it: a ref, or any view of one, of the same shape and dtype.
-                Made if absent. What it holds after ``put`` was cancelled or failed is undefined.
-                To a view that is not contiguous it goes by way of a contiguous copy on the
-                device.
+            array: a NumPy array, or an object that ``numpy.asarray`` accepts. It is copied first if
+                it is not C-contiguous. Do not change it before ``put`` returns.
+            out: the destination: a ref, or any view of one, of the same shape and dtype. By default
+                a new buffer. Its content is undefined if ``put`` is cancelled or fails. A view that
+                is not contiguous is filled from a contiguous copy on the device.
             sealed: make the buffer read-only for good; it then survives rebuilds.
 
         Returns:
             ``out``, or a new ref with the array's shape and dtype.
 
         Raises:
-            TypeError: a dtype that device memory cannot hold, such as objects, or another
-                than that of ``out``.
-            ValueError: another shape than that of ``out``; ``out`` together with
-                ``sealed``; ``out`` was made by ``broadcast_to``; a page-locked array whose
-                block was left.
+            TypeError: a dtype that device memory does not support, such as objects, or another
+                dtype than that of ``out``.
+            ValueError: another shape than that of ``out``; ``out`` together with ``sealed``;
+                ``out`` was made by ``broadcast_to``; a page-locked array whose block was left.
             GpuRefStale, GpuRefSealed: ``out`` cannot be written.
-            OutOfMemory: no room.
-            Unsupported: sealing, where the platform cannot export device memory.
+            OutOfMemory: the device has too little memory.
+            Unsupported: ``sealed`` is true, and the platform cannot export device memory.
         """
         core = self._core
         if out is not None:
@@ -125,20 +123,20 @@ class MemoryMethods(Arrays[Awaited]):
         """Copy a buffer from the device.
 
         Args:
-            ref: the buffer, or any view of one; one that is not contiguous is copied to a
+            ref: the buffer, or any view of one. A view that is not contiguous is copied to a
                 contiguous buffer on the device first.
-            out: an array to fill, of the same shape and dtype. With an array of
-                ``device.pinned`` nothing is copied on the way; once under way, such a
-                transfer is followed to its end even if the caller is cancelled.
+            out: an array to fill, of the same shape and dtype. An array of ``device.pinned`` is
+                filled directly. Such a transfer is awaited to its end even if the caller is
+                cancelled.
 
         Returns:
             ``out``, or a new array.
 
         Raises:
-            GpuRefStale: of an older generation, or freed.
+            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: a ref of another device, ``out`` of another shape or read-only.
             TypeError: ``out`` of another dtype.
-            OutOfMemory: no room for that copy.
+            OutOfMemory: the copy on the device does not fit.
         """
         core = self._core
         require_readable(ref, core.memory, "ref", strided=True)
@@ -163,22 +161,22 @@ class MemoryMethods(Arrays[Awaited]):
     async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
         """Copy a buffer, on the device or from another device to this one.
 
-        Between GPUs that can reach each other nothing goes through the host. A copy of a view that
-        is not contiguous is: ``ref.T`` is turned round by it, and ``ref[:, ::2]`` gathered.
+        Copies between GPUs that can reach each other do not go through the host. The new buffer is
+        contiguous even if the source is not: ``ref.T`` is transposed, and ``ref[:, ::2]`` gathered.
 
         Args:
-            src: what to copy, on this device or another one.
-            dst: where to, on this device: any view, of the same shape and dtype, no memory in
-                common. A contiguous buffer is made if absent.
+            src: the source, on this device or another one.
+            dst: the destination, on this device: any view of the same shape and dtype that shares
+                no memory with ``src``. By default a new contiguous buffer.
 
         Returns:
             ``dst``, or a new buffer.
 
         Raises:
-            ValueError: other shapes, common memory, ``dst`` of another device.
-            TypeError: other dtypes.
+            ValueError: shapes differ, both share memory, or ``dst`` is on another device.
+            TypeError: dtypes differ.
             GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
-            OutOfMemory: no room.
+            OutOfMemory: the device has too little memory.
         """
         core = self._core
         if lives_elsewhere(core, src):
@@ -194,11 +192,12 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def managed(self, shape: Shape, dtype: DTypeLike = np.float64) -> GpuRef:
-        """A buffer of managed memory, which moves between the device and the host by itself.
+        """Return a buffer of managed memory, which moves between device and host by itself.
 
-        It is used like any other. It begins on the device and never takes more than that has
-        free, room for what has moved to the host included. It cannot be exported or shared,
-        and is given back by ``free``, or after the last ref is gone as soon as memory is short.
+        It is used like any other buffer. It begins on the device, and its size is limited to the
+        device's free memory, including room for pages that have moved to the host. It cannot be
+        exported or shared. Its memory is given back by ``free``, or when memory is short after the
+        last ref is gone.
 
         Args:
             shape: its shape.
@@ -209,15 +208,15 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             ValueError: a negative dimension.
-            TypeError: a dtype that device memory cannot hold.
-            OutOfMemory: the device has less free.
-            Unsupported: there is no managed memory here, as on the CPU backend.
+            TypeError: a dtype that device memory does not support.
+            OutOfMemory: the device has too little free memory.
+            Unsupported: the device has no support for managed memory, as on the CPU backend.
         """
         return await make_managed(self._core, shape, dtype)
 
     @witnessed
     async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
-        """Move managed memory to where it is needed next (``cuMemPrefetchAsync``).
+        """Move managed memory to its next place of use (``cuMemPrefetchAsync``).
 
         Args:
             ref: a buffer made by ``managed``, or a view of it.
@@ -226,7 +225,7 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             ValueError: another place, or a buffer of another kind.
             GpuRefStale: of an older generation, or freed.
-            Unsupported: there is no managed memory here.
+            Unsupported: the device has no support for managed memory.
         """
         on_device = one_of(to, Place, "to") == "device"
         await on_managed(
@@ -235,35 +234,35 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def advise(self, ref: GpuRef, advice: Advice) -> None:
-        """Tell how managed memory is going to be used (``cuMemAdvise``).
+        """Advise the driver on the use of managed memory (``cuMemAdvise``).
 
         Args:
             ref: a buffer made by ``managed``, or a view of it.
-            advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, where it is
-                best kept; ``"accessed_by:device"`` or ``"accessed_by:host"``, who should
-                reach it without moving it; ``"unset_"`` before it takes it back.
+            advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, the preferred
+                place; or ``"accessed_by:device"`` or ``"accessed_by:host"``, the side that should
+                access it without moving it. The prefix ``"unset_"`` takes an advice back.
 
         Raises:
             ValueError: other advice, or a buffer of another kind.
             GpuRefStale: of an older generation, or freed.
-            Unsupported: there is no managed memory here.
+            Unsupported: the device has no support for managed memory.
         """
         one_of(advice, Advice, "advice")
         await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
 
     @witnessed
     async def attach(self, ref: GpuRef, to: Attachment) -> None:
-        """Say who accesses managed memory (``cuStreamAttachMemAsync``).
+        """Restrict access to managed memory (``cuStreamAttachMemAsync``).
 
         Args:
             ref: a buffer made by ``managed``.
-            to: ``"global"``: any stream; ``"host"``: only the CPU; ``"single"``: only the
-                stream on which data moves.
+            to: ``"global"``: any stream; ``"host"``: only the CPU; ``"single"``: only the stream on
+                which data moves.
 
         Raises:
             ValueError: anything else, or a buffer of another kind.
             GpuRefStale: of an older generation, or freed.
-            Unsupported: there is no managed memory here.
+            Unsupported: the device has no support for managed memory.
         """
         one_of(to, Attachment, "to")
         await on_managed(self._core, ref, "attach", lambda at: Attach(at, to))
@@ -272,34 +271,34 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def export(self, ref: GpuRef) -> Export:
-        """A buffer as an array in this process, without a copy, for other libraries.
+        """Return a buffer as an array in this process, without a copy, for other libraries.
 
-        Fetching is never implicit, so an export is asked for: the object that comes back
-        speaks DLPack, and the CUDA array interface on CUDA (``torch.as_tensor(export,
-        device="cuda")``, ``cupy.asarray(export)``) or NumPy's array interface on the CPU
-        backend (``numpy.asarray(export)``, ``export.numpy()``). On CUDA this process then
-        has a CUDA context of its own, beside the host's.
+        A ref is not an array, so that data is never fetched implicitly. The export supports DLPack.
+        On CUDA it also has the CUDA array interface (``torch.as_tensor(export, device="cuda")``,
+        ``cupy.asarray(export)``), on the CPU backend NumPy's array interface
+        (``numpy.asarray(export)``, ``export.numpy()``). On CUDA this process then has a CUDA
+        context of its own, next to the host's.
 
-        Ops that write the buffer and were called before are waited for. From then on order
-        is the program's business: wait for our ops before reading there, and synchronize
-        those libraries before calling our ops. A sealed buffer is read-only there too.
+        The call waits for earlier ops that write the buffer. From then on the program must order
+        accesses: wait for the device's ops before another library reads, and synchronize that
+        library before the next op. A sealed buffer is read-only there too.
 
-        What was made of an export keeps the memory alive, also over ``free``, a rebuild,
-        and the device itself; what is made later is refused with ``GpuRefStale``.
+        Arrays made from an export keep the memory alive, even after ``free``, a rebuild, or the end
+        of the device. Making another array then raises ``GpuRefStale``.
 
         Args:
             ref: the buffer, or a view of a part of one.
 
         Returns:
-            What those libraries take, with the shape and dtype of ``ref``.
+            An object that those libraries accept, with the shape and dtype of ``ref``.
 
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
-            OutOfMemory: no room for another descriptor.
-            Unsupported: the platform cannot export device memory, or the buffer is managed
-                or adopted memory.
-            LibraryError: the program's own CUDA context refuses, perhaps because the
-                program has broken it.
+            OutOfMemory: the process has no room for another descriptor.
+            Unsupported: the platform cannot export device memory, or the buffer is managed or
+                adopted memory.
+            LibraryError: the program's own CUDA context fails, perhaps because the program has
+                broken it.
         """
         return await self._core.exports.export(ref)
 
@@ -307,24 +306,24 @@ class MemoryMethods(Arrays[Awaited]):
     async def adopt(self, array: object) -> GpuRef:
         """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
 
-        Hand the array over: whether the buffer shares its memory depends. It does where the
-        array is itself a view of an exported buffer (the ref is then one of that buffer),
-        and under ``isolation="thread"``. Otherwise it is copied, on a GPU without going
-        through the host. Memory that is shared that way cannot be exported.
+        Do not use the array afterwards, because the buffer may share its memory. It does if the
+        array is a view of an exported buffer, and the ref is then one of that buffer. It also does
+        under ``isolation="thread"``. Otherwise the array is copied, on a GPU without going through
+        the host. Memory that is shared in this way cannot be exported.
 
         Args:
-            array: an object that speaks DLPack, the CUDA array interface or NumPy's, or what
-                ``share`` gave, here or in another process.
+            array: an object with DLPack, the CUDA array interface or NumPy's, or a result of
+                ``share``, here or in another process.
 
         Returns:
             A ref with the array's shape and dtype.
 
         Raises:
-            TypeError: no such array, or one of NumPy with a dtype that buffers cannot have.
-            ValueError: it is in memory that the device cannot read, or a shared buffer whose
-                descriptor is too small or may be made so by others.
-            Unsupported: another library's array with such a dtype.
-            OutOfMemory: no room for the copy, or for another descriptor or mapping.
+            TypeError: another object, or a NumPy array with an unsupported dtype.
+            ValueError: the device cannot read the memory, or a shared buffer's descriptor is too
+                small or can be truncated by other processes.
+            Unsupported: another library's array has an unsupported dtype.
+            OutOfMemory: the copy, or another descriptor or mapping, does not fit.
         """
         if isinstance(array, SharedBuffer):
             return await open_shared(self._core, array)
@@ -332,40 +331,40 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def share(self, ref: GpuRef) -> SharedBuffer:
-        """A buffer for other processes, to be sent to them as a descriptor.
+        """Share a buffer with other processes, to be sent to them as a descriptor.
 
-        There ``await device.adopt(shared)`` makes a ref of it: of the same memory if the
-        buffer is sealed, so that many processes use one copy of a model's weights, and of a
-        copy otherwise, with what it holds now.
+        There ``await device.adopt(shared)`` makes a ref of it. A sealed buffer is shared itself,
+        which lets processes share one copy of a model's weights. Of another buffer a copy with the
+        present content is shared.
 
-        The descriptor is of this buffer only: it moves to memory of its own when it is first
-        shared, all of it if ``ref`` is a view, and a buffer that is not sealed is copied
-        there. Of a view that is not contiguous a copy is shared in any case. On the CPU backend
-        whoever has the descriptor can neither write to it nor change its size. A GPU's driver
-        knows no such thing: there he can write to the buffer.
+        The descriptor gives access to this buffer only. A sealed buffer moves to memory of its own
+        when it is first shared, all of it if ``ref`` is a view. A buffer that is not sealed, or a
+        view that is not contiguous, is copied to memory of its own. On the CPU backend a process
+        with the descriptor can neither write to the memory nor change its size. A GPU's driver has
+        no such protection, so there the process can write to it.
 
         Args:
             ref: the buffer, or a view of a part of one.
 
         Returns:
-            A descriptor and what is to be sent beside it. Close it, or use it as a context
-            manager, once it is sent.
+            A descriptor and a description to send with it. Close it once it is sent, or use it as a
+            context manager.
 
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
-            OutOfMemory: no room for the buffer in memory of its own, or for its descriptor.
-            Unsupported: the platform cannot export device memory, or the buffer is managed
-                or adopted memory.
+            OutOfMemory: the buffer's own memory, or its descriptor, does not fit.
+            Unsupported: the platform cannot export device memory, or the buffer is managed or
+                adopted memory.
         """
         return await share(self._core, ref)
 
     async def salvage(self, ref: GpuRef) -> np.ndarray[Any, Any]:
-        """Fetch what a fault has left in a stale buffer. Do not trust it.
+        """Fetch the content that a fault has left in a stale buffer. Do not trust it.
 
-        The memory of stale refs stays until it is needed, and this reads it on purpose: ops
-        that were in flight may have written a part of their results, and whatever failed may
-        have written anywhere. It is for looking into what happened, and for data that can
-        be checked. Of a buffer that is not stale it is ``get``.
+        The memory of stale refs stays until it is needed, and this method reads it. Ops in flight
+        may have written a part of their results, and the failed op may have written anywhere. Use
+        it for debugging, and for data that can be checked. For a buffer that is not stale it is the
+        same as ``get``.
 
         Args:
             ref: the buffer, or a view of a part of one.
@@ -374,8 +373,8 @@ class MemoryMethods(Arrays[Awaited]):
             A new array.
 
         Raises:
-            GpuRefStale: the buffer was freed, or its memory is in use by others.
-            OutOfMemory: no room for another descriptor or mapping.
+            GpuRefStale: the buffer was freed, or its memory is used again.
+            OutOfMemory: another descriptor or mapping does not fit.
             Unsupported: the platform cannot export device memory.
         """
         return await salvage(self._core, ref)
@@ -389,30 +388,30 @@ class MemoryMethods(Arrays[Awaited]):
         to: Device | None = None,
         out: Snapshot | None = None,
     ) -> Snapshot:
-        """Keep what buffers hold now, so that it survives a fault: see ``restore``.
+        """Copy the present content of buffers, so that it survives a fault: see ``restore``.
 
-        It returns when the copies have their place in the program's order, all of them at one
-        point; they go on at the speed of the bus. What is called later and writes the buffers
-        comes after them. ``await snapshot.wait()`` tells that all has arrived: before that, a
-        fault of the device takes the snapshot with it.
+        It returns when the copies are submitted, all at one point of the program's order. They run
+        on at the speed of the bus. Later ops that write the buffers come after them. ``await
+        snapshot.wait()`` returns when all data has arrived. A fault of the device before that ends
+        the snapshot.
 
         Args:
             refs: the buffers, or contiguous views of some.
-            to: where to: another device, which keeps the copies sealed; by default page-locked
-                memory of the program, which does not count to ``pinned_limit``.
-            out: a snapshot in host memory that this device has taken of buffers of the same shapes
-                and dtypes. Its memory is used again, since page-locking takes longer than copying.
-                What it held is gone at once, so alternate between two.
+            to: the destination: another device, which keeps the copies sealed. By default
+                page-locked memory of the program, which does not count to ``pinned_limit``.
+            out: a snapshot in host memory that this device has taken of buffers with the same
+                shapes and dtypes. Its memory is reused, because page-locking takes longer than
+                copying. Its content is lost at once, so alternate between two.
 
         Returns:
             The snapshot; ``out``, if it was given.
 
         Raises:
             GpuRefStale: a buffer is of an older generation, or freed.
-            ValueError: a ref of another device, or of a view that is not contiguous; ``to`` is this
+            ValueError: a ref is of another device, or a view that is not contiguous; ``to`` is this
                 device; ``out`` does not fit, was closed, or is being taken, restored or saved.
-            TypeError: no refs, or another ``to`` or ``out``.
-            OutOfMemory: no room.
+            TypeError: ``refs`` are not refs, ``to`` is not a device, or ``out`` is not a snapshot.
+            OutOfMemory: the destination has too little memory.
             Unsupported: this device cannot write to the memory of ``to``.
         """
         if out is not None and not isinstance(out, Snapshot):
@@ -426,28 +425,29 @@ class MemoryMethods(Arrays[Awaited]):
     async def restore(
         self, snapshot: Snapshot, *, out: Sequence[GpuRef] | None = None
     ) -> list[GpuRef]:
-        """Make buffers of what a snapshot holds, after waiting until it is complete.
+        """Restore buffers from a snapshot, after waiting until it is complete.
 
-        From host memory of this device it comes back at the speed of the bus; from a peer by
-        copies between devices. A snapshot that another device has taken, or that was
-        loaded from a file, goes through staging memory.
+        A snapshot of this device in host memory is copied at the speed of the bus, one on a peer by
+        copies between devices. A snapshot that another device has taken, or that was loaded from a
+        file, goes through staging memory.
 
         Args:
             snapshot: the snapshot, of this device or of another one.
-            out: buffers to write to, or views of some, of the snapshot's shapes and dtypes. What
-                they hold if this fails or is cancelled is undefined. By default, new ones.
+            out: buffers to write to, or views of some, of the snapshot's shapes and dtypes. Their
+                content is undefined if this fails or is cancelled. By default, new ones.
 
         Returns:
-            ``out``, or new refs, in the order in which the snapshot was given them.
+            ``out``, or new refs, in the order of the snapshot's refs.
 
         Raises:
             ContextPoisoned: a device had failed before the snapshot was complete, or has failed
                 meanwhile.
             GpuRefStale, GpuRefSealed: a buffer of ``out`` cannot be written; or the peer that had
                 the snapshot is lost.
-            TypeError: no snapshot, or ``out`` of other dtypes.
-            ValueError: ``out`` of other shapes, or of another device; or the snapshot was closed.
-            OutOfMemory: no room.
+            TypeError: ``snapshot`` is not a snapshot, or ``out`` has other dtypes.
+            ValueError: ``out`` has other shapes or is of another device, or the snapshot was
+                closed.
+            OutOfMemory: the device has too little memory.
         """
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"snapshot must be a Snapshot, not {said_of(snapshot)}")
@@ -458,7 +458,7 @@ class MemoryMethods(Arrays[Awaited]):
             return await self._restore(snapshot, out)
 
     async def _restore(self, snapshot: Snapshot, out: Sequence[GpuRef] | None) -> list[GpuRef]:
-        """See ``restore``."""
+        """Implement ``restore``."""
         core = self._core
         await snapshot.wait()
         if snapshot._refs:
@@ -466,7 +466,7 @@ class MemoryMethods(Arrays[Awaited]):
             return [
                 await self.copy(ref, into) for ref, into in zip(snapshot._refs, outs, strict=True)
             ]
-        # A journal notes what comes to the device by what puts it there.
+        # A journal records data by the calls that bring it to the device.
         plain = out is None or all(ref.contiguous for ref in out)
         if plain and in_memory_of(core, snapshot) and core.witness is None:
             return await restore_directly(core, snapshot, out)
@@ -479,15 +479,15 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def free(self, ref: GpuRef) -> None:
-        """Give a buffer back now; its memory is reused after its last op.
+        """Free a buffer now. Its memory is reused after its last op.
 
-        Dropping the last ref does the same. Every view of the buffer is refused from now on.
+        Dropping the last ref has the same effect. All views of the buffer are stale from now on.
 
         Args:
             ref: the buffer, or any view of it.
 
         Raises:
-            GpuRefStale: of an older generation, or freed before.
+            GpuRefStale: ``ref`` is of an older generation, or was freed before.
             ValueError: a ref of another device.
         """
         core = self._core
@@ -505,11 +505,11 @@ class MemoryMethods(Arrays[Awaited]):
         await self._core.growth.trim()
 
     def scope(self) -> AbstractAsyncContextManager[MemoryScope]:
-        """Free what is made inside: ``async with device.scope() as scope:``.
+        """Free buffers made inside a block: ``async with device.scope() as scope:``.
 
-        Leaving the block frees every buffer that this task, and tasks started inside,
-        have made there, results of ops included, even if refs to them are still held.
-        ``scope.keep(ref)`` exempts one. Dropped refs are freed earlier, as ever.
+        Leaving the block frees every buffer that this task, and tasks started inside, have made
+        there, including results of ops, even if refs to them are still held. ``scope.keep(ref)``
+        exempts one. Dropped refs are freed earlier, as always.
         """
         return self._scope()
 
@@ -528,11 +528,10 @@ class MemoryMethods(Arrays[Awaited]):
     async def seal(self, ref: GpuRef) -> GpuRef:
         """Make a buffer read-only for good, so that it survives rebuilds.
 
-        Read-only is a matter of the mapping: on CUDA the hardware faults a kernel that
-        writes there. The content moves to another place; the ref stays valid, and all
-        views of the buffer are sealed with it. Writers are refused from the call on; if
-        it is cancelled or fails, the buffer can be written again. A sealed buffer can be
-        sealed again, which does nothing.
+        The memory is mapped read-only: on CUDA a kernel that writes to it causes a fault. The
+        content moves to another address. The ref stays valid, and all views of the buffer are
+        sealed with it. Writes are refused from the call on. If the call is cancelled or fails, the
+        buffer can be written again. Sealing a sealed buffer has no effect.
 
         Args:
             ref: the buffer, or any view of it.
@@ -541,9 +540,10 @@ class MemoryMethods(Arrays[Awaited]):
             ``ref``.
 
         Raises:
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the second copy that sealing needs.
-            Unsupported: the platform cannot export device memory; or a module's variable.
+            GpuRefStale: ``ref`` is of an older generation, or freed.
+            OutOfMemory: the second copy that sealing needs does not fit.
+            Unsupported: the platform cannot export device memory, or ``ref`` is a module's
+                variable.
         """
         core = self._core
         block = require_readable(ref, core.memory, "ref", strided=True).base
@@ -556,9 +556,9 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def unseal(self, ref: GpuRef) -> GpuRef:
-        """A new buffer, which can be written, with the content of a sealed one.
+        """Return a new, writable buffer with the content of a sealed one.
 
-        The sealed one stays as it is: others may rely on it.
+        The sealed buffer does not change, because other code may rely on it.
 
         Args:
             ref: a sealed buffer, or a view of a part of one.
@@ -568,8 +568,8 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             ValueError: the buffer is not sealed.
-            GpuRefStale: it was freed.
-            OutOfMemory: no room for the copy.
+            GpuRefStale: the buffer was freed.
+            OutOfMemory: the copy does not fit.
         """
         require_readable(ref, self._core.memory, "ref", strided=True)
         if not ref.sealed:
@@ -591,7 +591,7 @@ class MemoryMethods(Arrays[Awaited]):
                 return
 
     async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
-        """Put into a buffer that a batch has made."""
+        """Copy an array to a buffer that a batch has made."""
         try:
             await upload(self._core, await arranged(array), ref, new=True)
         except Rebuilt:
@@ -599,7 +599,7 @@ class MemoryMethods(Arrays[Awaited]):
 
 
 def moving_on(core: DeviceCore) -> MemoryMethods:
-    """What moves data for a library that does more than make requests."""
+    """Return the methods that move data, for a library that needs more than requests."""
     methods = MemoryMethods()
     methods._core = methods._device = core
     return methods

@@ -1,4 +1,4 @@
-"""``device.pinned``: page-locked arrays, which need no copy on their way to the device."""
+"""The pool of ``device.pinned``: page-locked arrays, which are transferred without another copy."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Oversize = Literal["refuse", "exceed"]
 class Pinned:
     """A bounded pool of page-locked memory, shared between the program and the host.
 
-    ``put`` from such an array, and ``get`` into it, move at the speed of the bus. It lives
-    in the program, so its content survives every fault.
+    ``put`` from such an array, and ``get`` into it, run at the speed of the bus. The array belongs
+    to the program, so its content survives every fault.
     """
 
     def __init__(self, core: DeviceCore, limit: int) -> None:
@@ -54,29 +54,28 @@ class Pinned:
     def array(
         self, shape: Shape, dtype: DTypeLike = np.float64, *, oversize: Oversize = "refuse"
     ) -> AbstractAsyncContextManager[np.ndarray[Any, Any]]:
-        """A page-locked NumPy array for the length of an ``async with`` block.
+        """Return a page-locked NumPy array for the length of an ``async with`` block.
 
-        Where the pool is used up, entering the block waits in line for memory. What the
-        array holds at first is undefined. Once the block is left, ``put`` and ``get``
-        refuse it as long as it is page-locked. Whoever still holds it, or a view of it,
-        does no harm: its memory is another's only after the last of them is gone. Until
-        then it is page-locked for nothing, or becomes ordinary memory where the pool needs
-        the room, which takes as long as page-locking other memory.
+        If the pool is used up, entering the block waits in line for memory. The array's initial
+        content is undefined. After the block, ``put`` and ``get`` refuse the array until it is
+        ordinary memory. Keeping it, or a view of it, is safe: its memory is reused only after the
+        last of them is gone. Until then it stays page-locked without use, or becomes ordinary
+        memory if the pool needs the room, which takes as long as page-locking other memory.
 
         Args:
             shape: its shape.
             dtype: its dtype.
-            oversize: what to do with more than the pool may ever have: ``"refuse"`` it, or
+            oversize: the action for arrays larger than the pool's limit: ``"refuse"`` them, or
                 ``"exceed"`` the limit, with memory that is given back with the array.
 
         Returns:
             A context manager that gives the array, C-contiguous.
 
         Raises:
-            ValueError: more than the pool's limit.
-            TypeError: a dtype that device memory cannot hold.
-            AccelError: the device could not page-lock that much memory, or ``OutOfMemory``: there
-                is none, or no descriptor or address space for it.
+            ValueError: the array is larger than the pool's limit.
+            TypeError: a dtype that device memory does not support.
+            AccelError: the device could not page-lock the memory. It is ``OutOfMemory`` if memory,
+                descriptors or address space are short.
         """
         dtype = as_dtype(dtype)
         shape = as_shape(shape)
@@ -126,7 +125,7 @@ class Pinned:
     # --- for snapshots --------------------------------------------------------------------
 
     async def take(self, nbytes: int) -> Piece:
-        """Memory that does not count to the limit, until ``drop``."""
+        """Return memory that does not count to the limit, until ``drop``."""
         self._collect()
         if self._pool.unmapped:
             await self._unmap(await self._core.ready())
@@ -172,16 +171,17 @@ class Pinned:
         return address
 
     def piece_at(self, address: int) -> Piece:
-        """The piece in which an address that ``find`` gave lies."""
+        """Return the piece that contains an address from ``find``."""
         piece = self._piece_at(address)
         if piece is None:
             raise ValueError("a page-locked array was given back while it was on its way")
         return piece
 
     async def mapped(self, address: int) -> HostHandle:
-        """Have the present host map the memory there, if it has not; the host.
+        """Have the present host map the memory at an address, if needed, and return the host.
 
-        There is no wait after the host is known to have it, so it is still the present one.
+        The check that the host has mapped it is the last step, so the host is still the present
+        one.
         """
         while True:
             context = self._core.context
@@ -207,7 +207,7 @@ class Pinned:
                     self._pool.note_unmapped(arena.id, context.host)
 
     async def keep_unmapping(self, context: Context) -> None:
-        """Have the host of a context unmap what is given up, for as long as that serves."""
+        """Have the host of a context unmap freed memory, for as long as the context serves."""
         while True:
             await self._gave_up.wait()
             self._gave_up = trio.Event()
@@ -239,7 +239,8 @@ class Pinned:
             try:
                 for start in range(0, len(numbers), MOST_UNMAPPED):
                     some = numbers[start : start + MOST_UNMAPPED]
-                    # They are noted nowhere else: the host must hear of it, whoever is cancelled.
+                    # They are noted nowhere else, so the host must unmap them, even if a task is
+                    # cancelled.
                     await context.host.request(UnmapSlabs(some), required=True)
             except (HostDied, StickyFault):
                 context.report_dead()

@@ -1,8 +1,8 @@
-"""Snapshots: what several buffers hold at one point of the program's order, kept elsewhere.
+"""Snapshots: the content of several buffers at one point of the program's order, kept elsewhere.
 
-All the copies that make one are submitted with nothing awaited in between, and read their buffers
-as any op does: what was called before comes before, and what is called later waits for them. So a
-snapshot is consistent without a second copy on the device, and takes what the bus takes.
+All copies of a snapshot are submitted at once, without awaiting in between, and read their buffers
+as any op does. They wait for earlier ops, and later ops wait for them. A snapshot is therefore
+consistent without a second copy on the device, and takes only the time of the transfer.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class SnapshotStatistics:
     """A snapshot at one moment.
 
     Attributes:
-        state: ``"moving"``: its copies are under way; ``"complete"``; ``"failed"``; or
+        state: ``"moving"``, while its copies are in flight; ``"complete"``; ``"failed"``; or
             ``"closed"``.
-        place: where it is: ``"host"``, or the name of a device.
-        nbytes: how many bytes it has.
-        moved: how many of them have arrived.
-        seconds: how long that has taken so far, from when it was taken.
+        place: its place: ``"host"``, or the name of a device.
+        nbytes: its size in bytes.
+        moved: number of bytes that have arrived.
+        seconds: time since it was taken, until its last copy ended.
     """
 
     state: Literal["moving", "complete", "failed", "closed"]
@@ -66,10 +66,10 @@ class SnapshotStatistics:
 @final
 @uninterrupted
 class _Moves:
-    """Copies under way that belong together.
+    """Copies in flight that belong together.
 
     Args:
-        then: called when all have arrived; what it returns is why they are worth nothing.
+        then: called when all have arrived. It returns an error if their data is unusable.
     """
 
     def __init__(self, then: Callable[[], Exception | None] = lambda: None) -> None:
@@ -87,13 +87,13 @@ class _Moves:
     def add(
         self, core: DeviceCore, host: HostHandle, op: Op, nbytes: int, release: Callable[[], None]
     ) -> None:
-        """An op was submitted; ``release`` once nothing touches its memory any more."""
+        """Add a submitted op, and call ``release`` once its memory is not accessed any more."""
         self._left += 1
         self._touched += 1
         op.when_answered(partial(self._answered, core, host, op, nbytes, release))
 
     def all(self) -> None:
-        """There are no more."""
+        """End the list of copies: no more are added."""
         self._settle()
         self._release()
 
@@ -132,26 +132,26 @@ class _Moves:
 
     @property
     def over(self) -> bool:
-        """Whether all have ended."""
+        """True if all copies have ended."""
         return self._over.is_set()
 
     @property
     def touching(self) -> bool:
-        """Whether something touches their memory, or a host that was killed still may."""
+        """True if an op, or a killed host, may still access their memory."""
         return not self._untouched.is_set()
 
     @property
     def failed(self) -> bool:
-        """Whether one of them has failed."""
+        """True if one of the copies has failed."""
         return self._failed is not None or self._error is not None
 
     @property
     def seconds(self) -> float:
-        """From the first of them until now, or to their end."""
+        """Seconds from the first copy until now, or to the last end."""
         return (trio.current_time() if self._ended is None else self._ended) - self._begun
 
     async def wait_untouched(self) -> None:
-        """Wait until nothing touches their memory."""
+        """Wait until their memory is not accessed any more."""
         await self._untouched.wait()
 
     async def wait(self) -> None:
@@ -160,12 +160,12 @@ class _Moves:
         if self._failed is not None:
             await self._failed.wait()
         if self._error is not None:
-            raise self._error.with_traceback(None)  # as often as somebody asks
+            raise self._error.with_traceback(None)  # at each access
 
 
 @final
 class _OnHost:
-    """Page-locked memory of the program, which goes with the snapshot."""
+    """Page-locked memory of the program that belongs to a snapshot."""
 
     def __init__(self, pinned: Pinned, piece: Piece, nbytes: int) -> None:
         self._closed = False
@@ -187,10 +187,10 @@ class _OnHost:
 
 @final
 class Snapshot:
-    """What several buffers held at one point of the program's order; see ``Device.snapshot``.
+    """The content of several buffers at one point of the program's order. See ``Device.snapshot``.
 
-    It is kept for as long as it is held, whatever becomes of its device; ``close`` gives its
-    memory back earlier. ``Device.restore`` makes buffers of it again, on any device.
+    It lasts until it is dropped, also after a fault or loss of its device. ``close`` gives its
+    memory back earlier. ``Device.restore`` makes buffers from it, on any device.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Snapshot:
         return f"<Snapshot of {len(self)} buffers on {said.place}, {said.state}>"
 
     def __len__(self) -> int:
-        """How many buffers it is of."""
+        """Return the number of buffers."""
         return len(self._layouts)
 
     @property
@@ -229,16 +229,16 @@ class Snapshot:
 
     @property
     def place(self) -> str:
-        """Where it is: ``"host"``, or the name of a device."""
+        """Place of the copies: ``"host"``, or the name of a device."""
         return self._place
 
     async def wait(self) -> None:
-        """Wait until it is complete.
+        """Wait until the snapshot is complete.
 
         Raises:
-            ContextPoisoned: a device has failed before it was; the snapshot is worth nothing.
-            DeviceLost: likewise, for good.
-            ValueError: it was closed.
+            ContextPoisoned: a device failed before that, so the snapshot is unusable.
+            DeviceLost: a device was lost before that, so the snapshot is unusable.
+            ValueError: the snapshot was closed.
         """
         self._require_open()
         if self._moves is not None:
@@ -255,12 +255,12 @@ class Snapshot:
         await trio.lowlevel.checkpoint()
 
     async def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """What is in it, once it is complete: arrays that cannot be written, without a copy.
+        """Return the content as read-only arrays, once it is complete, without a copy.
 
-        Whoever holds one keeps the memory.
+        The arrays keep the snapshot's memory alive.
 
         Raises:
-            Unsupported: it is on a device: restore it, or ``get`` what you restore.
+            Unsupported: the snapshot is on a device: restore it, then ``get`` the buffers.
             ContextPoisoned, DeviceLost, ValueError: as ``wait``.
         """
         await self.wait()
@@ -272,17 +272,17 @@ class Snapshot:
         return tuple(found)
 
     async def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, once it is complete.
+        """Write the snapshot to a file, once it is complete.
 
-        The file is there in full or not at all: it is written beside it, flushed to the disk,
-        and put in its place then. Files that killed programs have left beside it are removed.
+        The file is replaced atomically: the data is written to a temporary file in the same folder,
+        flushed to the disk, and then renamed. Temporary files of killed programs are removed.
 
         Args:
-            path: where to; a file that is there is replaced.
+            path: the file; an existing one is replaced.
 
         Raises:
-            OSError: it could not be written.
-            Unsupported: it is on a device.
+            OSError: the file could not be written.
+            Unsupported: the snapshot is on a device.
             ContextPoisoned, DeviceLost, ValueError: as ``wait``.
         """
         with self._being_read():
@@ -290,7 +290,7 @@ class Snapshot:
 
     @classmethod
     async def load(cls, path: str | PathLike[str]) -> Self:
-        """Read what ``save`` has written, into ordinary memory, and verify it.
+        """Read a file of ``save`` into ordinary memory, and verify it.
 
         Args:
             path: the file.
@@ -299,8 +299,9 @@ class Snapshot:
             A snapshot that is complete.
 
         Raises:
-            OSError: it could not be read.
-            ValueError: it is no such file, was cut off, or has changed since it was written.
+            OSError: the file could not be read.
+            ValueError: the file is not a snapshot, was cut off, or has changed since it was
+                written.
         """
         arrays = await in_worker(read_arrays, path)
         return cls([(array.shape, array.dtype) for array in arrays], arrays=arrays)
@@ -320,7 +321,7 @@ class Snapshot:
         self.close()
 
     def statistics(self) -> SnapshotStatistics:
-        """How far it is."""
+        """Return the snapshot's progress and size."""
         moves = self._moves
         state: Literal["moving", "complete", "failed", "closed"] = "complete"
         if self._closed:
@@ -351,7 +352,7 @@ class Snapshot:
             self._readers -= 1
 
     def _require_idle(self) -> None:
-        """Refuse to be taken again while something reads or writes it."""
+        """Refuse to be taken again while an op reads or writes it."""
         self._require_open()
         restoring = self._readers or not all(moves.over for moves in self._restores)
         if restoring or (self._moves is not None and self._moves.touching):
@@ -365,7 +366,7 @@ class Snapshot:
 async def take(
     core: DeviceCore, refs: Sequence[GpuRef], peer: DeviceCore | None, out: Snapshot | None
 ) -> Snapshot:
-    """See ``Device.snapshot``."""
+    """Implement ``Device.snapshot``."""
     for at, ref in enumerate(refs):
         require_readable(ref, core.memory, f"ref {at}")
     layouts = [(ref.shape, ref.dtype) for ref in refs]
@@ -459,7 +460,7 @@ def _let_go(hold: Hold, window: Window) -> None:
 
 
 def _seal_all(peer: DeviceCore, copies: Sequence[GpuRef]) -> Exception | None:
-    """All has arrived; an error if the peer has failed meanwhile."""
+    """Seal all buffers after the copies; return an error if the peer has failed meanwhile."""
     memory = peer.memory
     if any(copy._block.epoch is not memory.epoch for copy in copies):
         return peer.lifecycle.why_over("snapshot", copies[0]._block.generation)
@@ -472,7 +473,7 @@ def _seal_all(peer: DeviceCore, copies: Sequence[GpuRef]) -> Exception | None:
 
 
 def in_memory_of(core: DeviceCore, snapshot: Snapshot) -> bool:
-    """Whether it lies in page-locked memory that the device's host can reach."""
+    """Return True if the snapshot is in page-locked memory that the device's host can reach."""
     memory = snapshot._memory
     return memory is not None and memory.pinned is core.pinned
 
@@ -489,7 +490,7 @@ def check_outs(core: DeviceCore, snapshot: Snapshot, out: Sequence[GpuRef]) -> N
 async def restore_directly(
     core: DeviceCore, snapshot: Snapshot, out: Sequence[GpuRef] | None
 ) -> list[GpuRef]:
-    """Copy from page-locked memory: all at once, as it was taken."""
+    """Restore a snapshot from page-locked memory, with all copies at one point."""
     memory = snapshot._memory
     assert memory is not None
     piece, layouts = memory.piece, snapshot._layouts
@@ -530,7 +531,7 @@ def _rounded(layout: Layout) -> int:
 
 
 def _starts(layouts: Sequence[Layout]) -> list[int]:
-    """Where each buffer begins in host memory."""
+    """Return the offset of each buffer in host memory."""
     starts, end = [], 0
     for layout in layouts:
         starts.append(end)

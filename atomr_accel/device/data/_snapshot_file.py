@@ -1,4 +1,4 @@
-"""Snapshots as files: arrays behind a head that tells what they are, with checksums of all.
+"""Snapshots as files: arrays after a head that describes them, with checksums of everything.
 
 A file is ``magic``, the head's length and CRC-32 (little-endian), the head (msgpack), and the
 arrays, each at a multiple of 4096 bytes.
@@ -67,7 +67,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Sequence[np.ndarray[Any, 
 
 
 def _temporary(target: Path) -> tuple[int, str]:
-    """A new file beside ``target``, locked for as long as somebody writes it; and its name."""
+    """Create a locked temporary file next to ``target``; return its descriptor and name."""
     while True:
         made, name = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
         with suppress(OSError):  # not every file system has locks
@@ -78,12 +78,12 @@ def _temporary(target: Path) -> tuple[int, str]:
 
 
 def _sweep(target: Path) -> None:
-    """Remove the temporary files of ``target`` that nobody writes: their program was killed.
+    """Remove temporary files of ``target`` whose program was killed.
 
-    A lock ends with its program. Names are random, so one never comes to mean another file.
+    A lock ends with its program. Names are random, so a name is never reused for another file.
     """
     for path in target.parent.glob(f".{glob.escape(target.name)}.????????{_SUFFIX}"):
-        with suppress(OSError):  # somebody writes it, or has just removed it
+        with suppress(OSError):  # it is being written, or was just removed
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,10 +93,10 @@ def _sweep(target: Path) -> None:
 
 
 def read_arrays(path: str | os.PathLike[str]) -> list[np.ndarray[Any, Any]]:
-    """Read them back.
+    """Read the arrays of a file.
 
     Raises:
-        ValueError: it is no such file, or has not what was written.
+        ValueError: the file is not a snapshot, or its content has changed.
     """
     with Path(path).open("rb") as file:
         try:

@@ -1,7 +1,7 @@
 """Moving arrays between the program and the device.
 
-Ordinary memory goes through staging memory, in chunks where it is large (see ``_bulk``).
-Arrays of ``device.pinned`` are on the bus themselves.
+Ordinary memory goes through staging memory, in chunks if it is large (see ``_bulk``). Arrays of
+``device.pinned`` are transferred directly.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ SMALL: Final = 1 << 19
 """Copies up to this many bytes (some 50 us) are done in the trio thread."""
 
 _DIRECT_CHUNK: Final = 32 << 20
-"""Bytes of a page-locked array that one op moves: a cancelled caller waits for no more."""
+"""Bytes of a page-locked array that one op moves, which limits the wait of a cancelled caller."""
 
 _DIRECT_DEPTH: Final = 4
 _BACKLOG: Final = 64
-"""Ops that the memory lane may have before ``put`` waits for its own to be answered."""
+"""Number of ops in the memory lane above which ``put`` waits for its own."""
 
 ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
-"""How ops end with their context."""
+"""Errors of ops that end with their context."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
 _T = TypeVar("_T")
@@ -67,7 +67,7 @@ class Rebuilt(Exception):
 
 @final
 class Transfer:
-    """A long transfer that is under way."""
+    """A long transfer in progress."""
 
     __slots__ = ("done", "name", "nbytes")
 
@@ -77,18 +77,18 @@ class Transfer:
         self.done = 0
 
     def add(self, length: int) -> None:
-        """So many bytes more have arrived."""
+        """Note the arrival of ``length`` more bytes."""
         self.done += length
 
 
 @dataclass(frozen=True, slots=True)
 class TransferStatistics:
-    """How far a long transfer is.
+    """Progress of a long transfer.
 
     Attributes:
         name: ``"put"`` or ``"get"``.
-        nbytes: how many bytes it moves in all.
-        done: how many of them have arrived.
+        nbytes: size of the transfer in bytes.
+        done: number of bytes that have arrived.
     """
 
     name: str
@@ -97,10 +97,10 @@ class TransferStatistics:
 
 
 def as_host_array(array: Any) -> np.ndarray[Any, Any]:
-    """What ``put`` will send: C-contiguous, native byte order, a dtype devices have.
+    """Return the array for ``put``: C-contiguous, in native byte order, of a supported dtype.
 
     Raises:
-        TypeError: objects, strings and the like.
+        TypeError: objects, strings and other unsupported dtypes.
     """
     if isinstance(array, CoroutineType):
         raise TypeError(f"array must be an array, not {said_of(array)}")
@@ -125,7 +125,7 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
 
 
 async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
-    """Do something that takes long with memory in a worker thread, to its end."""
+    """Run a long function on memory in a worker thread, to its end."""
     try:
         limiter = _limiter.get()
     except LookupError:
@@ -137,13 +137,13 @@ async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
 async def in_thread(
     function: Callable[[], _T], limiter: trio.CapacityLimiter, *, abandon: bool = False
 ) -> _T:
-    """``trio.to_thread.run_sync``, after which the thread holds nothing any more.
+    """Run ``trio.to_thread.run_sync``, so that the thread holds no reference to the result.
 
-    A worker that has handed its result over lives on for as long as the kernel likes, with that
-    result: an error, say, whose frames hold buffers. So what it hands over is empty.
+    An idle worker thread may keep its last result for long, such as an error whose frames hold
+    buffers. The function's result is therefore passed in another object.
 
     Raises:
-        OutOfMemory: there is no room for another thread.
+        OutOfMemory: the process has no room for another thread.
     """
     job: list[Any] = [function]
     del function
@@ -205,12 +205,13 @@ async def upload(
         core: the device.
         host: the array, C-contiguous.
         ref: the buffer.
-        new: nobody has it yet, so if it becomes stale it is nobody's loss.
-        wait: until it is there; otherwise, if it is small, until it is sent.
+        new: whether the program has no ref to it yet, so that the call can retry if it becomes
+            stale.
+        wait: whether to wait until the data has arrived. If false, a small array is only sent.
 
     Raises:
-        Rebuilt: a new buffer became stale before anything had arrived.
-        GpuRefStale, GpuRefSealed: the buffer became so before anything had arrived.
+        Rebuilt: a new buffer became stale before any data had arrived.
+        GpuRefStale, GpuRefSealed: the buffer became stale or sealed before any data had arrived.
     """
     data = bytes_of(host)
     block = ref._block
@@ -243,11 +244,11 @@ async def upload(
 
 
 async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
-    """Copy a buffer into an array, which is C-contiguous.
+    """Copy a buffer into a C-contiguous array.
 
     Raises:
-        GpuRefStale: the buffer became stale before anything had arrived.
-        DeviceLost: there is no device any more, whose staging memory it would take.
+        GpuRefStale: the buffer became stale before any data had arrived.
+        DeviceLost: the device is lost or closed, and its staging memory with it.
     """
     if core.context is None:
         await core.ready()
@@ -285,7 +286,7 @@ async def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send what a piece holds, and give it back."""
+    """Send the content of a piece, and give the piece back."""
     try:
         check()
         while (context := core.context) is None:
@@ -310,7 +311,7 @@ async def send(
 
 
 async def receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, length: int) -> None:
-    """Fill a piece, which stays the caller's unless this raises."""
+    """Fill a piece, which the caller still owns unless this raises."""
     try:
         block = require_readable(ref, core.memory, "ref")
         while (context := core.context) is None:  # sealed buffers are good without one, too
@@ -336,7 +337,7 @@ def after(
     *,
     expected: Context | None = None,
 ) -> None:
-    """Call back once nothing touches the memory of ``op`` any more.
+    """Call a function once the memory of ``op`` is not accessed any more.
 
     A host that is being killed may still be moving data when its ops are answered.
 
@@ -344,9 +345,9 @@ def after(
         core: the device.
         host: the host that has the op.
         op: the op.
-        callback: what to call.
-        expected: the context, where nobody waits for the op: what fails it, if not a fault,
-            is one, since a buffer would be left that does not hold what it should.
+        callback: the function.
+        expected: the context of an op without a waiting caller. Any error of the op then counts as
+            a fault, because a buffer would be left with wrong content.
     """
 
     def answered() -> None:
@@ -363,8 +364,8 @@ def after(
 async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) -> None:
     """Call ``move(start, length)`` for all chunks of a transfer, several at a time.
 
-    There are twice as many as threads that copy: while one half copies, the other half is
-    on the bus. What needs no more than one copy and one op has a faster way: ``Bulk``.
+    Twice as many chunks are in progress as threads copy: while one half is copied, the other half
+    is on the bus. ``Bulk`` is faster for chunks of one copy and one op.
     """
     size = chunk_size(nbytes)
     starts = iter(range(0, nbytes, size))
@@ -383,7 +384,7 @@ async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) ->
             nursery.start_soon(mover)
     if failures:
         try:
-            # What was in flight tells more than what came after it.
+            # The errors of ops in flight say more than later ones.
             raise min(failures, key=lambda error: not isinstance(error, ContextPoisoned))
         finally:
             failures.clear()  # their tracebacks have these frames in them
@@ -404,7 +405,7 @@ def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
         failure = error
         if not isinstance(error, (GpuRefStale, Rebuilt)):
             raise
-        # It was in flight all the time, if perhaps none of its pieces was.
+        # The transfer was in flight all the time, even if none of its pieces was.
         if transfer.done and core.memory.generation > generation:
             over = core.lifecycle.why_over(name, generation)
             raise over from over.__cause__
@@ -451,7 +452,7 @@ async def _download_directly(
                 except (ContextPoisoned, HostDied, DeviceLost):
                     await host.close(terminating=True)
                 except AccelError:
-                    pass  # what is raised came before it
+                    pass  # the error came before it
         raise
 
 
@@ -462,7 +463,7 @@ async def _directly(
     transfer: Transfer,
     ops: list[tuple[HostHandle, Op]] | None = None,
 ) -> None:
-    """Move a page-locked array by ops that are a few at a time in flight."""
+    """Move a page-locked array by ops of which a few are in flight at a time."""
     ops = [] if ops is None else ops
     lengths: list[int] = []
     for start in range(0, transfer.nbytes, _DIRECT_CHUNK):
@@ -508,14 +509,14 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
     # All of these write the block, so none overtakes another, whatever happens.
     unprotected = core.submit(port, "unprotect", Unprotect(slab), (), (block,))
     protected: Op | None = None
-    hold = Hold(block)  # if a scope frees it meanwhile, its memory is nobody else's yet
+    hold = Hold(block)  # if a scope frees it meanwhile, its memory is not reused yet
 
     def check() -> None:
         if core.memory.epoch is not block.epoch:
             raise Rebuilt
 
     try:
-        await unprotected.wait()  # what is copied to a slab without it may fault the device
+        await unprotected.wait()  # copying to a slab without it may fault the device
         check()
         yield
         check()
@@ -533,10 +534,10 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
 def _unfilled(
     core: DeviceCore, context: Context, block: Block, unprotected: Op, protected: Op | None
 ) -> None:
-    """Protect a slab of which a block was not filled, and keep the block until that is done.
+    """Protect a slab after a block was not filled, and hold the block until that is done.
 
-    Sealed slabs stay where they are over a rebuild: a host that has not ended yet could still
-    write to the block through its second mapping, whoever has it then.
+    Sealed slabs survive a rebuild. A host that has not ended yet could still write to the block
+    through its second mapping, even if the block is used again.
     """
     release = Hold(block).release
     if protected is None and unprotected.error is None and core.context is context:
@@ -553,9 +554,9 @@ def _unfilled(
 
 @contextmanager
 def refusing_writers(core: DeviceCore, block: Block) -> Iterator[None]:
-    """Refuse whoever would write a block that is to be sealed, until all who seal it are done.
+    """Refuse writes to a block that is to be sealed, until all tasks that seal it are done.
 
-    What was called before comes before; what is called from now on comes after.
+    Earlier ops come before the seal, later ones after it.
     """
     core.being_sealed[block] += 1
     block.sealed = True

@@ -1,1 +1,1 @@
-"""Several devices: opened together, how they are linked, and where work goes."""
+"""Groups of devices: opening them, the links between them, and placement of work."""

@@ -1,4 +1,4 @@
-"""Devices as placement sees them: candidates, and what is known of the work."""
+"""Devices as candidates for placement, and hints about the work."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class CandidateState(enum.Enum):
-    """What a device of a group is doing."""
+    """The state of a device in a group."""
 
     READY = "ready"
     RECOVERING = "recovering"
-    """It has failed, and is coming back: it gets no work until then."""
+    """Failed and being rebuilt. It gets no work until then."""
     DRAINING = "draining"
-    """It gets no work, and what it has comes to its end."""
+    """Finishing its present work, and getting no more."""
     DRAINED = "drained"
-    """It has none, and gets none."""
+    """Without work, and getting none."""
     LOST = "lost"
-    """It does not come back."""
+    """Gone for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What is known of a piece of work before it is placed.
+    """Hints about a piece of work for its placement.
 
     Attributes:
-        near: buffers it is going to read, of whatever device.
-        nbytes: memory it is going to take. A device that has not so much free is left out, and
-            the bytes count as taken until the block is left.
-        key: whose work it is, such as a user or a document. `ConsistentHash` gives equal keys the
-            same device.
+        near: buffers that it is going to read, on any device.
+        nbytes: bytes of memory that it is going to take. A device with less free memory is left
+            out, and the bytes count as used until the block is left.
+        key: the owner of the work, such as a user or a document. `ConsistentHash` gives equal keys
+            the same device.
     """
 
     near: tuple[GpuRef, ...] = ()
@@ -60,7 +60,7 @@ class Hints:
 
 @final
 class Candidate(metaclass=NoPublicConstructor):
-    """One device of a group, as policies see it: all it tells is so now."""
+    """A device of a group, with its present state, for policies."""
 
     _made_by: ClassVar[str] = "open_devices(indices)"
 
@@ -96,12 +96,12 @@ class Candidate(metaclass=NoPublicConstructor):
 
     @property
     def position(self) -> int:
-        """Where it is in the group."""
+        """Position in the group."""
         return self._position
 
     @property
     def state(self) -> CandidateState:
-        """What it is doing. Only one that is ready is given to policies."""
+        """State of the device. Policies only get devices that are ready."""
         state = self._device._core.lifecycle.state
         if state == "lost":
             return CandidateState.LOST
@@ -111,12 +111,12 @@ class Candidate(metaclass=NoPublicConstructor):
 
     @property
     def in_flight(self) -> int:
-        """How many blocks of ``place`` it has."""
+        """Number of blocks of ``place`` that it has."""
         return self._in_flight
 
     @property
     def queued(self) -> int:
-        """How many ops it has that are not answered yet, whoever called them."""
+        """Number of its ops that are not answered yet, from all callers."""
         return len(self._device._core.in_flight)
 
     @property
@@ -126,7 +126,7 @@ class Candidate(metaclass=NoPublicConstructor):
 
     @property
     def free_bytes(self) -> int:
-        """Memory that this program may still take there, less what is reserved."""
+        """Bytes that this program may still allocate there, less the reserved ones."""
         memory = self._device._core.memory.statistics()
         total = self._device.info.total_memory
         limit = total if memory.limit is None else min(memory.limit, total)
@@ -134,16 +134,16 @@ class Candidate(metaclass=NoPublicConstructor):
 
     @property
     def utilization(self) -> float | None:
-        """How busy it is, from 0 to 1, by what ``open_devices`` was given; None if unknown."""
+        """Utilization from 0 to 1, by the function that ``open_devices`` got; None if unknown."""
         return None if self._utilization is None else self._utilization(self._device)
 
     def far_bytes(self, near: Sequence[GpuRef]) -> int:
-        """How much of these buffers lies on other devices."""
+        """Return the bytes of these buffers that lie on other devices."""
         core = self._device._core
         return sum(ref.nbytes for ref in near if ref._block.memory is not core.memory)
 
     def seconds_to(self, near: Sequence[GpuRef]) -> float:
-        """How long it takes about to bring these buffers here, by what links are known to do."""
+        """Estimate the seconds to copy these buffers here, from the bandwidths of the links."""
         core = self._device._core
         return sum(
             ref.nbytes / self._topology.expected_bandwidth(ref.device, self.name)
@@ -152,7 +152,7 @@ class Candidate(metaclass=NoPublicConstructor):
         )
 
     def _admits(self, hints: Hints) -> bool:
-        """Whether it takes another piece of work now."""
+        """Return True if the device has room for another piece of work."""
         return (
             self.state is CandidateState.READY
             and self._in_flight < self._limit
@@ -169,10 +169,10 @@ class Candidate(metaclass=NoPublicConstructor):
 
 
 class PlacementPolicy(Protocol):
-    """Chooses the device for a piece of work. `Policy` in ``patterns`` does it for replicas."""
+    """Chooses the device for a piece of work. For replicas, see `Policy` in ``patterns``."""
 
     def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
-        """One of the candidates given, which are ready and have room: at least one.
+        """Return one of the candidates, which are ready and have room. At least one is given.
 
         They come in the group's order, and are the same objects at every call.
         """

@@ -36,12 +36,12 @@ class DeviceLoad:
 
     Attributes:
         name: such as ``"cuda:0"``.
-        state: what it is doing.
-        in_flight: blocks of ``place`` that it has.
-        queued: its ops that are not answered yet, whoever called them.
-        free_bytes: memory that the program may still take there, less what is reserved.
-        generation: one more for each fault.
-        utilization: how busy it is, from 0 to 1; None if unknown.
+        state: its state.
+        in_flight: number of blocks of ``place`` that it has.
+        queued: number of its ops that are not answered yet, from all callers.
+        free_bytes: bytes that the program may still allocate there, less the reserved ones.
+        generation: its generation, which grows with each fault.
+        utilization: its utilization from 0 to 1; None if unknown.
     """
 
     name: str
@@ -70,8 +70,8 @@ class DevicesStatistics:
 class Devices(Sequence["Device"]):
     """Several devices under one supervisor. Made by ``open_devices``.
 
-    It is a sequence: ``devices[1]`` is the second device, ``devices[:2]`` are the first two, as
-    ``Devices`` that share links and load with these. A device that is lost keeps its place.
+    It is a sequence: ``devices[1]`` is the second device. ``devices[:2]`` is another ``Devices``
+    with the first two, which shares links and load with this one. A lost device keeps its position.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class Devices(Sequence["Device"]):
         return self._system
 
     def topology(self) -> Topology:
-        """How the devices reach each other, as their hosts have told when they were opened."""
+        """Return the links between the devices, as their hosts reported when they were opened."""
         return Topology(self._devices, self._links)
 
     async def seal_everywhere(self, x: object) -> SealedCopies:
-        """Have a sealed copy of a buffer on every device: ``weights[device]``.
+        """Make a sealed copy of a buffer on every device: ``weights[device]``.
 
-        It is put once. From there it goes from device to device, directly where they reach each
-        other, and each that has it passes it on: of n devices none copies more than log2(n) times,
-        rounded up.
+        The array is put once. It is then copied from device to device, directly if they reach each
+        other, and each device with a copy passes it on. With n devices, each copies at most log2(n)
+        times, rounded up.
 
         Args:
-            x: an array, as ``Device.put`` takes it; or a buffer, which is sealed itself where it
-                lies on one of these devices.
+            x: an array, as ``Device.put`` takes it; or a buffer, which is sealed itself if it lies
+                on one of these devices.
 
         Returns:
             The copies, one for each device that is not lost.
@@ -133,11 +133,11 @@ class Devices(Sequence["Device"]):
             DeviceLost: all devices are lost.
             GpuRefStale: ``x`` is stale, or has become so.
             ContextPoisoned: a device has failed before ``x`` was sealed anywhere.
-            OutOfMemory: a device has no room for it; nothing is left on the others.
-            TypeError: a dtype that device memory cannot hold.
-            Unsupported: a device cannot seal, since its platform cannot export memory; or ``x`` is
-                a module's variable on one of these devices.
-            ValueError: there are no devices in this slice.
+            OutOfMemory: a device has no room for it; the copies on the others are freed.
+            TypeError: a dtype that device memory does not support.
+            Unsupported: a device cannot seal, because its platform cannot export memory; or ``x``
+                is a module's variable on one of these devices.
+            ValueError: this slice has no devices.
             ExceptionGroup: several devices refuse it.
         """
         if not self._devices:
@@ -172,24 +172,24 @@ class Devices(Sequence["Device"]):
         """Choose a device for the work of a block: ``async with devices.place() as device:``.
 
         Devices that are lost, recovering or drained are left out, and so are those that have
-        ``limit`` blocks, or less memory free than the work takes. If that leaves none, this waits
-        until one has room: so work comes in no faster than it is done. Whoever waits longest goes
-        first, but for those whom the free device does not suit.
+        ``limit`` blocks, or less free memory than the work needs. If none is left, this waits until
+        one has room, which limits the rate of new work to that of finished work. The task that has
+        waited longest goes first, except for tasks that the free device does not suit.
 
         A device that fails while the block runs fails the block, as always; see ``Device.retry``.
 
         Args:
-            policy: chooses between those that have room; by default that of ``open_devices``.
-                A name makes a new one for this block, so where a policy counts, as
-                ``RoundRobin`` does, pass the same object each time.
-            hints: what is known of the work.
+            policy: the policy that chooses between devices with room; by default that of
+                ``open_devices``. A name makes a new policy for this block, so if a policy has a
+                state, like ``RoundRobin``, pass the same object each time.
+            hints: hints about the work.
 
         Raises:
             DeviceLost: all devices are lost.
             OutOfMemory: all devices are idle, and none has ``hints.nbytes`` free.
-            TypeError: no policy, or no hints.
-            ValueError: no policy of that name; or it chose what it was not given; or there are
-                no devices in this slice.
+            TypeError: ``policy`` is not a policy, or ``hints`` is not ``Hints``.
+            ValueError: the policy's name is unknown, it chose a device that it did not get, or this
+                slice has no devices.
         """
         if not isinstance(hints, Hints):
             raise TypeError(f"hints must be Hints, not {said_of(hints)}")
@@ -205,15 +205,15 @@ class Devices(Sequence["Device"]):
     async def drain(self, index: int) -> None:
         """Give a device no more work, and wait for the blocks of ``place`` that it has.
 
-        It stays open and can still be called. If the caller is cancelled, and has itself begun
-        this, the device gets work again.
+        It stays open and can still be called. If the call that began this is cancelled, the device
+        gets work again.
 
         Args:
-            index: where it is among these devices.
+            index: its position among these devices.
 
         Raises:
-            IndexError: there is no such device.
-            TypeError: no whole number.
+            IndexError: the position does not exist.
+            TypeError: ``index`` is not a whole number.
         """
         candidate = self._candidate(index)
         begun = not candidate._draining
@@ -227,14 +227,14 @@ class Devices(Sequence["Device"]):
             raise
 
     def resume(self, index: int) -> None:
-        """Give a device work again that was drained.
+        """Give work again to a device that was drained.
 
         Args:
-            index: where it is among these devices.
+            index: its position among these devices.
 
         Raises:
-            IndexError: there is no such device.
-            TypeError: no whole number.
+            IndexError: the position does not exist.
+            TypeError: ``index`` is not a whole number.
         """
         self._candidate(index)._draining = False
         self._placement.look()
@@ -243,11 +243,11 @@ class Devices(Sequence["Device"]):
         return self._candidates[self._place_of(index)]
 
     def _place_of(self, index: int) -> int:
-        """Where a device is, as sequences count.
+        """Return a device's index after a check. Negative ones count from the end.
 
         Raises:
-            IndexError: there is no such device.
-            TypeError: no whole number.
+            IndexError: the position does not exist.
+            TypeError: ``index`` is not a whole number.
         """
         place, count = operator.index(index), len(self._devices)
         if not -count <= place < count:
@@ -256,7 +256,7 @@ class Devices(Sequence["Device"]):
 
 
 async def follow(device: Device, placement: Placement) -> None:
-    """Have those who wait look again whenever a device has come back, failed, or is lost."""
+    """Have waiting tasks check again whenever a device is ready again, has failed, or is lost."""
     core = device._core
     try:
         with core.lifecycle.watch() as changes:

@@ -1,4 +1,4 @@
-"""Sealed copies of one buffer on several devices, each to be had again from the others."""
+"""Sealed copies of one buffer on several devices. A lost copy can be restored from the others."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class SealedCopiesStatistics:
 
     Attributes:
         nbytes: bytes of one copy.
-        copies: how many devices have had one.
-        good: how many of them still have it.
-        restored: how often one was made again from another.
+        copies: number of devices that have had one.
+        good: number of devices that still have it.
+        restored: number of copies that were made again from another.
     """
 
     nbytes: int
@@ -41,10 +41,10 @@ class SealedCopiesStatistics:
 class SealedCopies(Mapping["Device", GpuRef]):
     """A sealed buffer on each of several devices. ``Devices.seal_everywhere`` makes it.
 
-    It is a mapping, ``weights[device]``, in the order of the devices. Each copy survives the
-    faults of its device as sealed buffers do. What takes a copy away is that its device is lost
-    for good, or that it is freed; ``restore`` makes it again from the nearest one that is left,
-    on that device or on another.
+    It is a mapping, ``weights[device]``, in the order of the devices. Each copy survives the faults
+    of its device, as all sealed buffers do. A copy is gone if its device is lost or if it is freed.
+    ``restore`` then makes it again from the nearest copy that is left, on that device or on
+    another.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -76,7 +76,7 @@ class SealedCopies(Mapping["Device", GpuRef]):
         )
 
     async def restore(self, device: Device) -> GpuRef:
-        """Have a good copy on a device: the one that is there, or a new one from its nearest peer.
+        """Return the copy on a device, or make one from its nearest peer.
 
         Args:
             device: any open device, also one that had none so far.
@@ -85,11 +85,11 @@ class SealedCopies(Mapping["Device", GpuRef]):
             The copy, which is also ``copies[device]`` from now on.
 
         Raises:
-            TypeError: it is no device.
-            GpuRefStale: no device has a good copy any more.
-            DeviceLost: the device is lost itself.
-            OutOfMemory: it has no room.
-            Unsupported: it cannot seal.
+            TypeError: ``device`` is not an open device.
+            GpuRefStale: all copies are stale or freed.
+            DeviceLost: the device is lost.
+            OutOfMemory: the device has no room for the copy.
+            Unsupported: the device cannot seal.
         """
         if not isinstance(device, Device):
             raise TypeError(f"restore takes an open device, not {said_of(device)}")
@@ -127,7 +127,7 @@ class SealedCopies(Mapping["Device", GpuRef]):
         return max(bandwidths, key=bandwidths.__getitem__)
 
     async def _spread(self, source: Device, targets: Sequence[Device]) -> None:
-        """Copy from one device to others, half of which get it from the first of them."""
+        """Copy from one device to others. The first of them passes the copy on to half of them."""
         if not targets:
             return
         half = len(targets) // 2
@@ -145,7 +145,7 @@ class SealedCopies(Mapping["Device", GpuRef]):
 async def sealed_everywhere(
     devices: Sequence[Device], topology: Topology, x: object
 ) -> SealedCopies:
-    """See ``Devices.seal_everywhere``."""
+    """Implement ``Devices.seal_everywhere``."""
     made = SealedCopies(topology)
     for home in _homes(devices, x):
         try:

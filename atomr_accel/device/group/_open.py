@@ -43,32 +43,30 @@ async def open_devices(
 ) -> AsyncIterator[Devices]:
     """Open several devices for the length of an ``async with`` block.
 
-    They are actors under one supervisor, one for one: each has a host of its own and recovers by
-    itself, and what fails on one leaves the others as they are. On the CPU backend there are as
-    many devices as are wanted.
+    They are actors under one supervisor. Each has a host of its own and recovers by itself, and a
+    failure of one does not affect the others. The CPU backend has any number of devices.
 
     Args:
-        indices: which devices, each once: ``range(4)``.
-        on_loss: what becomes of the others when a device has failed too often and is lost.
-            ``Directive.ESCALATE``: the block is cancelled, and the ``DeviceLost`` leaves it.
-            ``STOP``: they go on without it, and whoever calls it is told. ``RESTART``: it is
-            opened again, under a new generation, with its sealed buffers, at most three times a
-            minute in all.
-        policy: chooses devices for ``Devices.place``, by name or as an object.
-        limit: how many blocks of ``Devices.place`` a device has at a time.
-        utilization: tells how busy a device is, from 0 to 1, or None; for policies that want to
-            know, and ``Devices.statistics``. It is called often and must not wait.
-        instruments: objects to tell what happens on the devices and in their system of actors.
-        **settings: those of ``open_device``, for each device. With ``backend="auto"`` all are of
-            the backend that the first one is of.
+        indices: the devices' indices, each once: ``range(4)``.
+        on_loss: the action when a device has failed too often and is lost. ``Directive.ESCALATE``:
+            the block is cancelled and raises the ``DeviceLost``. ``STOP``: the others continue
+            without it, and calls of it raise ``DeviceLost``. ``RESTART``: it is opened again, under
+            a new generation, with its sealed buffers, at most three times a minute in all.
+        policy: the policy for ``Devices.place``, by name or as an object.
+        limit: largest number of blocks of ``Devices.place`` that a device has at a time.
+        utilization: returns how busy a device is, from 0 to 1, or None. Used by policies and
+            ``Devices.statistics``. It is called often and must not block.
+        instruments: instruments to call for events on the devices and in their system of actors.
+        **settings: the settings of ``open_device``, for each device. With ``backend="auto"`` all
+            get the backend of the first one.
 
     Raises:
-        DeviceUnavailable: one of them is not there; then none is opened.
+        DeviceUnavailable: one of them does not exist; then none is opened.
         DeviceLost: one was lost, and ``on_loss`` is ``Directive.ESCALATE``.
         TypeError: an argument of a wrong type.
-        ValueError: an argument out of its range; no device, or one twice.
+        ValueError: an argument out of its range; ``indices`` is empty, or has one twice.
         ExceptionGroup: several things failed.
-        Exception: whatever else ``open_device`` raises.
+        Exception: any other error of ``open_device``.
     """
     if not trio.lowlevel.in_trio_run():
         raise RuntimeError(

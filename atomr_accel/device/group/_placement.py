@@ -1,4 +1,4 @@
-"""Who gets which device: admission, and a line for those who must wait."""
+"""Placement of work on devices, with a line for tasks that must wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class _Waiter:
-    """Work that wants a device."""
+    """Work that waits for a device."""
 
     __slots__ = ("answered", "candidates", "error", "hints", "policy", "taken")
 
@@ -47,8 +47,8 @@ class _Waiter:
         if not left:
             names = ", ".join(each.name for each in candidates)
             raise DeviceLost(f"there is no device left to place work on: {names} are lost")
-        # Who waits for memory waits for others to give back what they hold. Nobody tells of
-        # buffers that are freed, so that is the end of a block of ``place``.
+        # A task that waits for memory waits for others to free some. Freed buffers are not
+        # reported, so it checks at the end of each block of ``place``.
         if all(each.state is CandidateState.READY and not each.in_flight for each in left):
             most = max(each.free_bytes for each in left)
             raise OutOfMemory(
@@ -62,7 +62,7 @@ class _Waiter:
 
 @final
 class Placement:
-    """The line of those who wait for a device of a group, whichever of them they would take."""
+    """The line of tasks that wait for a device of a group, or of one of its slices."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Waiter] = deque()
@@ -70,7 +70,7 @@ class Placement:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting tasks."""
         return len(self._waiting)
 
     async def take(
@@ -79,7 +79,7 @@ class Placement:
         """Wait for a device that has room; ``give_back`` it."""
         await trio.lowlevel.checkpoint()
         waiter = _Waiter(candidates, policy, hints)
-        self.look()  # nobody tells of memory that was freed, and who came first goes first
+        self.look()  # freed memory is not reported, and the first in line goes first
         if not waiter.try_now():
             self._waiting.append(waiter)
             try:
@@ -113,7 +113,7 @@ class Placement:
             await self._idle.wait()
 
     def look(self) -> None:
-        """Something has changed: let those go, first come first, who can have a device now."""
+        """Give devices with room to waiting tasks, in the order of their arrival."""
         for waiter in list(self._waiting):
             try:
                 decided = waiter.try_now()

@@ -1,4 +1,4 @@
-"""Policies that know devices: by memory, by where data is, and by key.
+"""Policies for devices: by memory, by the location of data, and by key.
 
 `RoundRobin`, `LeastLoaded` and `PowerOfTwo` choose between anything that has requests
 (``actors/_policies``).
@@ -35,23 +35,23 @@ class MostFreeMemory:
     """The one with the most free memory; of several, the one with the fewest requests."""
 
     def choose(self, candidates: Sequence[Candidate], _hints: Hints, /) -> Candidate:
-        """One with the most free memory."""
+        """Return a candidate with the most free memory."""
         return max(candidates, key=lambda each: (each.free_bytes, -each.in_flight))
 
 
 @final
 class DataLocality:
-    """Where the buffers that are read are soonest: where they lie, or next to it.
+    """Chooses the device that gets the buffers to read soonest: where they lie, or next to it.
 
-    Of several that are as near, the one with the fewest requests. Work that reads nothing goes
-    where there is least to do.
+    If several are equally near, the least loaded one is chosen. Work that reads no buffers goes to
+    the least loaded device.
     """
 
     def __init__(self) -> None:
         self._ties = LeastLoaded()
 
     def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
-        """One that has to wait least for ``hints.near``."""
+        """Return a candidate that gets ``hints.near`` soonest."""
         seconds = {each: each.seconds_to(hints.near) for each in candidates}
         least = min(seconds.values())
         return self._ties.choose([each for each in candidates if seconds[each] == least])
@@ -59,18 +59,17 @@ class DataLocality:
 
 @final
 class ConsistentHash:
-    """Equal keys go to the same device, and none gets much more than its share.
+    """Sends equal keys to the same device, without giving it much more than its share.
 
     Devices have points on a ring, and a key goes to the one whose point comes next after its own
-    (Karger et al., 1997). Where that one has ``balance`` times the mean of what is in flight, it
-    goes to the next (Mirrokni, Thorup and Zadimoghaddam, 2018). So when a device is left out, only
-    the keys it had move; and they are back when it is. Work without a key goes where there is
-    least to do.
+    (Karger et al., 1997). If that device has ``balance`` times the mean number of blocks in flight,
+    the key goes to the next (Mirrokni, Thorup and Zadimoghaddam, 2018). When a device is left out,
+    only its keys move, and they return with it. Work without a key goes to the least loaded device.
 
     Args:
-        balance: how many times the mean a device may have in flight; 1.25 is a good one, and
-            infinity keeps keys where they are, however many there are.
-        points: how many each device has on the ring; more make shares more even.
+        balance: the limit for a device, as a multiple of the mean number of blocks in flight. 1.25
+            is a good value, and infinity never moves keys.
+        points: number of points of each device on the ring; more points make shares more even.
     """
 
     def __init__(self, balance: float = 1.25, points: int = 128) -> None:
@@ -88,7 +87,7 @@ class ConsistentHash:
         self._ring: list[tuple[int, str]] = []
 
     def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
-        """The one that ``hints.key`` belongs to, if it has not too much to do."""
+        """Return the candidate that ``hints.key`` belongs to, unless it is overloaded."""
         if hints.key is None:
             return self._keyless.choose(candidates)
         by_name = {each.name: each for each in candidates}
@@ -116,7 +115,7 @@ class ConsistentHash:
 
 
 def _bytes_of(key: str | bytes | int) -> bytes:
-    """A key's bytes; those of keys of different types differ, and so it is in every process."""
+    """Return a key's bytes, which differ between types and are the same in every process."""
     if isinstance(key, bytes):
         return b"b" + key
     return (f"i{int(key)}" if isinstance(key, int) else f"s{key}").encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""How the devices of a group reach each other."""
+"""Links between the devices of a group."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _TIMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How one device writes to the memory of another.
+    """A device's way to write to the memory of another.
 
     Attributes:
         source: the name of the device that copies.
         target: the name of the device whose memory it writes to.
-        kind: ``"nvlink"``; ``"pcie"``: directly, on the bus; ``"memory"``: both have their memory
-            in that of the machine, as on the CPU backend; ``"host"``: by way of page-locked memory
-            of the machine. The driver does not name the wires: a link over which atomic operations
-            work is NVLink, since none do over PCIe.
-        rank: the driver's word on how fast it is; lower is faster. None if it has none.
+        kind: ``"nvlink"``; ``"pcie"``: directly, on the bus; ``"memory"``: both use the machine's
+            memory, as on the CPU backend; ``"host"``: through page-locked memory of the machine.
+            The driver does not name the kind: a link with atomic operations counts as NVLink,
+            because PCIe has none.
+        rank: the driver's rank of the link's speed; lower is faster. None if unknown.
         bandwidth: bytes per second, as measured; None before that.
     """
 
@@ -57,7 +57,7 @@ class Link:
 
     @property
     def direct(self) -> bool:
-        """Whether copies go from one memory to the other, with no stop in between."""
+        """True if copies go directly from one memory to the other."""
         return self.kind != "host"
 
 
@@ -111,9 +111,10 @@ class Topology:
 
     @property
     def islands(self) -> tuple[tuple[str, ...], ...]:
-        """Devices that are linked by the best kind of link there is in the group.
+        """Return groups of devices that are linked by the best kind of link in the group.
 
-        That is directly or by way of each other; one without such a link is an island of its own.
+        Devices of an island are linked directly or through each other. A device without such a link
+        is an island of its own.
         """
         kinds = {link.kind for link in self.links}
         best = next((kind for kind in _BEST_FIRST if kind in kinds and kind != "host"), None)
@@ -133,10 +134,11 @@ class Topology:
         return tuple(islands)
 
     def expected_bandwidth(self, source: str, target: str) -> float:
-        """Bytes per second from one device to another: as measured, or about what is usual.
+        """Return the bytes per second from one device to another, measured or typical.
 
         Args:
-            source: a device's name; one that is not of the group counts as reached by the host.
+            source: a device's name; a device outside the group counts as connected through the
+                host.
             target: a device's name.
         """
         link = self._links.get((source, target))
@@ -148,16 +150,16 @@ class Topology:
         """Measure every link, one after the other, with ``Device.copy``; it takes a while.
 
         Args:
-            nbytes: how much each copy moves. The best of three counts.
+            nbytes: size of each copy in bytes. The best of three counts.
 
         Returns:
-            This topology, whose links have a ``bandwidth`` now.
+            This topology, whose links then have a ``bandwidth``.
 
         Raises:
             ValueError: ``nbytes`` is not positive.
-            OutOfMemory: a device has no room for that.
+            OutOfMemory: a device has no room for the copies.
             ContextPoisoned, DeviceLost: a device has failed meanwhile. Links that were measured
-                before keep what was found.
+                before keep their bandwidth.
         """
         check_whole("nbytes", nbytes)
         if nbytes < 1:
@@ -165,7 +167,7 @@ class Topology:
         for source, target in permutations(self._devices, 2):
             data = await source.zeros(nbytes, np.uint8)
             await source.get(data[:1])  # it is there
-            await target.copy(data)  # what is done once, such as mapping memory
+            await target.copy(data)  # one-time work, such as mapping memory
             seconds = []
             for _ in range(_TIMES):
                 begun = time.perf_counter()
@@ -182,7 +184,7 @@ class Topology:
 
 
 async def links_of(devices: Sequence[Device]) -> dict[tuple[str, str], Link]:
-    """Ask the hosts of several devices of one backend how they reach each other."""
+    """Ask the hosts of several devices of one backend for their links."""
     links: dict[tuple[str, str], Link] = {}
     for device in devices:
         others = [other for other in devices if other is not device]

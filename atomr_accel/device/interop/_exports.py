@@ -1,8 +1,8 @@
 """Buffers in the program's own process, for NumPy, CuPy, PyTorch and JAX there.
 
-A buffer is a piece of a descriptor, which this process can map as well as the host can:
-into its memory on the CPU backend, into the device's primary context on CUDA, where those
-libraries live. The vendor's driver is loaded here for that, when it is first asked for.
+A buffer is a part of a descriptor's memory, which this process can map like the host. On the CPU
+backend it maps into the process's memory. On CUDA it maps into the device's primary context, which
+those libraries use. The first export loads the vendor's driver.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _left: Final[deque[_View]] = deque()
-"""Views that have outlived their device and of which an array is gone. Whoever looks next, in
-whichever thread, takes them out and sees to them."""
+"""Views that have outlived their device and of which an array is gone. The next call in any thread
+takes them out and frees their mappings."""
 
 
 @final
 class _Lease:
-    """What an exported array keeps alive: the buffer's memory, and its mapping here."""
+    """Objects that an exported array keeps alive: the buffer's memory, and its mapping here."""
 
     __slots__ = ("__weakref__", "_hold", "block", "slab", "view")
 
@@ -68,10 +68,10 @@ class _Lease:
         view.leases.add(self)
 
     def outlive(self) -> None:
-        """The device is closed: what is mapped here is all that is needed any more.
+        """Drop the block and the hold, because the device is closed and only the mapping is needed.
 
-        The garbage collector does not see what NumPy's arrays keep alive, and an array may be where
-        the device can be found.
+        The garbage collector does not see objects that NumPy arrays keep alive, so a reference to
+        the device could be part of a cycle that is never freed.
         """
         self.block = self._hold = None
 
@@ -82,15 +82,15 @@ class _Lease:
 
 @final
 class _View:
-    """What this process has mapped of one device, for as long as arrays of it are held.
+    """The mappings of one device in this process, for as long as their arrays are held.
 
-    All that calls the driver is called in worker threads, one at a time; whose trio run
-    they belong to does not matter, so that a view may outlive the run it was made in.
+    Calls of the driver run in worker threads, one at a time. They belong to no trio run, so a view
+    may outlive the run in which it was made.
 
     Attributes:
-        mapped: the slabs, and where they begin.
-        leases: what exported arrays keep alive.
-        closed: whether the device is closed, and nothing is mapped any more.
+        mapped: the addresses of the mapped slabs.
+        leases: objects that exported arrays keep alive.
+        closed: whether the device is closed, so that further slabs are not mapped.
     """
 
     def __init__(self, context: str, index: int) -> None:
@@ -105,11 +105,11 @@ class _View:
 
     @property
     def opened(self) -> bool:
-        """Whether the device is open here."""
+        """True if the device is open in this process."""
         return self._host is not None
 
     def unused(self) -> list[int]:
-        """The slabs in which nothing is exported."""
+        """Return the slabs without exports."""
         leased = {lease.slab for lease in list(self.leases)}
         return [slab for slab in list(self.mapped) if slab not in leased]
 
@@ -126,7 +126,7 @@ class _View:
         with self._lock:
             gone = [slab for slab in slabs if self.mapped.pop(slab, None) is not None]
             host = self._current()
-            # What used the arrays that are gone may still be queued.
+            # Work on the dropped arrays may still be queued.
             host.synchronize()
             for slab in gone:
                 host.unmap_slab(slab)
@@ -159,8 +159,8 @@ class _View:
 class Export:
     """A buffer as an array in this process. Made by ``device.export``.
 
-    Every time it is asked for the array it first looks whether the ref is still good, and
-    raises ``GpuRefStale`` if not. Arrays made before that keep their memory.
+    Each access to the array checks the ref first, and raises ``GpuRefStale`` if it is stale. Arrays
+    made before that keep their memory.
 
     Attributes:
         ref: the buffer.
@@ -177,7 +177,7 @@ class Export:
         self.nbytes: Final = ref.nbytes
         self.sealed: Final = ref.sealed
         self._strides: Final = ref._strides
-        # As NumPy's broadcast_to: elements that are the same memory are not to be written.
+        # As in NumPy's broadcast_to, elements that share memory must not be written.
         self._read_only = ref.sealed or repeats(ref.shape, ref.strides)
         self._memory = ref._block.memory
         self._pointer = pointer
@@ -221,8 +221,8 @@ class Export:
 class HostExport(Export):
     """An export of the CPU backend.
 
-    It speaks NumPy's ``__array__`` and DLPack. It has neither the array interface nor the buffer
-    protocol: an array of those would keep the export alive, and that the device.
+    It supports NumPy's ``__array__`` and DLPack, but neither the array interface nor the buffer
+    protocol. An array made by one of these would keep the export alive, and with it the device.
     """
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -312,9 +312,9 @@ class DeviceExport(NotForNumpy, Export):
 
 
 def begins_at(borrowed: Borrowed, multiple: int) -> bool:
-    """Whether an array can be a buffer where it is, as far as kernels care where one begins.
+    """Return True if an array's address is aligned well enough for a buffer.
 
-    Libraries take whole buffers for well aligned, and a GPU faults where an element is not.
+    Libraries expect whole buffers to be well aligned, and a GPU faults on a misaligned element.
     """
     return borrowed.device_type == CPU or not borrowed.pointer % multiple
 
@@ -331,14 +331,14 @@ class Exports:
     # --- out ---------------------------------------------------------------------------------
 
     async def export(self, ref: GpuRef) -> Export:
-        """See ``Device.export``."""
+        """Implement ``Device.export``."""
         core = self._core
         require_readable(ref, core.memory, "ref", strided=True)
         await self.sweep()
         while True:
             while core.context is None:
                 await core.ready()
-            # An op that does nothing, in its place after those that write the buffer.
+            # An empty op, ordered after the ops that write the buffer.
             block = require_readable(ref, core.memory, "ref", strided=True)
             message = Copy(block.address, block.address, 0)
             await core.submit(core.ports[MEMORY_LANE], "export", message, (block,), ()).wait()
@@ -354,11 +354,11 @@ class Exports:
     # --- in ----------------------------------------------------------------------------------
 
     async def adopt(self, array: Any, put: Callable[[Any], Any]) -> GpuRef:
-        """See ``Device.adopt``.
+        """Implement ``Device.adopt``.
 
         Args:
             array: the array.
-            put: what to do with an array on the CPU that cannot be shared.
+            put: copies an array on the CPU that cannot be shared.
         """
         core = self._core
         if isinstance(array, Export) and array.ref._block.memory is core.memory:
@@ -371,7 +371,7 @@ class Exports:
             borrowed = _of_numpy(host)
             here = core.capabilities.host_memory
         elif kind in ON_GPU and not core.capabilities.host_memory:
-            # Its library orders by what is current in this thread, so this comes from here.
+            # Its library orders by the current stream of this thread, so this is called from here.
             borrowed = contiguous(array)
             here = True
         elif kind is None:
@@ -399,7 +399,7 @@ class Exports:
         return await self._take(borrowed)
 
     def _find(self, borrowed: Borrowed) -> GpuRef | None:
-        """The buffer that an array is a view of, if it is a good one of this device."""
+        """Return the buffer that an array is a view of, if it is a usable one of this device."""
         memory = self._core.memory
         for lease in list(self._view.leases):
             block = lease.block
@@ -417,7 +417,7 @@ class Exports:
         return None
 
     async def _share(self, borrowed: Borrowed) -> GpuRef:
-        """Give memory of this process, where the host's lanes are too, an address."""
+        """Give an address to memory of this process, which the host's lanes share."""
         core = self._core
         while True:
             context = await core.ready()
@@ -484,9 +484,9 @@ class Exports:
     # --- the end -----------------------------------------------------------------------------
 
     async def sweep(self) -> None:
-        """Reuse the memory of exports that are gone, and unmap slabs that are."""
+        """Reuse the memory of dropped exports, and unmap freed slabs."""
         views = set()
-        with suppress(IndexError):  # somebody else looks, too
+        with suppress(IndexError):  # another call looks, too
             while _left:
                 views.add(_left.popleft())
         for view in views:
@@ -499,7 +499,7 @@ class Exports:
             memory.reclaim_held()
 
     async def close(self) -> None:
-        """Unmap what no export uses; once that is all, let go of the device."""
+        """Unmap slabs without exports. Once all are unmapped, release the device."""
         self._view.closed = True
         for lease in list(self._view.leases):
             lease.outlive()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tuple[Context, int]:
-    """Have the device's host map somebody's descriptor, under a number of its own.
+    """Have the device's host map a foreign descriptor, under a number of its own.
 
     Raises:
         OutOfMemory: the host, or this process, has no room for the descriptor or the mapping.
@@ -39,7 +39,7 @@ async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tup
 
 
 async def unmap(core: DeviceCore, context: Context, number: int) -> None:
-    """Undo ``mapped``, whoever is cancelled, if that host is still there."""
+    """Undo ``mapped`` if that host still serves, even if the caller is cancelled."""
     if context is core.context:
         with trio.CancelScope(shield=True):
             try:

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from ._windows import Window
 
 _DIRECT: Final = 1 << 20
-"""For less than this no slab is mapped: to go by way of the host is sooner done."""
+"""Least size in bytes of a copy that maps a slab. Smaller copies are faster through the host."""
 
 
 def lives_here(core: DeviceCore, ref: object) -> bool:
-    """Whether ``ref`` is a ref of this device, good or not."""
+    """Return True if ``ref`` is a ref of this device, even a stale one."""
     return isinstance(ref, GpuRef) and ref._block.memory is core.memory
 
 
 def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
-    """Whether ``ref`` is a ref of another device, good or not."""
+    """Return True if ``ref`` is a ref of another device, even a stale one."""
     return isinstance(ref, GpuRef) and ref._block.memory is not core.memory
 
 
@@ -76,7 +76,7 @@ async def copy_here(core: DeviceCore, src: GpuRef, *, sealed: bool = False) -> G
 
 
 async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRef) -> bool:
-    """Have the other device's host write to our memory; False where it cannot reach it."""
+    """Have the other device's host write to this device's memory; return False if it cannot."""
     if there.backend != core.backend or ref.is_stale or not src.nbytes:
         return False
     block = ref._block
@@ -94,8 +94,8 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
             window = await there.windows.open(core, slab)
         if window is None or window.context is not there.context:
             return False
-        # From here to the op nothing is awaited: where the window is open it has its place in
-        # the source's order as soon as it is called.
+        # The code from here to the op awaits nothing, so if the window is open, the op is ordered
+        # in the source's order when it is called.
         source = require_readable(src, there.memory, "src")
         to = window.number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
         message = Copy(to, source.address, src.nbytes)
@@ -106,7 +106,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
             hold.release()
             window.release()
 
-        # Whether the caller waits or not: until then the block stays, and the window open.
+        # Until then the block is held and the window stays open, even if the caller does not wait.
         after(there, window.context.host, op, over)
         await op.wait()
     finally:
@@ -127,8 +127,7 @@ async def _by_way_of_the_host(
             raise Rebuilt
 
     async def move(start: int, length: int) -> None:
-        # Who needs two pieces takes them in the same order as everybody, so that no two wait
-        # for each other.
+        # All tasks take two pieces in the same order, so that no two wait for each other.
         first, second = sorted((there, core), key=id)
         pieces = {first: await first.staging.acquire(length)}
         try:
@@ -157,7 +156,7 @@ async def _by_way_of_the_host(
 
 
 async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
-    """See ``Device.salvage``."""
+    """Implement ``Device.salvage``."""
     if not lives_here(core, ref):
         raise ref_error(ref, core.memory, "ref")
     block = ref._block
@@ -215,19 +214,19 @@ class _Description(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class SharedBuffer:
-    """A buffer that other processes can open: a descriptor, and what is in it.
+    """A buffer that other processes can open: a descriptor, and a description of its content.
 
-    Send both over a Unix socket, ``socket.send_fds(sock, [shared.description],
-    [shared.fd])``, and make the same of them there, ``SharedBuffer(fd, description)``, for
-    ``device.adopt``. The descriptor is of this buffer's memory only. On the CPU backend
-    nobody can write to it; a GPU's driver lets whoever has it map it as he likes.
+    Send both over a Unix socket, ``socket.send_fds(sock, [shared.description], [shared.fd])``, and
+    make a ``SharedBuffer(fd, description)`` of them there, for ``device.adopt``. The descriptor is
+    of this buffer's memory only. On the CPU backend it allows no writing. A GPU's driver lets any
+    process with the descriptor map the memory for writing.
 
     Attributes:
         fd: the descriptor; closed with ``close``, or with this object.
         description: bytes to send along.
 
     Raises:
-        ValueError: the description is none.
+        ValueError: the description is invalid.
     """
 
     def __init__(self, fd: int, description: bytes, *, block: Block | None = None) -> None:
@@ -249,11 +248,11 @@ class SharedBuffer:
 
     @property
     def sealed(self) -> bool:
-        """Whether the buffer is read-only, and shared for good rather than copied."""
+        """True if the buffer is read-only, and shared for good rather than copied."""
         return self._content.sealed
 
     def close(self) -> None:
-        """Close the descriptor; whoever has adopted the buffer keeps it."""
+        """Close the descriptor. Processes that have adopted the buffer keep it."""
         fd, self.fd = self.fd, -1
         self._block = None
         if fd >= 0:
@@ -266,12 +265,12 @@ class SharedBuffer:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(OSError):  # it was none, or somebody else has closed it
+        with suppress(OSError):  # it was not open, or is closed already
             self.close()
 
 
 def _decoded(description: bytes) -> _Description:
-    """A description of a buffer that lies in its slab: it comes from somewhere else."""
+    """Return a checked description of a buffer, because it comes from another process."""
     try:
         content = msgspec.msgpack.decode(description, type=_Description)
     except msgspec.DecodeError as error:
@@ -290,7 +289,7 @@ def _decoded(description: bytes) -> _Description:
 
 
 async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
-    """See ``Device.share``."""
+    """Implement ``Device.share``."""
     require_readable(ref, core.memory, "ref", strided=True)
     if not ref.contiguous:
         ref = await perform(core, copying(core, ref, None))
@@ -320,9 +319,9 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
 
 
 async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
-    """See to it that a sealed block has a slab of its own; its handles stay the same.
+    """Move a sealed block to a slab of its own. Its handles stay the same.
 
-    Whoever gets the descriptor of a slab has all that is in it.
+    A process with the descriptor of a slab can access all its content.
     """
     async with core.sealing:
         while True:
@@ -335,7 +334,7 @@ async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
                     core, target, require_readable(ref, core.memory, "ref").base, "share"
                 )
             except Rebuilt:
-                continue  # what is sealed is still there
+                continue  # a sealed block is still present
             require_readable(ref, core.memory, "ref")  # not freed meanwhile
             core.memory.rebind(block, target)
 
@@ -355,7 +354,7 @@ async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
 
 
 async def _fill_alone(core: DeviceCore, target: Block, source: Block, name: str) -> None:
-    """Copy to a block that is all of its slab, and leave nothing of others behind it."""
+    """Fill a block that is all of its slab, and clear the rest of the slab."""
     nbytes = target.nbytes
     async with filling(core, target):
         port = core.ports[MEMORY_LANE]

@@ -1,11 +1,11 @@
 """Windows: slabs of other devices that this device's host has mapped, to copy there directly.
 
-A slab is mapped when the first long copy goes there, and stays so: mapping is a round trip to the
-host and several calls of the driver, which many a copy takes less than. The mapping keeps the
-memory, so the device that owns a slab has others let go of it when it gives it up.
+A slab is mapped at the first long copy, and stays mapped, because mapping takes a round trip to the
+host and several driver calls. Many copies take less time than that. The mapping keeps the memory,
+so a device that gives up a slab has the other devices close their windows on it.
 
-Nobody keeps a window on a sealed slab: what is read-only must not be within others' reach for
-longer than it takes to fill it.
+A window on a sealed slab is closed as soon as the copy is done, so other devices reach read-only
+memory only while it is being filled.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @final
 class Window:
-    """A slab of another device, as a host has it.
+    """A mapping of another device's slab in a host.
 
     Attributes:
-        context: the context whose host that is.
+        context: the context of that host.
         number: the slab's number there.
     """
 
@@ -46,16 +46,16 @@ class Window:
         self._closed = False
 
     def hold(self) -> None:
-        """An op goes through it."""
+        """Note an op that uses the window."""
         self._users += 1
 
     def release(self) -> None:
-        """The op is over, and moves nothing any more."""
+        """Note the end of an op, which moves no more data."""
         self._users -= 1
         self._settle()
 
     def close(self) -> None:
-        """Have it unmapped as soon as nothing goes through it."""
+        """Unmap the window as soon as all its ops have ended."""
         self._closed = True
         self._settle()
 
@@ -67,7 +67,7 @@ class Window:
 @final
 @uninterrupted
 class Windows:
-    """Those of one device on others, and who has some on it."""
+    """A device's windows on others, and the devices with windows on it."""
 
     def __init__(self, core: DeviceCore) -> None:
         self._core: Final = core
@@ -92,7 +92,7 @@ class Windows:
         async with self._opening:
             if not owner.memory.has_slab(slab.id):  # its device has failed meanwhile
                 return None
-            window = self.find(owner, slab)  # somebody else has meanwhile
+            window = self.find(owner, slab)  # another task has opened it meanwhile
             if window is not None or owner.memory in self._refused:
                 return window
             try:
@@ -105,7 +105,7 @@ class Windows:
             except OutOfMemory:
                 return None  # there may be room another time
             except LibraryError:
-                self._refused.add(owner.memory)  # there is no path from one to the other
+                self._refused.add(owner.memory)  # the devices are not connected
                 return None
             if not owner.memory.has_slab(slab.id):  # a fault there, and the caller's ref is stale
                 window.close()
@@ -117,7 +117,7 @@ class Windows:
             return window
 
     def given_up(self, slab: int) -> None:
-        """A slab of this device is no more: nobody shall keep its memory."""
+        """Close all windows on a slab of this device, because it is given up."""
         for guest in self._guests:
             window = guest.windows._open.get(self._core.memory, {}).pop(slab, None)
             if window is not None:

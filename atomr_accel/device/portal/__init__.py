@@ -1,1 +1,1 @@
-"""The way in for asyncio."""
+"""Access to devices from asyncio."""

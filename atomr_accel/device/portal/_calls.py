@@ -1,4 +1,4 @@
-"""Devices for programs of asyncio: trio runs in a thread of its own beside them."""
+"""Devices for asyncio programs: trio runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @final
 class FromAsyncio(Generic[T]):
-    """What `from_asyncio` gives: a way to call functions of trio from asyncio."""
+    """The object that `from_asyncio` returns, which calls trio functions from asyncio."""
 
     def __init__(self, portal: Portal[T]) -> None:
         self._portal: Final = portal
@@ -33,29 +33,29 @@ class FromAsyncio(Generic[T]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        """Call an async function of trio, with what is open as its first argument.
+        """Call an async trio function, with the opened object as its first argument.
 
-        Functions run side by side, as tasks of one trio nursery. All of trio is at their hand.
-        If you are cancelled, so is the function, and you leave when it has.
+        Functions run concurrently, as tasks of one trio nursery, and may use all of trio. If the
+        caller is cancelled, so is the function, and the call returns when the function has ended.
 
         Args:
-            function: what to call.
-            *args: for it, after the device.
-            **kwargs: for it.
+            function: the function to call.
+            *args: its arguments after the opened object.
+            **kwargs: its keyword arguments.
 
         Returns:
-            What it returned.
+            The function's result.
 
         Raises:
-            CancelledError: you were cancelled, and the function has not raised anything else; or
-                you were, and what was opened has failed meanwhile.
+            CancelledError: the caller was cancelled, and the function has raised no other error; or
+                it was cancelled, and the opened object has failed meanwhile.
             DeviceLost: the device was lost before the function was done.
-            RuntimeError: what was opened is closed.
-            Exception: what the function raised.
+            RuntimeError: the opened object is closed.
+            Exception: the error of the function.
         """
         call = self._portal.call(function, *args, **kwargs)
         answer = await _settled(call.future, call.cancel, self._failed)
-        if call.cancelled:  # without us: by nobody
+        if call.cancelled:  # the caller was not cancelled, but the call was
             raise asyncio.CancelledError
         return answer  # type: ignore[return-value] # None only where it was cancelled
 
@@ -66,7 +66,7 @@ class FromAsyncio(Generic[T]):
 
 @opens
 async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[FromAsyncio[T]]:
-    """Use a device, or whatever else trio opens, from asyncio.
+    """Use a device, or another async context manager of trio, from asyncio.
 
     ::
 
@@ -82,16 +82,17 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
 
         asyncio.run(main())
 
-    Trio runs in a thread. What belongs to a device stays on that side: functions are sent there,
-    and arrays come back. Leaving the block cancels the functions that still run. If the device is
-    lost, the body is cancelled and ``DeviceLost`` leaves the block.
+    Trio runs in a thread. Refs and other objects of a device stay on that side: functions are sent
+    there, and arrays come back. Leaving the block cancels the functions that still run. If the
+    device is lost, the body is cancelled and the block raises ``DeviceLost``.
 
     Args:
-        manager: what to open, such as ``open_device(0)``.
+        manager: the context manager to open, such as ``open_device(0)``.
 
     Raises:
-        RuntimeError: asyncio does not run here, but trio, say, which needs none of it.
-        Exception: whatever opening raises, such as ``DeviceUnavailable``.
+        RuntimeError: the code does not run under asyncio. Under trio, use the context manager
+            directly.
+        Exception: an error of opening, such as ``DeviceUnavailable``.
         DeviceLost: the device was lost.
         ExceptionGroup: several things failed on trio's side.
     """
@@ -119,7 +120,7 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
 
     def over_there(ended: Future[BaseException | None]) -> None:
         if ended.result() is not None:
-            with suppress(RuntimeError):  # the loop is closed, so nobody is left to be told
+            with suppress(RuntimeError):  # the loop is closed, so errors cannot be reported
                 loop.call_soon_threadsafe(over)
 
     portal.ended.add_done_callback(over_there)
@@ -148,10 +149,10 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
 async def _settled(
     future: Future[R], cancel: Callable[[], None], failed: Callable[[], bool] = bool
 ) -> R:
-    """The result of a future of the other side; our cancellation is passed on.
+    """Return the result of a future of the trio side, and pass cancellation on.
 
-    An error outweighs the cancellation, unless all has ``failed``: then it is how the body, or
-    what it waits for, is told, and it comes but once.
+    An error takes priority over the cancellation, unless ``failed`` returns True. In that case the
+    body or its call is cancelled because of the failure, which is raised once, elsewhere.
     """
     answer = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None

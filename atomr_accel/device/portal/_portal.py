@@ -1,4 +1,4 @@
-"""A trio run in a thread of its own, for those who cannot run trio themselves."""
+"""A trio run in a thread of its own, for programs that cannot run trio themselves."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 @final
 class PortalCall(Generic[R]):
-    """A call on its way.
+    """A call in progress.
 
     Attributes:
-        future: gets what the function returned or raised; None where it was cancelled.
+        future: gets the function's result or error; None if it was cancelled.
         cancelled: whether ``cancel`` has ended it. Known once the future is done.
     """
 
@@ -40,7 +40,7 @@ class PortalCall(Generic[R]):
         self._scope: Final = trio.CancelScope()
 
     def cancel(self) -> None:
-        """Cancel the function. Whether that ends it, it decides itself, as ever in trio."""
+        """Cancel the function, which ends as usual in trio."""
         self._portal._soon(self._scope.cancel)
 
     async def _run(self) -> None:
@@ -64,13 +64,13 @@ class PortalCall(Generic[R]):
 
 @final
 class Portal(Generic[T]):
-    """Keeps an async context manager of trio open in a thread, and calls functions with it.
+    """Keeps a trio async context manager open in a thread, and calls functions with it.
 
-    None of its methods waits: the futures tell.
+    Its methods return at once, and futures hold the results.
 
     Attributes:
-        opened: done when functions can be called; it has the error if it cannot be opened.
-        ended: done when all is over, with the failure that has left the block, if one did.
+        opened: done when functions can be called. It holds the error if opening fails.
+        ended: done when everything has ended, with the error of the block, if any.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
@@ -100,7 +100,7 @@ class Portal(Generic[T]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> PortalCall[R]:
-        """Call an async function with what is open, once ``opened`` is done, and the arguments."""
+        """Call an async function with the opened object and arguments, after ``opened``."""
         if not callable(function):
             raise TypeError(f"expected an async function, not {said_of(function)}")
         call = PortalCall(self, partial(function, self._value, *args, **kwargs))
@@ -132,7 +132,7 @@ class Portal(Generic[T]):
             if self._token is None:
                 self._early.append(action)
                 return
-        with suppress(trio.RunFinishedError):  # what is over needs no orders
+        with suppress(trio.RunFinishedError):  # a portal that has ended needs no calls
             self._token.run_sync_soon(action)
 
     def _serve(self) -> None:
@@ -165,7 +165,7 @@ class Portal(Generic[T]):
 
 
 def _over(failure: BaseException | None) -> Exception:
-    """The error for calls that nobody will answer any more."""
+    """Return the error for calls after the end."""
     error: Exception
     if isinstance(failure, DeviceLost):
         error = DeviceLost(str(failure))

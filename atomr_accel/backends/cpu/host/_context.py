@@ -1,7 +1,7 @@
 """The CPU as a device: memory in shared files, ops on the lane's thread.
 
-It gives the same promises as a GPU: sealed memory is read-only by mapping, memory
-outlives its process, and a simulated sticky fault ends the context for good.
+It has the same guarantees as a GPU: sealed memory is mapped read-only, memory outlives its process,
+and a simulated sticky fault ends the context for good.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def physical_memory() -> int:
 
 @final
 class CpuStream:
-    """Work is done when it is queued, so there is never anything to wait for."""
+    """A stream whose work is done when it is queued, so that waiting is never needed."""
 
     queue: Final = None
 
@@ -47,20 +47,20 @@ class CpuStream:
         self._context = context
 
     def mark(self) -> None:
-        """Nothing is ever in flight."""
+        """Return None, because work is never in flight."""
 
     def finished(self, token: object) -> bool:
-        """True; never asked, because ``mark`` gives no tokens."""
+        """Return True. It is never called, because ``mark`` returns no tokens."""
         return token is None
 
     def wait(self, token: object) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def release(self, token: object) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
     def signal(self) -> int:
-        """Never asked, because ``mark`` gives no tokens."""
+        """Raise an error. It is never called, because ``mark`` returns no tokens."""
         raise AssertionError("the CPU has nothing in flight")
 
     def timestamp(self, event: int) -> None:
@@ -68,33 +68,33 @@ class CpuStream:
         self._context.events[event] = time.perf_counter()
 
     def follow(self, other: object) -> None:
-        """What the other lane has launched is done."""
+        """Do nothing, because ops that the other lane has launched are done."""
 
     def stopwatch(self) -> CpuStopwatch:
-        """What measures it."""
+        """Return the stopwatch of the stream."""
         return _STOPWATCH
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 @final
 class CpuStopwatch:
-    """Work is executed as it is queued."""
+    """A stopwatch for work that is executed when it is queued."""
 
     def start(self) -> int:
-        """Now."""
+        """Return the present time."""
         return time.monotonic_ns()
 
     def stop(self, begun: int) -> tuple[int, int]:
-        """From then to now."""
+        """Return the times of begin and end."""
         return begun, time.monotonic_ns()
 
     def drop(self, begun: int) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def read(self, token: tuple[int, int]) -> tuple[int, int]:
-        """From when to when, in nanoseconds of ``time.monotonic_ns``."""
+        """Return the times of begin and end, in nanoseconds of ``time.monotonic_ns``."""
         return token
 
 
@@ -105,7 +105,7 @@ class CpuContext:
     """The CPU backend's half in the host.
 
     Attributes:
-        backend: the backend's name, for those that are the CPU's with executors of their own.
+        backend: the backend's name. Backends with other executors on the CPU set it, too.
     """
 
     backend: ClassVar[str] = "cpu"
@@ -139,7 +139,7 @@ class CpuContext:
         return 0
 
     def peer(self, index: int) -> Peer:
-        """All devices have their memory in files that each of them can map."""
+        """Return full access, because each device can map the files of all others."""
         del index
         return Peer(access=True, atomics=True)
 
@@ -161,7 +161,7 @@ class CpuContext:
         self._slabs[slab] = numpy_at(pointer, (nbytes,), np.dtype(np.uint8), owner=None)
 
     def create_managed(self, slab: int, nbytes: int) -> None:
-        """Refuse: there is nothing to move."""
+        """Raise ``Unsupported``, because memory never moves here."""
         del slab, nbytes
         raise Unsupported(
             "the CPU backend has no managed memory; use empty, zeros or put, which are the same "
@@ -169,7 +169,7 @@ class CpuContext:
         )
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
-        """Make a shared file; the system gives it pages as they are touched."""
+        """Make a shared file. The system adds pages when they are touched."""
         # The system promises more than it has, and ends who believes it.
         room = physical_memory() - sum(map(len, self._slabs.values()))
         if nbytes > room:
@@ -239,7 +239,8 @@ class CpuContext:
             low = sum(reach for reach in reaches if reach < 0)
             high = sum(reach for reach in reaches if reach > 0) + dtype.itemsize
             first = self.bytes_at(address + low, high - low)[-low : dtype.itemsize - low]
-            # As plain bytes: NumPy does not find every dtype by the name that it has there.
+            # As plain bytes, because NumPy does not find every dtype by its name in the array
+            # interface.
             plain = first.view(np.dtype((np.void, dtype.itemsize)))
             return as_strided(plain, shape, strides).view(dtype)
         nbytes = dtype.itemsize
@@ -260,7 +261,7 @@ class CpuContext:
         ctypes.memmove(self.pointer(address), pointer, nbytes)
 
     def synchronize(self) -> None:
-        """Nothing is ever in flight."""
+        """Return at once, because work is never in flight."""
 
     def fail(self, fault: StickyFault) -> None:
         """Simulate a sticky fault: from now on every op reports it."""

@@ -28,7 +28,7 @@ class CpuMemory:
         }
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _copy(self, message: Copy) -> None:
         self._context.check()

@@ -1,8 +1,8 @@
-"""One GPU as one host holds it: primary context, slabs, streams and events.
+"""One GPU in one host: primary context, slabs, streams and events.
 
-The primary context, not one of its own, so that CuPy or PyTorch called inside the host
-share it. Memory goes through the driver's virtual memory management (``cuMemCreate`` and
-``cuMemMap``), whose allocations are descriptors that outlive the process.
+The host uses the primary context, so that CuPy and PyTorch called inside the host share it. Memory
+comes from the driver's virtual memory management (``cuMemCreate`` and ``cuMemMap``), whose
+allocations are descriptors that outlive the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _PAGE: Final = 4096
-"""Managed memory comes in whole pages of this."""
+"""Granularity of managed memory in bytes."""
 
 
 def _descriptor() -> Any:
@@ -36,19 +36,19 @@ def _descriptor() -> Any:
 
 
 def _non_blocking() -> Any:
-    """For streams that the legacy default stream does not hold up."""
+    """Return the flag for streams that do not synchronize with the legacy default stream."""
     return driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 
 
 def _close_address() -> int:
-    """Where the C library's ``close`` is; its one argument fits a host function's."""
+    """Return the address of the C library's ``close``, whose argument fits a host function's."""
     address = ctypes.cast(ctypes.CDLL(None).close, ctypes.c_void_p).value
     assert address is not None
     return address
 
 
 Kept = tuple[object, "Callable[[], object]"]
-"""Something that is kept, and what gives it back."""
+"""An object that is kept, and a function that releases it."""
 
 
 @final
@@ -56,12 +56,12 @@ class CudaStream:
     """A stream and a pool of events to mark places in it.
 
     Attributes:
-        queue: tells one stream from another.
-        captures: whether what is queued here goes into graphs. Libraries then work in
-            memory of their own: what they allocate in a stream makes nodes that neither
-            child graphs nor the bodies of conditional nodes may have.
-        kept: what the graph that is being captured needs while it exists, and how to give
-            that back; see ``keep``.
+        queue: a number that identifies the stream.
+        captures: whether work that is queued here goes into graphs. Libraries then work in memory
+            of their own, because allocating in a stream adds allocation nodes, which child graphs
+            and the bodies of conditional nodes must not have.
+        kept: the objects that the graph being captured needs while it exists, and functions that
+            release them; see ``keep``.
     """
 
     def __init__(self, context: CudaContext, handle: Any, *, captures: bool = False) -> None:
@@ -81,11 +81,11 @@ class CudaStream:
         self._following = self._new_event()
 
     def keep(self, thing: object, give_back: Callable[[], object] = lambda: None) -> None:
-        """Keep what the graph that is being captured reads at each launch.
+        """Keep an object that the graph being captured reads at each launch.
 
         Args:
-            thing: is referred to until the graph is gone.
-            give_back: called then.
+            thing: the object, which is referenced until the graph is gone.
+            give_back: a function that is called then.
         """
         self.kept.append((thing, give_back))
 
@@ -98,7 +98,7 @@ class CudaStream:
         return event
 
     def finished(self, token: Any) -> bool:
-        """Whether the event has happened (``cuEventQuery``)."""
+        """Return True if the event has happened (``cuEventQuery``)."""
         (status,) = self._query(token)
         if not status:
             if self._context.sanitized:  # only waiting for a stream has a sanitizer tell of it
@@ -147,7 +147,7 @@ class CudaStream:
         check("cuStreamWaitEvent", driver.cuStreamWaitEvent(self.handle, self._following, 0))
 
     def stopwatch(self) -> CudaStopwatch:
-        """What measures the stream, whoever uses it."""
+        """Return the stopwatch of this stream, shared by all its users."""
         return self._context.stopwatch(self.pointer, self.handle)
 
     def synchronize(self) -> None:
@@ -171,7 +171,7 @@ class CudaStream:
 
 @contextmanager
 def _released_unless_done(allocation: Any) -> Iterator[None]:
-    """Nobody else knows of an allocation that could not be mapped."""
+    """Release an allocation that could not be mapped, because it has no other owner."""
     try:
         yield
     except BaseException:
@@ -196,7 +196,7 @@ class _SharedStream:
 
 @final
 class CudaContext:
-    """The CUDA backend's half in the host.
+    """The CUDA backend's context in the host.
 
     Attributes:
         prints: whether kernels that may print are loaded.
@@ -270,7 +270,7 @@ class CudaContext:
         self._away: set[int] = set()  # those whose pages may be on the host
 
     def peer(self, index: int) -> Peer:
-        """How this device reaches another one (``cuDeviceGetP2PAttribute``)."""
+        """Return this device's access to another one (``cuDeviceGetP2PAttribute``)."""
         other = check("cuDeviceGet", driver.cuDeviceGet(index))
         if int(other) == int(self._device):
             return Peer(access=True, atomics=True)
@@ -293,7 +293,7 @@ class CudaContext:
 
     @staticmethod
     def preload() -> None:
-        """What opening a device needs that touches none: the driver's start."""
+        """Start the driver, the part of opening a device that touches no device."""
         start_driver()
 
     def _attribute(self, attribute: Any) -> int:
@@ -307,7 +307,7 @@ class CudaContext:
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
 
     def open_lane(self, name: str, number: int | None) -> CudaStream:
-        """Make the context current in this thread; a stream as the plan says."""
+        """Make the context current in this thread; return a stream by the plan."""
         self.make_current()
         priority = self._plan.priorities.get(name, 0)
         with self._streams_lock:
@@ -335,7 +335,7 @@ class CudaContext:
         return CudaStream(self, handle, captures=True)
 
     def release_stream(self, handle: Any) -> None:
-        """One lane fewer uses a stream; the last one destroys it."""
+        """Release a lane's use of a stream; the last one destroys it."""
         with self._streams_lock:
             key = next(key for key, each in self._streams.items() if each.handle is handle)
             shared = self._streams[key]
@@ -390,7 +390,7 @@ class CudaContext:
         return [bases[address >> SLAB_SHIFT] + (address & OFFSET_MASK) for address in addresses]
 
     def writable_pointer(self, address: int) -> int:
-        """Like ``pointer``, through the second mapping where a slab is unprotected."""
+        """Return a pointer, through the second mapping if the slab is unprotected."""
         slab = address >> SLAB_SHIFT
         base = self._writable[slab][0] if slab in self._writable else self._bases[slab]
         return base + (address & OFFSET_MASK)
@@ -419,9 +419,10 @@ class CudaContext:
     def create_managed(self, slab: int, nbytes: int) -> None:
         """Allocate managed memory (``cuMemAllocManaged``), never more than the card has free.
 
-        The driver would promise more, and move pages in and out for ever. It gives pages as
-        they are touched, so they are all moved to the device here, and count as taken; and it
-        would move them away again for others, so ``create_slab`` looks for room, too.
+        The driver would allocate more, and then move pages in and out for ever. It adds pages when
+        they are touched, so all of them are moved to the device here, and count as used. The driver
+        would also move them away to make room for other allocations, so ``create_slab`` checks for
+        room, too.
         """
         shares = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
         if not self._attribute(shares):
@@ -517,7 +518,7 @@ class CudaContext:
             check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
 
     def unprotect(self, slab: int) -> None:
-        """Map a sealed slab a second time, writable, for as long as somebody fills it."""
+        """Map a sealed slab a second time, writable, until every caller has called ``protect``."""
         base, users = self._writable.get(slab, (0, 0))
         if not users:
             mapping = self._slabs[slab]
@@ -533,7 +534,7 @@ class CudaContext:
             self._unmap(base, self._slabs[slab].nbytes)
 
     def take(self, address: int, pointer: int, nbytes: int) -> None:
-        """Copy on the device, after what the legacy default stream was told to wait for."""
+        """Copy on the device, after the work that the legacy default stream waits for."""
         if nbytes:
             legacy = driver.CUstream(driver.CU_STREAM_LEGACY)
             check(
@@ -547,14 +548,14 @@ class CudaContext:
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
 
     def check(self) -> None:
-        """Raise StickyFault if the context has failed; any stream tells (``cuStreamQuery``)."""
+        """Raise ``StickyFault`` if the context has failed (``cuStreamQuery`` on any stream)."""
         (status,) = driver.cuStreamQuery(driver.CUstream(0))
         if status and status != NOT_READY:
             raise failure("cuStreamQuery", status)
 
     @staticmethod
     def flush() -> None:
-        """Have the driver write what kernels have printed: it does where it is waited for."""
+        """Have the driver write the output of kernels, which it does at a synchronization."""
         driver.cuCtxSynchronize()  # which tells of the fault once more
 
     def close(self) -> None:
@@ -569,7 +570,7 @@ class CudaContext:
     # --- virtual memory -----------------------------------------------------------------
 
     def location(self, *, on_device: bool = True) -> Any:
-        """Where memory may be: on this device, or on the host."""
+        """Return a memory location: this device, or the host."""
         types = driver.CUmemLocationType
         location = driver.CUmemLocation()
         location.type = (

@@ -1,9 +1,8 @@
 """The CUDA driver API with errors as exceptions.
 
-Whatever runs on CUDA in a host takes the driver's functions from ``driver``, so what stands
-behind it is chosen in one place. Statuses after which every later call of the process fails
-too (sticky ones) become ``StickyFault``; the host then ends. All others leave the context
-healthy.
+All code for CUDA in a host takes the driver's functions from ``driver``, so the implementation is
+chosen in one place. Statuses after which every later call of the process fails too (sticky ones)
+become ``StickyFault``; the host then ends. All others leave the context healthy.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MINIMUM_DRIVER: Final = 12000
-"""CUDA 12.0: the oldest driver whose virtual memory management is used here as it is."""
+"""CUDA 12.0, the oldest driver that has all the virtual memory management used here."""
 
 STICKY: Final = frozenset(
     {
@@ -40,7 +39,8 @@ STICKY: Final = frozenset(
         721,  # TENSOR_MEMORY_LEAK
     }
 )
-"""After these the process can do no more on the device (vendor documentation, CUresult)."""
+"""Statuses after which the process can do no more on the device (vendor documentation,
+CUresult)."""
 
 NOT_READY: Final = 600
 """``CUDA_ERROR_NOT_READY``"""
@@ -58,7 +58,7 @@ class Driver:
         self._stand_in: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """What was not asked for yet.
+        """Load an attribute at its first use.
 
         Raises:
             LibraryMissing: ``cuda-bindings`` is not installed.
@@ -80,14 +80,14 @@ class Driver:
 
     @property
     def major(self) -> int:
-        """The major version of CUDA whose functions these are."""
+        """Major version of CUDA whose functions these are."""
         if self._stand_in is not None:
             return int(self._stand_in.major)
         return int(version("cuda-bindings").split(".")[0])
 
     @contextmanager
     def replaced(self, stand_in: object) -> Iterator[None]:
-        """Have all executors call something else, as tests without a GPU do."""
+        """Replace the driver for all executors, as tests without a GPU do."""
         known = {name: self.__dict__.pop(name) for name in [*self.__dict__] if name[0] != "_"}
         before, self._stand_in = self._stand_in, stand_in
         try:
@@ -124,10 +124,10 @@ def check(call: str, answer: tuple[Any, ...]) -> Any:
 
 
 def start_driver() -> int:
-    """Initialise the driver; its version, such as 13000.
+    """Initialise the driver and return its version, such as 13000.
 
     Raises:
-        DeviceUnavailable: there is no driver, or it is too old.
+        DeviceUnavailable: the driver is missing, does not start, or is too old.
     """
     # cuda-bindings looks libcuda up at the first call and raises RuntimeError if it is
     # not there; cuInit has its own statuses for a driver that does not work.

@@ -48,7 +48,7 @@ class CudaMemory:
         }
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _copy(self, message: Copy) -> None:
         if not message.nbytes:

@@ -1,9 +1,9 @@
-"""How long ops take on the device, measured by its own clock and told on the host's.
+"""Times of ops on the device, measured by its own clock and converted to the host's.
 
-An event in a stream notes the device's time when all before it is done. So an op takes from the
-event before it to the one after it; and as ops of a stream follow each other, the event after one
-that is not done yet serves as the event before the next. The two clocks are held against each other
-by events on a stream of their own, now and then: they drift, and the driver tells differences in
+An event in a stream records the device's time when all work before it is done. An op therefore
+lasts from the event before it to the event after it. Ops of a stream follow each other, so the
+event after an unfinished op is also the event before the next op. Events on a separate stream
+compare the two clocks now and then, because the clocks drift and the driver returns differences in
 single precision.
 """
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ANCHOR_NS: Final = 2_000_000_000
-"""So long one comparison of the clocks serves: differences are told to some 0.1 us then."""
+"""Time for which one comparison of the clocks is used. Differences are exact to about 0.1 us
+then."""
 
 _TRIES: Final = 3
-"""The clocks are compared until it goes as quickly as once before, or so often."""
+"""Largest number of comparisons of the clocks. It ends early if one is as quick as the best so
+far."""
 
 
 def _new_event() -> Any:
@@ -31,7 +33,7 @@ def _new_event() -> Any:
 
 @final
 class _Anchor:
-    """An event, when it was on the host's clock, and how many marks are told by it."""
+    """An event, its time on the host's clock, and the number of marks that refer to it."""
 
     __slots__ = ("at", "event", "users")
 
@@ -61,7 +63,7 @@ class DeviceClock:
             return anchors[-1]
 
     def release(self, anchor: _Anchor) -> None:
-        """A mark is gone."""
+        """Release an anchor for a mark that is gone."""
         with self._lock:
             anchor.users -= 1
             for old in [old for old in self._anchors[:-1] if not old.users]:
