@@ -118,7 +118,7 @@ async def test_nans_have_a_sign_and_classes_may_change(device: Device) -> None:
     class Rate:
         value = 2.0
 
-    scaled = device.fuse(lambda x, settings: x * settings.value)
+    scaled: Any = device.fuse(lambda x, settings: x * settings.value)
     for value in (2.0, 5.0, 3.0, 7.0):
         Rate.value = value
         assert (await device.get(await scaled(x, Rate))).tolist() == [value, 2 * value]

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from atomr_accel import LibraryMissing
+from atomr_accel import LibraryError, LibraryMissing
 from atomr_accel.libraries.host import _vendor
 from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary
 
@@ -241,7 +241,9 @@ def test_every_symbol_is_in_the_library(name: str) -> None:
         kinds = zip(bound.argtypes, words.split(), strict=True)
         assert all(issubclass(kind, TYPES[word]) for kind, word in kinds)
     status = min(status for status in tables.STATUS_NAMES if status) if named_here else 1
-    named = library.error("a call", status).status_name
+    error = library.error("a call", status)
+    assert isinstance(error, LibraryError)
+    named = error.status_name
     assert named.upper().startswith(name.upper().removesuffix("LT"))
 
 

@@ -460,7 +460,9 @@ async def test_memory_is_not_used_again_while_it_is_saved(
 
 @pytest.mark.parametrize("held", [False, True])
 @program
-async def test_a_host_unmaps_the_memory_of_a_snapshot_that_is_closed_early(held: bool) -> None:
+async def test_a_host_unmaps_the_memory_of_a_snapshot_that_is_closed_early(
+    held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(isolation="thread") as device:
         context = device._core.serving
         assert context is not None
@@ -472,7 +474,7 @@ async def test_a_host_unmaps_the_memory_of_a_snapshot_that_is_closed_early(held:
                 unmapped.set()
             return answer
 
-        context.host.request = noted  # type: ignore[method-assign]
+        monkeypatch.setattr(context.host, "request", noted)
         snapshot = await device.snapshot([await device.put(np.ones(4))])
         if held:
             snapshot.close()

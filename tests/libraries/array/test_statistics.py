@@ -78,13 +78,13 @@ async def test_statistics_are_computed_in_the_dtype_that_is_asked_for(
 
 @on_shared
 async def test_a_deviation_is_computed_in_the_dtype_that_is_asked_for(device: Device) -> None:
-    for host in (np.float32([1.7, 2.2, 9.9]), np.array([1 + 2j, 3 - 1j, 0.5j])):
+    for host in (np.array([1.7, 2.2, 9.9], np.float32), np.array([1 + 2j, 3 - 1j, 0.5j])):
         for wanted in (None, np.float32, np.float64):
             await check(device, "std", host, dtype=wanted)
             if host.dtype.kind != "c":
                 await check(device, "nanstd", host, dtype=wanted)
-    await check(device, "std", np.float32([1.7, 2.2, 9.9]), dtype=np.int8)
-    await check(device, "nanstd", np.float32([1.7, 2.2, 9.9]), dtype=np.int8)
+    await check(device, "std", np.array([1.7, 2.2, 9.9], np.float32), dtype=np.int8)
+    await check(device, "nanstd", np.array([1.7, 2.2, 9.9], np.float32), dtype=np.int8)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 2)])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atomr_accel import LibraryError
 from atomr_accel.libraries.fft.host._prototypes import PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.fft.host._source import (
     BY_SIZE,
@@ -188,5 +189,7 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
 def test_the_vendors_library_has_every_function() -> None:
     library = VendorLibrary("cufft", PROTOTYPES, STATUS_NAMES)
     assert all(library.functions[name] for name in PROTOTYPES)
-    assert library.error("cufftXtExec", 6).status_name == "CUFFT_EXEC_FAILED"
-    assert library.error("cufftXtExec", 99).status_name == "unknown status"
+    for status, name in ((6, "CUFFT_EXEC_FAILED"), (99, "unknown status")):
+        error = library.error("cufftXtExec", status)
+        assert isinstance(error, LibraryError)
+        assert error.status_name == name
