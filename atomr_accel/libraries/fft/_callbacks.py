@@ -82,10 +82,10 @@ _WANTED: Final = (
 
 
 def require_one_piece(spec: Spec) -> None:
-    """Nothing but cuFFT touches the elements of a transform with callbacks.
+    """Require that cuFFT alone reads and writes the elements of a transform.
 
     Raises:
-        Unsupported: kernels of this package would, which do not call them.
+        Unsupported: kernels of this package would take part, which call no callbacks.
     """
     steps = plan(spec).steps
     ffts = [step for step in steps if isinstance(step, Fft)]

@@ -89,10 +89,10 @@ class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
         linked into the transform's kernels when a plan is made with it, so no pass over memory is
         added. ``fft``, ``ifft``, ``rfft``, ``irfft`` and their variants for two and more axes take
         callbacks if cuFFT runs the whole transform as one plan. That needs float32, float64,
-        complex64 or complex128 without conversion, no padding, and up to three axes, which are
-        neighbours except for one. It also needs a norm that does not scale: ``"forward"`` for
-        inverse transforms. Complex-to-real transforms load a copy, in which imaginary parts that
-        must be 0 are 0; they cannot be cropped either.
+        complex64 or complex128 without conversion, no padding, and up to three axes; all other axes
+        must be neighbours. It also needs a norm that does not scale: ``"forward"`` for inverse
+        transforms. Complex-to-real transforms load a copy, in which imaginary parts that must be 0
+        are 0; they cannot be cropped either.
 
         Args:
             source: CUDA C++ with one of the functions below. T is ``cufftComplex``,
