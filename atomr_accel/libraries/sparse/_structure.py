@@ -514,7 +514,7 @@ class Structure(SparsePart[D]):
 
 
 def _begins(ordered: GpuRef) -> Any:
-    """Whether each is another than the one before it, but for the first."""
+    """Return True for each element but the first that differs from the one before it."""
     return ordered[1:] != ordered[:-1]
 
 

@@ -276,7 +276,7 @@ class _Plan:
         self._handle.call(function, self._plan, alpha, a, b, beta, c, d, self._scratch, streams, 1)
 
     def search(self, a: int, b: int, numbers: tuple[Any, Any], stream: CudaStream) -> None:
-        """Time the algorithms, on results that nobody needs, and take the fastest from now on."""
+        """Time the algorithms, on results that are discarded, and use the fastest from now on."""
         target = self._target
         count = target.ld * (target.rows if target.by_rows else target.columns)
         nobodys = int(
