@@ -83,13 +83,13 @@ class Banded(RowRoutines[D]):
     ) -> Request[GpuRef]:
         """Symmetric band matrix times vector: ``alpha * a @ x + beta * out``.
 
-        For float32 and float64. Vendor function: ``cublas<t>sbmv_64``, after
-        ``cublas<t>geam_64``, as for ``gbmv``.
+        For float32 and float64. Vendor function: ``cublas<t>sbmv_64``, after ``cublas<t>geam_64``,
+        as for ``gbmv``.
 
         Args:
-            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n),
-                with element (i, j) of the upper triangle at ``a[k + i - j, j]``, of the lower
-                one at ``a[i - j, j]``. The corners that this leaves are not read.
+            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n).
+                Element (i, j) of the upper triangle is at ``a[k + i - j, j]``, of the lower
+                triangle at ``a[i - j, j]``. The unused corners are not read.
             x: n elements, same dtype.
             out: as in ``gemv``.
             alpha: as in ``gemv``.
@@ -151,10 +151,9 @@ class Banded(RowRoutines[D]):
         For float32 and float64. Vendor function: ``cublas<t>spmv_64``.
 
         Args:
-            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2
-                elements, one column after the other. Element (i, j) of the upper triangle is
-                at ``ap[i + j * (j + 1) // 2]``, of the lower one at
-                ``ap[i + j * (2 * n - j - 1) // 2]``.
+            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2 elements,
+                one column after the other. Element (i, j) is at ``ap[i + j * (j + 1) // 2]`` in the
+                upper triangle. In the lower triangle it is at ``ap[i + j * (2 * n - j - 1) // 2]``.
             x: n elements, same dtype.
             out: as in ``gemv``.
             alpha: as in ``gemv``.
@@ -308,12 +307,12 @@ class Banded(RowRoutines[D]):
         Vendor function: ``cublas<t>tbmv_64``, after ``cublas<t>geam_64``, as for ``gbmv``.
 
         Args:
-            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n),
-                with element (i, j) of the upper triangle at ``a[k + i - j, j]``, of the lower
-                one at ``a[i - j, j]``. The corners that this leaves are not read.
+            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n).
+                Element (i, j) of the upper triangle is at ``a[k + i - j, j]``, of the lower
+                triangle at ``a[i - j, j]``. The unused corners are not read.
             x: n elements, same dtype.
-            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
-                Made if absent, with shape (n,) and no gaps.
+            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself. Made if
+                absent, with shape (n,) and no gaps.
             lower: the band holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             diag: 1 takes the diagonal as ones and does not read it.
@@ -368,13 +367,12 @@ class Banded(RowRoutines[D]):
         Vendor function: ``cublas<t>tpmv_64``.
 
         Args:
-            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2
-                elements, one column after the other. Element (i, j) of the upper triangle is
-                at ``ap[i + j * (j + 1) // 2]``, of the lower one at
-                ``ap[i + j * (2 * n - j - 1) // 2]``.
+            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2 elements,
+                one column after the other. Element (i, j) is at ``ap[i + j * (j + 1) // 2]`` in the
+                upper triangle. In the lower triangle it is at ``ap[i + j * (2 * n - j - 1) // 2]``.
             x: n elements, same dtype.
-            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
-                Made if absent, with shape (n,) and no gaps.
+            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself. Made if
+                absent, with shape (n,) and no gaps.
             lower: ``ap`` holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             diag: 1 takes the diagonal as ones and does not read it.

@@ -1,4 +1,4 @@
-"""What the routines' facades share: reading their arguments, and refusing wrong ones."""
+"""Checks of arguments that all BLAS facades share."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ LANE: Final = LaneSpec(
 
 Number = complex | np.number[Any]
 Trans = bool | int | Literal["N", "T", "C"]
-"""How to take a matrix: 0 or ``"N"`` as it is, 1 or ``"T"`` transposed, 2 or ``"C"``
-conjugate transposed; False and True are 0 and 1."""
+"""Transposition of a matrix: 0 or ``"N"`` for none, 1 or ``"T"`` for the transpose, 2 or ``"C"``
+for the conjugate transpose. False and True are 0 and 1.
+"""
 
 Side = int | Literal["L", "R"]
 
@@ -54,7 +55,7 @@ _OPERATIONS: Final[dict[Any, int]] = {0: 0, 1: 1, 2: 2, "N": 0, "T": 1, "C": 2}
 _SIDES: Final[dict[Any, bool]] = {0: False, 1: True, "L": False, "R": True}
 
 LARGEST_INT: Final = 2**31 - 1
-"""What the functions without 64-bit sizes can count to."""
+"""Largest size that the vendor functions without 64-bit sizes accept."""
 
 
 class Routines(Facade[D]):
@@ -83,7 +84,7 @@ def _exactly(option: Any) -> Any:
 
 
 def on_the_right(side: Side) -> bool:
-    """Whether a side is the right one."""
+    """Return True if ``side`` is the right side."""
     try:
         return _SIDES[_exactly(side)]
     except (KeyError, TypeError):
@@ -91,7 +92,7 @@ def on_the_right(side: Side) -> bool:
 
 
 def diagonal(value: Any, name: str) -> int:
-    """Whether the diagonal is taken as ones."""
+    """Return 1 if the diagonal counts as ones, or 0 if it is read."""
     if value not in (0, 1):
         raise ValueError(f"{name} must be 0 (as it is) or 1 (ones), not {value!r}")
     return int(value)
@@ -125,15 +126,15 @@ SCALAR_BYTES: Final = 16
 def place_scalars(
     driver: Driver, given: Sequence[tuple[str, Any, np.dtype[Any]]]
 ) -> tuple[tuple[int, ...], list[Block], list[Block]]:
-    """Where scalars are on the device, of which at least one is there already.
+    """Return the addresses of scalars if at least one of them is a buffer on the device.
 
     Args:
-        driver: who prepares.
+        driver: prepares the submission.
         given: names, numbers or buffers, and dtypes on the device.
 
     Returns:
-        An address for each, and one of room for one more; the blocks of the buffers; the block
-        of the room for numbers.
+        An address for each scalar, and one of room for one more; the blocks of the buffers; the
+        block of the room for numbers.
 
     Raises:
         TypeError: a buffer of another dtype.
@@ -180,7 +181,7 @@ def require_matrix(ref: GpuRef, shape: tuple[int, int], name: str, why: str) -> 
 
 
 def count_elements(ref: GpuRef, name: str, off: int, inc: int) -> int:
-    """How many elements there are from ``off`` on, in steps of ``inc``."""
+    """Return the number of elements from ``off`` on, in steps of ``inc``."""
     require_rank(ref, 1, name)
     if not is_number(inc) or not inc:
         raise ValueError(
@@ -194,7 +195,7 @@ def count_elements(ref: GpuRef, name: str, off: int, inc: int) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Whether that is a whole number that messages carry; True and False are none."""
+    """Return True if ``value`` is a whole number that messages can carry, but not a bool."""
     return (
         isinstance(value, (int, np.integer))
         and not isinstance(value, bool)
@@ -210,9 +211,12 @@ def given_count(n: Any) -> int:
 
 
 def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:
-    """Whether beta is 0, so that the output is not read; it needs one to be anything else.
+    """Return True if beta is 0, so that the output is not read.
 
-    One on the device, for which None stands, may be anything.
+    Any other beta needs ``out``. None stands for a beta on the device, which may have any value.
+
+    Raises:
+        ValueError: beta may differ from 0, and ``out`` is missing.
     """
     if beta in (0.0, (0.0, 0.0)):
         return True
@@ -223,6 +227,10 @@ def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:
 
 
 def require_terms(*operands: GpuRef) -> None:
-    """A sum is not one of nothing: cuBLAS would leave what is there, and beta is not known."""
+    """Refuse sums without terms, for which cuBLAS would not write the output.
+
+    The program does not know the value of a beta on the device, so it cannot scale the output
+    itself.
+    """
     if not all(operand.size for operand in operands):
         raise Unsupported("a sum of no terms, where alpha or beta is on the device")

@@ -31,16 +31,14 @@ class Blas(
 ):
     """Basic linear algebra: cuBLAS on CUDA, NumPy and SciPy on the CPU.
 
-    Matrix products are called as in NumPy (``matmul``) or with the options of BLAS
-    (``gemm``); routines of vectors and of structured matrices as in
-    ``scipy.linalg.blas``; batched factorizations as in ``scipy.linalg.lapack``. Arrays are
-    row-major throughout. There is no promotion, so inputs of one call have one dtype.
+    Matrix products are called as in NumPy (``matmul``) or with the options of BLAS (``gemm``);
+    routines of vectors and of structured matrices as in ``scipy.linalg.blas``; batched
+    factorizations as in ``scipy.linalg.lapack``. Arrays are row-major throughout. All inputs of a
+    call have one dtype; nothing is promoted.
 
-    Every result is a buffer on the device, also a scalar one, so that ops chain without
-    transfers.
+    Every result is a buffer on the device, also a scalar one, so that ops chain without transfers.
 
-    **Products.** The result has the dtype of the inputs, except where ``dtype=`` says
-    otherwise:
+    **Products.** The result has the dtype of the inputs, unless ``dtype=`` names another one:
 
     | inputs | result | compute types |
     |---|---|---|
@@ -52,41 +50,40 @@ class Blas(
     | int8 | int32 | 32I, 32I_PEDANTIC |
     | int8 | float32 | 32F, 32F_PEDANTIC |
 
-    Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default,
-    so float32 is float32, not TF32. ``64F_EMULATED_FIXEDPOINT`` (cuBLAS 13.1) lets the vendor
-    multiply integers in the place of float64 where its own rules find that faster; before, it is
-    ``Unsupported``. The CPU backend computes in the type itself, 16-bit
-    ones in float32, whatever faster type is asked for. int8 needs rows of a multiple of
-    four elements, and ``alpha`` and ``beta`` are 0 or 1 where the result is int32.
+    Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default, so
+    float32 is float32, not TF32. ``64F_EMULATED_FIXEDPOINT`` (cuBLAS 13.1) lets the vendor multiply
+    integers instead of float64 if its own rules find that faster; with older releases it is
+    ``Unsupported``. The CPU backend ignores faster compute types: it computes in the type itself,
+    and 16-bit types in float32. int8 needs rows of a multiple of four elements, and ``alpha`` and
+    ``beta`` must be 0 or 1 if the result is int32.
 
-    **Vectors** are one-dimensional. As in ``scipy.linalg.blas``, a routine takes ``n``
-    elements from ``offx`` on in steps of ``incx``: by default all there are. Negative
-    steps go from the last of those elements to the first. At level 1 dtypes are float16,
-    bfloat16, float32, float64, complex64 and complex128; the 16-bit ones compute in
-    float32. Of these cuBLAS documents ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot``
-    only. The others are called too; a release that refuses raises ``Unsupported``.
+    **Vectors** are one-dimensional. As in ``scipy.linalg.blas``, a routine takes ``n`` elements
+    from ``offx`` on in steps of ``incx``: by default all there are. Negative steps go from the last
+    of those elements to the first. At level 1 dtypes are float16, bfloat16, float32, float64,
+    complex64 and complex128; the 16-bit ones compute in float32. Of these cuBLAS documents
+    ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot`` only. The other routines are called too; a
+    release that refuses them raises ``Unsupported``.
 
     **Scalars** of these routines and of ``gemm`` may be buffers of shape () on the device, such as
-    the result of ``dot`` or of an expression, so that no transfer comes between. Their dtype is
-    that of the operands, the real one where the scalar is real; with 16-bit operands it is
-    float32, but for ``rot``; for ``gemm`` it is that in which the product is computed. What
-    ``beta`` scales is read whatever it is, and a sum of no terms raises ``Unsupported``.
+    the result of ``dot`` or of an expression. A chain of calls then needs no transfer. The buffers
+    have the dtype of the operands, or its real dtype if the scalar is real. With 16-bit operands
+    they are float32, except for ``rot``. Scalars of ``gemm`` have the dtype in which the product is
+    computed. With ``beta`` on the device, the output is always read, and a sum without terms raises
+    ``Unsupported``.
 
-    **Matrices with structure**, at levels 2 and 3, are float32, float64, complex64 or
-    complex128; ``gemv`` takes float16 and bfloat16 too. Only the part that holds the data
-    is read or written: the upper triangle, or with ``lower`` the lower one. Bands and packed
-    triangles (level 2) are stored as in ``scipy.linalg``: a row for each diagonal, or one column
-    of the triangle after the other. Of these, the symmetric ones are real and the Hermitian ones
-    complex.
+    **Matrices with structure**, at levels 2 and 3, are float32, float64, complex64 or complex128;
+    ``gemv`` takes float16 and bfloat16 too. Only the part that holds the data is read or written:
+    the upper triangle, or with ``lower`` the lower one. Bands and packed triangles (level 2) are
+    stored as in ``scipy.linalg``: a row for each diagonal, or one column of the triangle after the
+    other. Of these, the symmetric ones are real and the Hermitian ones complex.
 
-    **Batched factorizations** take many small matrices at once: shape (..., m, n), of
-    which the leading dimensions count the matrices. Dtypes are float32, float64, complex64
-    and complex128.
+    **Batched factorizations** take many small matrices at once: shape (..., m, n), of which the
+    leading dimensions count the matrices. Dtypes are float32, float64, complex64 and complex128.
 
     All methods raise:
-        ValueError: shapes, sizes or options that do not fit, arguments that share memory, a
-            ref of another device.
-        TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
+        ValueError: shapes, sizes or options that do not fit, arguments that share memory, a ref of
+            another device.
+        TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
         GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
         OutOfMemory: no room for the result.
         LibraryError: cuBLAS refuses.

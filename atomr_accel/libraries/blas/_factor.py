@@ -1,4 +1,4 @@
-"""Batched factorizations: LU, QR, and what is solved with them."""
+"""Batched factorizations, LU and QR, and solutions with their factors."""
 
 from __future__ import annotations
 
@@ -72,14 +72,13 @@ class Factorizations(Routines[D]):
 
         Args:
             a: shape (..., n, n).
-            out: where to put the factors: shape (..., n, n), or ``a`` itself. Made if
-                absent.
+            out: where to put the factors: shape (..., n, n), or ``a`` itself. Made if absent.
 
         Returns:
-            ``(lu, piv, info)``: both factors in one matrix, without the ones of ``l``; for
-            each row the row it was exchanged with, int32 of shape (..., n), starting at 0
-            as in SciPy; and int32 of shape (...), which is 0, or i where ``u[i-1, i-1]`` is
-            exactly 0, so that the matrix is singular.
+            ``(lu, piv, info)``. ``lu`` holds both factors in one matrix, without the ones of ``l``.
+            ``piv`` holds the row that each row was exchanged with: int32 of shape (..., n),
+            starting at 0 as in SciPy. ``info``, int32 of shape (...), is 0, or i if ``u[i-1, i-1]``
+            is exactly 0, so that the matrix is singular.
 
         Raises:
             ValueError: matrices that are not square, or more than 2**31 - 1 rows in all.
@@ -117,12 +116,12 @@ class Factorizations(Routines[D]):
 
         Args:
             lu: the factors, of shape (..., n, n).
-            piv: the exchanged rows, of shape (..., n), each from 0 to n - 1. On CUDA nobody
-                checks that, and others are read and written wherever they point to.
+            piv: the exchanged rows, of shape (..., n), each from 0 to n - 1. The range is not
+                checked on CUDA: other values access memory outside the matrix.
             b: right-hand sides: shape (..., n) or (..., n, nrhs), same dtype and leading
                 dimensions.
-            out: where to put the solutions: a buffer shaped as ``b``, or ``b`` itself.
-                Made if absent.
+            out: where to put the solutions: a buffer shaped as ``b``, or ``b`` itself. Made if
+                absent.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
 
         Returns:
@@ -295,13 +294,13 @@ class Factorizations(Routines[D]):
             a: shape (..., m, n) with m >= n, of full rank.
             b: right-hand sides: shape (..., m) or (..., m, nrhs), same dtype and leading
                 dimensions.
-            out: where to put the solutions: shape (..., n) or (..., n, nrhs), no memory in
-                common with the inputs. Made if absent.
+            out: where to put the solutions: shape (..., n) or (..., n, nrhs), no memory in common
+                with the inputs. Made if absent.
 
         Returns:
-            ``(x, info)``; ``info``, int32 of shape (...), is 0, or i where the i-th diagonal
-            element of the triangular factor is exactly 0: that matrix is not of full rank,
-            and its solution undefined.
+            ``(x, info)``. ``info``, int32 of shape (...), is 0, or i if the i-th diagonal element
+            of the triangular factor is exactly 0. That matrix is not of full rank, and its solution
+            is undefined.
 
         Raises:
             ValueError: shapes that do not fit, aliasing.
@@ -344,7 +343,7 @@ class Factorizations(Routines[D]):
 
 
 def _stack(ref: GpuRef, name: str) -> _Stack:
-    """How many matrices of what size a ref holds."""
+    """Return the number and the size of the matrices that a ref holds."""
     if len(ref.shape) < 2:
         raise ValueError(f"{name} must have at least 2 dimensions, not shape {ref.shape}")
     *lead, m, n = ref.shape
@@ -372,7 +371,7 @@ def _require_pivots(piv: GpuRef, lu: GpuRef) -> None:
 
 
 def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
-    """How many right-hand sides b holds for each matrix of a."""
+    """Return the number of right-hand sides that b holds for each matrix of a."""
     expected = (*a.shape[:-2], rows)
     if b.shape == expected:
         return 1
@@ -397,7 +396,7 @@ def _submission(
     scratch: tuple[int, ...],
     result: T,
 ) -> Submission[T]:
-    """Complete a message: where what it reads and writes is, by field, and scratch memory."""
+    """Complete a message with scratch memory and the addresses of its blocks, by field."""
     pieces = [driver.output((nbytes,), UINT8)._block for nbytes in scratch]
     places = {name: block.address for name, block in (reads | writes).items()}
     message = msgspec.structs.replace(

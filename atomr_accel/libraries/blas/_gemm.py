@@ -82,7 +82,7 @@ class Products(Routines[D]):
         self._wide_plans: Recent[tuple[Any, ...], Wide] = Recent(_MOST_PLANS)
 
     def statistics(self) -> BlasStatistics:
-        """A snapshot of what is kept of products."""
+        """Return the number of kept plans, and the limit."""
         plain = sum(plan is not WIDE for plan in self._plans.values())
         return BlasStatistics(plain + len(self._wide_plans), _MOST_PLANS)
 
@@ -102,20 +102,18 @@ class Products(Routines[D]):
     ) -> Request[GpuRef]:
         """Matrix product: ``alpha * op(a) @ op(b) + beta * out``.
 
-        Vendor functions: ``cublasGemmEx_64``; for batches ``cublasGemmStridedBatchedEx_64``
-        where one stride leads from each matrix to the next, ``cublasGemmBatchedEx_64``
-        otherwise.
+        Vendor functions: ``cublasGemmEx_64``; for batches ``cublasGemmStridedBatchedEx_64`` where
+        one stride leads from each matrix to the next, ``cublasGemmBatchedEx_64`` otherwise.
 
         Args:
             a: shape (..., m, k), or (..., k, m) with ``trans_a``.
-            b: shape (..., k, n), or (..., n, k) with ``trans_b``; same dtype as ``a``.
-                Leading dimensions are broadcast as in ``numpy.matmul``. Views of either whose
-                rows or columns have no gaps, such as ``x.T`` and ``x[:, :k]``, are taken as
-                they are; others are copied first.
-            out: where to put the result: shape (..., m, n), not sealed, no memory in
-                common with ``a`` or ``b``. Made if absent. To a view whose rows have no gaps,
-                of one matrix or a batch of them, it goes at once; to others by a copy.
-            alpha: scales the product; a number, or a buffer as the class tells.
+            b: shape (..., k, n), or (..., n, k) with ``trans_b``; same dtype as ``a``. Leading
+                dimensions are broadcast as in ``numpy.matmul``. Views whose rows or columns have no
+                gaps, such as ``x.T`` and ``x[:, :k]``, are read directly; others are copied first.
+            out: where to put the result: shape (..., m, n), not sealed, no memory in common with
+                ``a`` or ``b``. Made if absent. A view whose rows have no gaps, of one matrix or a
+                batch, is written directly; others through a copy.
+            alpha: scales the product; a number, or a buffer as the class describes.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans_a: use the transpose of ``a``; 2 (``"C"``) for its conjugate.
             trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
@@ -126,9 +124,9 @@ class Products(Routines[D]):
             ``out``, or a new buffer of shape (..., m, n). Empty sums are zeros.
 
         Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing, a ref
-                of another device, a compute type these dtypes do not have.
-            TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
+            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing, a ref of another
+                device, a compute type these dtypes do not have.
+            TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
             OutOfMemory: no room for the result.
@@ -157,12 +155,12 @@ class Products(Routines[D]):
             compute_type: as for ``gemm``.
 
         Returns:
-            ``out``, or a new buffer of shape (..., m, n); without m where ``a`` has one
-            dimension, without n where ``b`` has.
+            ``out``, or a new buffer of shape (..., m, n); without m where ``a`` has one dimension,
+            without n where ``b`` has.
 
         Raises:
             ValueError: shapes that do not fit, an argument without dimensions, aliasing.
-            TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
+            TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
@@ -504,7 +502,7 @@ class Products(Routines[D]):
 
 
 def _real(value: Number | GpuRef, like: GpuRef, name: str) -> Any:
-    """A scalar as a float, where the dtype is real; as it is otherwise."""
+    """Return a scalar as a float if the dtype is real, and unchanged if it is complex."""
     if like.dtype.kind == "c":
         return value
     return scalar(value, like.dtype, name)

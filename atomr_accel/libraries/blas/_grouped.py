@@ -51,10 +51,10 @@ class GroupedProducts(Routines[D]):
     ) -> Request[GpuRef]:
         """Each group of rows of ``a`` times a matrix of its own, in one call.
 
-        The rows of group ``g`` of the result are ``alpha * a[start:end] @ op(b[g]) + beta * out``
-        of these rows, where the groups lie one behind the other: a mixture of experts, whose tokens
-        are sorted by expert. Sizes are the program's. Where only the device knows them, pad the
-        groups to one size and take ``gemm`` of a batch.
+        The groups lie one after the other in ``a``. The rows of group ``g`` of the result are
+        ``alpha * a[start:end] @ op(b[g]) + beta * out[start:end]``. A mixture of experts is such a
+        product, with its tokens sorted by expert. The program must know the sizes. If only the
+        device knows them, pad the groups to one size and call ``gemm`` with a batch.
 
         Vendor functions: ``cublasGemmGroupedBatchedEx_64`` (cuBLAS 12.5);
         ``cublasGemmBatchedEx_64`` where all groups that have rows have as many. Dtypes are float16,
@@ -64,8 +64,8 @@ class GroupedProducts(Routines[D]):
             a: shape (m, k).
             b: shape (groups, k, n), or (groups, n, k) with ``trans_b``; same dtype as ``a``.
             sizes: how many rows each group has, none included; m in all.
-            out: where to put the result: shape (m, n), not sealed, no memory in common with
-                ``a`` or ``b``. Made if absent.
+            out: where to put the result: shape (m, n), not sealed, no memory in common with ``a``
+                or ``b``. Made if absent.
             alpha: scales the products.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans_b: use the transposes of ``b``; 2 (``"C"``) for their conjugates.

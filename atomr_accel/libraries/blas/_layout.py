@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def laid_out(ref: GpuRef, shape: tuple[int, ...], op: int, name: str) -> Laid:
-    """How the matrices of a view lie.
+    """Return the layout of the matrices of a view.
 
     Args:
         ref: the view.
-        shape: its shape, with an axis of one element before or behind where it has one axis only.
-        op: how to take them.
-        name: what to call it in errors.
+        shape: its shape; a vector's with an axis of one element added in front or at the back.
+        op: transposition of the matrices, 0, 1 or 2.
+        name: its name in errors.
 
     Raises:
-        NotContiguous: neither rows nor columns are without gaps, or something goes backwards.
+        NotContiguous: rows and columns both have gaps, or a stride is negative.
     """
     itemsize = ref.dtype.itemsize
     strides = tuple(stride // itemsize for stride in ref.strides)

@@ -164,22 +164,22 @@ class Level1(RowRoutines[D]):
     def rotg(
         self, a: GpuRef, b: GpuRef, *, c: GpuRef | None = None, s: GpuRef | None = None
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
-        """The rotation that makes a point ``(r, 0)`` of ``(a, b)``.
+        """Compute the rotation that turns the point ``(a, b)`` into ``(r, 0)``.
 
-        Vendor function: ``cublas<t>rotg_v2``. With ``c`` and ``s`` as they come, ``rot`` then
-        rotates vectors, and nothing leaves the device.
+        Vendor function: ``cublas<t>rotg_v2``. Pass ``c`` and ``s`` to ``rot`` to rotate vectors
+        without a transfer.
 
         Args:
             a: shape (), not sealed; becomes r.
-            b: the same, of the same dtype. Of real numbers it becomes z, from which both ``c`` and
-                ``s`` can be told: s where that is smaller than c, else 1 / c, and 1 where c is 0.
-                Of complex ones it is undefined afterwards.
+            b: shape (), the dtype of ``a``, not sealed. If real, it becomes z, from which both
+                ``c`` and ``s`` can be computed: s if that is smaller than c, 1 if c is 0, and 1 / c
+                otherwise. If complex, it is undefined afterwards.
             c: where to put the cosine: shape (), the real dtype. Made if absent.
             s: where to put the sine: shape (), the dtype of ``a``. Made if absent.
 
         Returns:
-            ``(a, b, c, s)``. ``c * a + s * b`` is r and ``c * b - conj(s) * a`` is 0, with what
-            ``a`` and ``b`` were.
+            ``(a, b, c, s)``. With the old values of ``a`` and ``b``, ``c * a + s * b`` is r and ``c
+            * b - conj(s) * a`` is 0.
 
         Raises:
             ValueError: shapes that are not (), arguments that share memory.
@@ -207,10 +207,10 @@ class Level1(RowRoutines[D]):
         Args:
             x: shape (>= n,), not sealed, two different buffers; float32 or float64.
             y: the same, of the same dtype.
-            param: what ``rotmg`` gives: shape (5,), same dtype. ``x, y = h11*x + h12*y,
-                h21*x + h22*y``, where ``param[1:]`` is ``[h11, h21, h12, h22]`` if ``param[0]`` is
-                -1; 0 means ones for h11 and h22, 1 means 1 for h12 and -1 for h21, and -2 leaves
-                the points as they are.
+            param: the result of ``rotmg``: shape (5,), same dtype. The rotation is ``x, y = h11*x +
+                h12*y, h21*x + h22*y``. If ``param[0]`` is -1, ``param[1:]`` is ``[h11, h21, h12,
+                h22]``. If it is 0, h11 and h22 are 1. If it is 1, h12 is 1 and h21 is -1. If it is
+                -2, the points do not change.
             n: how many elements; by default all.
             offx: where ``x`` begins.
             incx: steps in ``x``.

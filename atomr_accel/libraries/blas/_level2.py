@@ -117,9 +117,9 @@ class Level2(RowRoutines[D]):
     ) -> Request[GpuRef]:
         """Hermitian matrix times vector; as ``symv``, for complex64 and complex128.
 
-        The imaginary part of the diagonal is not read. Vendor function:
-        ``cublas<t>hemm_64`` with one column, because the conjugate that row-major order
-        asks for is none of ``hemv``'s options.
+        The imaginary part of the diagonal is not read. Vendor function: ``cublas<t>hemm_64`` with
+        one column, because row-major order needs the conjugate matrix, and ``hemv`` has no option
+        for it.
         """
         return self._routine("hemv", locals())
 
@@ -173,11 +173,11 @@ class Level2(RowRoutines[D]):
         offy: int = 0,
         incy: int = 1,
     ) -> Request[GpuRef]:
-        """As ``ger`` with the conjugate of ``y``: ``a += alpha * outer(x, conj(y))``.
+        """Add an outer product with a conjugate, in place: ``a += alpha * outer(x, conj(y))``.
 
-        Vendor function: ``cublasGemmStridedBatchedEx_64`` with an inner dimension of 1,
-        because in row-major order it is the other vector that ``gerc`` would conjugate.
-        Steps must be positive.
+        Vendor function: ``cublasGemmStridedBatchedEx_64`` with an inner dimension of 1, because in
+        row-major order ``gerc`` would conjugate the other vector. Steps must be positive. Arguments
+        and errors are those of ``ger``.
         """
         return self._routine("gerc", locals())
 
@@ -199,9 +199,9 @@ class Level2(RowRoutines[D]):
         Args:
             x: n elements.
             a: shape (n, n), same dtype, not sealed, no memory in common with the inputs. One
-                triangle is read and written; the other keeps what it holds. Zeros if absent.
+                triangle is read and written; the other does not change. Zeros if absent.
             alpha: the factor.
-            lower: the lower triangle is meant, not the upper one.
+            lower: use the lower triangle, not the upper one.
             offx: where ``x`` begins.
             incx: steps in ``x``.
 

@@ -83,15 +83,14 @@ class Level3(RowRoutines[D]):
         trans: Trans = 0,
         lower: bool = False,
     ) -> Request[GpuRef]:
-        """Product with its own transpose: ``alpha * a @ a.T + beta * out``.
+        """Product of a matrix with its own transpose: ``alpha * a @ a.T + beta * out``.
 
         Vendor function: ``cublas<t>syrk_64``.
 
         Args:
             a: shape (n, k), or (k, n) with ``trans``.
-            out: shape (n, n), same dtype, not sealed, no memory in common with ``a``. One
-                triangle is written; the other keeps what it holds, which is zeros where
-                ``out`` is made.
+            out: shape (n, n), same dtype, not sealed, no memory in common with ``a``. One triangle
+                is written; the other does not change, and is zeros if ``out`` is made.
             alpha: scales the product.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans: 1 (``"T"``) for ``a.T @ a``.
@@ -101,8 +100,8 @@ class Level3(RowRoutines[D]):
             ``out``.
 
         Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing;
-                ``trans="C"`` for complex types, for which there is ``herk``.
+            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing; ``trans="C"``
+                for complex types, for which there is ``herk``.
             TypeError: unequal or unsupported dtypes.
         """
         return self._routine("syrk", locals())
@@ -316,10 +315,10 @@ class Level3(RowRoutines[D]):
 
         Args:
             a: shape (m, n), or (n, m) with ``trans_a``.
-            b: shape (m, n), or (n, m) with ``trans_b``; same dtype. Absent, it counts as
-                zeros: ``geam(a, trans_a=1)`` transposes.
-            out: shape (m, n), same dtype, not sealed. It may be ``a`` or ``b`` where that
-                is taken as it is. Made if absent.
+            b: shape (m, n), or (n, m) with ``trans_b``; same dtype. Absent, it counts as zeros:
+                ``geam(a, trans_a=1)`` transposes.
+            out: shape (m, n), same dtype, not sealed. It may be ``a`` or ``b`` if that is not
+                transposed. Made if absent.
             alpha: scales ``a``; 0 ignores it, NaNs included.
             beta: scales ``b``; 0 ignores it, NaNs included.
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.

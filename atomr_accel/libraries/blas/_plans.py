@@ -1,4 +1,4 @@
-"""What matrix products come to: shapes, dtypes, and how the library is to be called."""
+"""Plans of matrix products: shapes, dtypes, and the form of the library call."""
 
 from __future__ import annotations
 

@@ -57,16 +57,16 @@ Given = dict[str, Any]
 
 
 class _Plan(NamedTuple):
-    """A call that was checked; it is kept for the shapes, dtypes and options of its arguments.
+    """A checked call, kept for the shapes, dtypes and options of its arguments.
 
     Attributes:
         dtype, sizes, steps: of the message.
-        starts: for each operand, how many bytes of its buffer come before its first element.
-        absent: positions, shapes and dtypes of what is to be made.
-        numbers: names of scalars, their dtypes, whether those are real, and their dtypes on the
+        starts: for each operand, the bytes of its buffer before its first element.
+        absent: positions, shapes and dtypes of the results to make.
+        numbers: names of scalars, their dtypes, True for a real one, and their dtypes on the
             device.
-        clear: whether what is made begins with zeros.
-        scratch: bytes.
+        clear: True if results begin with zeros.
+        scratch: bytes of scratch memory.
     """
 
     dtype: str
@@ -80,7 +80,7 @@ class _Plan(NamedTuple):
 
 
 class RowRoutines(Routines[D]):
-    """What the classes of levels 1 to 3 have in common."""
+    """Base of the classes of levels 1 to 3."""
 
     def __init__(self, device: Home) -> None:
         super().__init__(device)
@@ -223,23 +223,24 @@ _OPTIONS: Final[dict[str, Callable[[Any, str], int]]] = {
     "diag": diagonal,
     **dict.fromkeys(("trans", "trans_a", "trans_b"), operation),
 }
-"""How options are read."""
+"""The function that reads each option."""
 
 _USUAL: Final = {"lower": False}
-"""What options are where they are not 0 by default."""
+"""Defaults of options other than 0."""
 
 
 class _Route(NamedTuple):
-    """What a call of a row looks at first.
+    """The parts of a row that every call reads first.
 
     Attributes:
         row: the row.
         called: the name of its requests.
-        options: names of options, what they usually are, and how they are read.
+        options: names of options, their defaults, and the functions that read them.
         counts: names of the arguments that are whole numbers.
-        operands: names of operands, how they are checked, whether they are made where absent.
-        reads, writes: the positions of those that are read, and written.
-        rescaled: the position of what is read too, unless beta is 0.
+        operands: names of operands, the functions that check them, and True if an absent one is
+            made.
+        reads, writes: positions of the operands that the routine reads, and writes.
+        rescaled: position of the written operand that is also read unless beta is 0.
     """
 
     row: Row
@@ -281,7 +282,7 @@ def _require_apart(
     places: list[int],
     steps: tuple[int, ...],
 ) -> None:
-    """What is written shares no memory with the rest, except where it may be in place."""
+    """Require that written operands share no memory with others, except in place."""
     chosen = dict(zip(row.options, options, strict=True))
     refs = [given[operand.name] for operand in row.operands]
     written = [at for at in row.written if refs[at] is not None]
@@ -428,7 +429,7 @@ class _Sizes:
             self._says[size] = ("a", f"the number of {side} of op(a) ({shown}) is")
 
     def steps(self, operand: Operand) -> tuple[int, int]:
-        """Where a vector begins, and its increment."""
+        """Return the offset and the increment of a vector."""
         axis = operand.steps
         return (self._given[f"off{axis}"], self._given[f"inc{axis}"]) if axis else (0, 1)
 
@@ -455,7 +456,7 @@ class _Sizes:
             )
 
     def matrix(self, operand: Operand, ref: GpuRef) -> None:
-        """A matrix: of the shape that is known, as far as it is."""
+        """Read the shape of a matrix, and check it against the sizes found so far."""
         name = operand.name
         require_rank(ref, 2, name)
         names = self._names(operand)
@@ -502,7 +503,7 @@ class _Sizes:
                 self._says[size] = (name, f"the number of {side} of {of} is")
 
     def packed(self, operand: Operand, ref: GpuRef) -> None:
-        """A triangle, column by column: of so many columns as are known, or now they are."""
+        """Check a packed triangle, and derive its number of columns if that is not known."""
         name = operand.name
         require_rank(ref, 1, name)
         there = ref.shape[0]

@@ -61,12 +61,12 @@ _Wanted = tuple[bytes, bool, int | None]
 
 @dataclass(frozen=True, slots=True)
 class BlasLtStatistics:
-    """What BLASLt has learned about the products it was asked for.
+    """The plans and algorithms that BLASLt keeps.
 
     Attributes:
         plans: combinations of shapes, dtypes and options that were checked and are kept.
         algorithms: products whose algorithm is known.
-        tuned: those of them whose algorithm was found by trying.
+        tuned: products whose algorithm was found by timing.
         workspace: bytes of the workspaces that all products share.
     """
 
@@ -144,31 +144,31 @@ class BlasLt(Facade[D]):
         Vendor function: ``cublasLtMatmul``.
 
         ======================================== ==============================================
-        epilogue                                 what it does to x, the product
+        epilogue                                 effect on x, the product
         ======================================== ==============================================
         ``bias``                                 ``x + bias``
         ``relu``, ``relu_bias``                  ``max(x, 0)``
         ``gelu``, ``gelu_bias``                  GELU, by its tanh approximation
         ``relu_aux``, ``relu_aux_bias``          as ``relu``; ``aux`` is one bit for each x > 0
-        ``gelu_aux``, ``gelu_aux_bias``          as ``gelu``; ``aux`` is what GELU was taken of
+        ``gelu_aux``, ``gelu_aux_bias``          as ``gelu``; ``aux`` is the input of GELU
         ``drelu``, ``dgelu``                     ``x`` times the derivative, given ``aux``
         ``drelu_bgrad``, ``dgelu_bgrad``         the same, and its sum over the rows
         ``bgrada``, ``bgradb``                   ``x``; and the sum of op(a) or op(b) over k
         ======================================== ==============================================
 
-        Of NaN ``relu`` and ``gelu`` make NaN, and at infinities ``gelu`` gives its limits. On CUDA
-        the vendor's kernel decides: ``relu`` of NaN is NaN or 0, and its bit may be 1; ``gelu`` of
-        an infinity may be NaN.
+        NaN stays NaN with ``relu`` and ``gelu``, and at infinities ``gelu`` gives its limits. On
+        CUDA the vendor's kernel decides: ``relu`` of NaN is NaN or 0, and its bit may be 1;
+        ``gelu`` of an infinity may be NaN.
 
         Args:
             a: shape (..., m, k), or (..., k, m) with ``trans_a``.
-            b: shape (..., k, n), or (..., n, k) with ``trans_b``. Leading dimensions are
-                broadcast where one stride describes them. Views of ``a`` and ``b`` whose rows
-                or columns have no gaps are taken as they are; other views, those of
-                other arguments, and those of dtypes of one byte, are copied first.
-            out: where to put the result: shape (..., m, n), not sealed, no memory in
-                common with other arguments but ``c``. Made if absent.
-            c: what to add: shape (..., m, n); by default ``out``. For fp8 results it is
+            b: shape (..., k, n), or (..., n, k) with ``trans_b``. Leading dimensions are broadcast
+                if one stride describes them. Views of ``a`` and ``b`` whose rows or columns have no
+                gaps are read directly. Other views are copied first, as are views of other
+                arguments and of dtypes of one byte.
+            out: where to put the result: shape (..., m, n), not sealed, no memory in common with
+                other arguments but ``c``. Made if absent.
+            c: an array to add: shape (..., m, n); by default ``out``. For fp8 results it is
                 bfloat16 or float16.
             alpha: scales the product; or a buffer of shape (n,) with a factor for each column, of
                 the type of scalars (float32 for all narrower types).
@@ -177,39 +177,38 @@ class BlasLt(Facade[D]):
             trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
             dtype: the dtype of the result, see the class.
             compute_type: the vendor's, without ``CUBLAS_COMPUTE_``: for float32
-                ``"32F_FAST_TF32"``, ``"32F_FAST_16F"``, ``"32F_FAST_16BF"``; for float16
-                ``"16F"``; ``_PEDANTIC`` after any plain one.
+                ``"32F_FAST_TF32"``, ``"32F_FAST_16F"``, ``"32F_FAST_16BF"``; for float16 ``"16F"``;
+                ``_PEDANTIC`` after any plain one.
             epilogue: see above; with ``bias`` alone it is ``"bias"``.
             bias: shape (n,), or (..., n) with one for each product of a batch.
-            aux: what the epilogue of the forward pass returned; or a buffer for it.
-            scale_a: float32, for fp8: one number that ``a`` is multiplied by, or with
-                ``scale_b`` one for each row of op(a). Or in blocks: for fp4 (nvfp4)
-                float8_e4m3fn of shape (m, k/16), one for each 16 elements along k; for fp8
-                (mxfp8) uint8 of shape (m, k/32), exponents e that stand for ``2**(e - 127)``,
-                which are the bytes of ``ml_dtypes.float8_e8m0fnu``.
+            aux: the second result of the epilogue of the forward pass; or a buffer for it.
+            scale_a: float32, for fp8: one number that ``a`` is multiplied by, or with ``scale_b``
+                one for each row of op(a). Scales in blocks are also possible. For fp4 (nvfp4) they
+                are float8_e4m3fn of shape (m, k/16), one for each 16 elements along k. For fp8
+                (mxfp8) they are uint8 of shape (m, k/32): exponents e of ``2**(e - 127)``, the
+                bytes of ``ml_dtypes.float8_e8m0fnu``.
             scale_b: the same for ``b``: one number, one for each column of op(b), or in blocks
                 shape (n, k/16) or (n, k/32).
             scale_out: float32, one number: an fp8 result is multiplied by it at the end.
-            amax: also return the largest magnitude of an fp8 result before ``scale_out``,
-                a float32 of shape ().
+            amax: also return the largest magnitude of an fp8 result before ``scale_out``, a float32
+                of shape ().
             fast_accum: let fp8 accumulate less precisely, and faster.
-            layout_a: how to read ``a``, whatever its shape.
+            layout_a: how to read ``a``, regardless of its shape.
             layout_b: how to read ``b``.
-            layout_out: where in ``out`` the result goes.
-            autotune: the first time, run the best candidates on these operands and keep
-                the fastest; by default the vendor's own guess is taken.
-            algorithm: take the best one of this number, as ``algorithms`` tells them. In a
-                batch, one that a call outside of it has found before.
+            layout_out: how to write ``out``.
+            autotune: the first time, run the best candidates on these operands and keep the
+                fastest; by default the vendor's heuristic chooses.
+            algorithm: use the best one with this number, as ``algorithms`` lists them. In a batch,
+                it must be one that an earlier call outside of a batch found.
 
         Returns:
-            ``out``, or a new buffer. Epilogues with more results return a tuple:
-            ``(out, aux)``, or ``(out, bias gradient)``; ``amax`` comes last. A bias gradient
-            has shape (n,) where one ``b`` serves all products, and (..., n) otherwise; that
-            of ``bgrada`` has shape (..., m).
+            ``out``, or a new buffer. Epilogues with more results return a tuple: ``(out, aux)``, or
+            ``(out, bias gradient)``; ``amax`` comes last. A bias gradient has shape (n,) if one
+            ``b`` serves all products, and (..., n) otherwise; for ``bgrada`` it has shape (..., m).
 
         Raises:
             ValueError: shapes, layouts, alignment or options that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            TypeError: dtypes that do not fit, an argument that is not a GpuRef.
             Unsupported: the device, or the library, does not have this combination.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
@@ -294,7 +293,7 @@ class BlasLt(Facade[D]):
         return Request(LANE, "blaslt.algorithms", prepare)
 
     def statistics(self) -> BlasLtStatistics:
-        """A snapshot of what is kept."""
+        """Return the numbers of kept plans and algorithms, and the size of the workspaces."""
         tuned = sum(autotune for _, autotune, _ in self._choices)
         return BlasLtStatistics(
             plans=len(self._plans),

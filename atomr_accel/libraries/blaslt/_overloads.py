@@ -1,4 +1,4 @@
-"""What calls of ``matmul`` give, as its epilogue and ``amax`` tell."""
+"""Result types of ``matmul``, by its epilogue and ``amax``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Anything(_Product, total=False):
 
 
 class MatmulCall(Protocol[One_co, Two_co, Three_co, Some_co]):
-    """How ``matmul`` is called; see ``BlasLt.matmul``."""
+    """The signatures of ``matmul``; see ``BlasLt.matmul``."""
 
     @overload
     def __call__(

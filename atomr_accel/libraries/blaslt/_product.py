@@ -80,15 +80,15 @@ class Options(NamedTuple):
 
 @final
 class Product(msgspec.Struct, frozen=True, gc=False):
-    """A product that was checked, here and now.
+    """A product that was checked for this call.
 
     Attributes:
         operands: its buffers.
-        plan: how it is carried out.
+        plan: its plan.
         alpha, beta: the scalars as messages carry them.
-        added: what is added: c, or out.
-        adds: whether anything is.
-        reads: blocks of what it reads.
+        added: the array to add: c, or out.
+        adds: True if an array is added.
+        reads: blocks that it reads.
     """
 
     operands: Operands
@@ -108,14 +108,14 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         *,
         scratch: bool = False,
     ) -> Submission[Results]:
-        """Make outputs, and say what to send.
+        """Make outputs and the submission.
 
         Args:
             driver: makes them.
-            algorithm: what the lane recommended; empty to let it choose.
+            algorithm: the lane's recommendation; empty to let it choose.
             workspace_bytes: the memory that the algorithm gets.
-            workspaces: where it has that from.
-            scratch: write to buffers that nobody sees, whatever the arguments.
+            workspaces: the source of that memory.
+            scratch: write to buffers that are discarded, not to those of the caller.
         """
         a, b, _, side, scale_a, scale_b, scale_out, out, aux, factors = self.operands
         plan, added = self.plan, self.added
@@ -191,11 +191,11 @@ def check(
 
     Args:
         operands: the buffers.
-        options: what else there is.
-        alpha: scales the product; 1 where there is one for each column among the operands.
-        beta: scales what is added.
-        memory: where the buffers have to be.
-        plans: those of products that were checked before.
+        options: all other arguments.
+        alpha: scales the product; 1 if the operands include one for each column.
+        beta: scales the added array.
+        memory: the memory of the device, which must hold the buffers.
+        plans: plans of products that were checked before.
     """
     if options[:3] != _NO_LAYOUTS:
         _require_layouts(options)
@@ -240,10 +240,10 @@ def check(
 
 
 def _laid(operands: Operands, options: Options) -> Iterator[tuple[int, Laid]]:
-    """How views lie that are not contiguous; by their positions.
+    """Yield positions and layouts of views that are not contiguous.
 
     Raises:
-        NotContiguous: it takes a copy.
+        NotContiguous: a view that must be copied.
     """
     for name, op in (("a", options.trans_a), ("b", options.trans_b), ("out", 0)):
         ref: GpuRef | None = getattr(operands, name)
@@ -274,7 +274,7 @@ def _scale(value: Number, plan: Plan, name: str) -> Scalar:
 
 
 def _require_outputs(operands: Operands, plan: Plan, memory: MemoryMap) -> list[Block]:
-    """Check what the caller gave to be written; the blocks of what is only read."""
+    """Check the caller's output buffers, and return the blocks that are only read."""
     out, aux = operands.out, operands.aux
     written = []
     if out is not None:

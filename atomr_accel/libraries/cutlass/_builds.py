@@ -1,4 +1,4 @@
-"""What the program knows of kernels: which are ready, and which are fastest."""
+"""Kernels that are ready, and the fastest ones, as far as the program knows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _EXECUTORS: Final = {
 }
 LANE: Final = LaneSpec("cutlass", _EXECUTORS, max_streams=4)
 BUILDER: Final = LaneSpec("cutlass-builds", _EXECUTORS, hangs=False, blocks=True)
-"""Builds, which takes half a minute, while others run what is there."""
+"""The lane of builds. A build takes half a minute, while the other lane runs kernels that are
+ready."""
 
 _MOST: Final = 4096
 _UINT8: Final = DTYPES["uint8"]
@@ -38,10 +39,10 @@ class CutlassStatistics:
     """The kernels of a device.
 
     Attributes:
-        builds: what had to be compiled.
-        loaded: what was found on disk.
-        seconds: that the host has spent on both.
-        plans: products of some size that are ready.
+        builds: kernels that were compiled.
+        loaded: kernels that were found on disk.
+        seconds: time that the host spent on both.
+        plans: sizes of products that are ready.
     """
 
     builds: int
@@ -93,7 +94,10 @@ class Builds:
         return None
 
     def tuned(self, driver: Driver, wanted: bytes, sizes: Sizes) -> list[tuple[bytes, int]]:
-        """What was found fastest, if anything; in a batch, what is known to have been."""
+        """Return the kernels that were found fastest, or an empty list.
+
+        In a batch, only results that the program already has are returned.
+        """
         tuned = self._tuned
         known = tuned.get((wanted, sizes))
         driver.depends(lambda: tuned.get((wanted, sizes)) is known)
@@ -122,7 +126,7 @@ class Builds:
 
 
 def untraceable() -> None:
-    """What is called as a call is sent that cannot be traced: it needs what one batch has made."""
+    """Mark a call that cannot be traced, because its first batch makes parts that it needs."""
 
 
 def _building(key: Key, writes: tuple[Block, ...]) -> Request[tuple[str, float]]:

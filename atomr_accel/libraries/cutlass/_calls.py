@@ -1,4 +1,4 @@
-"""What products and convolutions are sent with."""
+"""Ways in which products and convolutions are submitted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a kernel was found to take.
+    """The time that a kernel took.
 
     Attributes:
         tile, cluster, schedule, swizzle: as ``matmul`` takes them.

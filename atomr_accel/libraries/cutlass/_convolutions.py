@@ -51,9 +51,9 @@ class Convolutions(Calls[D]):
     ) -> Request[GpuRef]:
         """Cross-correlation of images with filters: ``epilogue(alpha * conv + beta * c + bias)``.
 
-        An implicit product: one row for each position of the filter, with what all taps meet there.
-        TMA gathers those rows tile by tile (im2col), and nothing of them is ever in memory; all
-        else is that of ``matmul``.
+        The convolution runs as an implicit product, with one row of image elements for each
+        position of the filter. TMA gathers these rows tile by tile (im2col), without storing them
+        in memory. Everything else works as in ``matmul``.
 
         Args:
             x: images, (N, ..., C), with one to three dimensions of space; their channels have to be
@@ -61,7 +61,7 @@ class Convolutions(Calls[D]):
             w: filters, (K, ..., C), of the same dtype.
             out: where to put the result: (N, ..., K), not sealed, no memory in common with other
                 arguments but ``c``. Made if absent.
-            c: what to add, of the result's shape.
+            c: an array to add, of the result's shape.
             alpha: scales the convolution.
             beta: scales ``c``; 0 ignores it, NaNs included.
             bias: (K,), added to each channel.
@@ -69,15 +69,16 @@ class Convolutions(Calls[D]):
             padding: zeros around the image: a number; a number or a pair (before, after) for each
                 dimension; ``"same"`` (with stride 1) or ``"valid"``.
             dilation: steps between the taps of a filter.
-            groups: 1; there are no others.
-            layout: ``"NWC"``, ``"NHWC"`` or ``"NDHWC"``, as there are dimensions, or None for that.
+            groups: must be 1.
+            layout: ``"NWC"``, ``"NHWC"`` or ``"NDHWC"``, by the number of dimensions; None chooses
+                it.
             dtype: the dtype of the result, as for ``matmul``.
-            epilogue: what becomes of all that; an expression of ``accumulator``. Its rows are
+            epilogue: a function of the sum, as an expression of ``accumulator``. Its rows are
                 channels, (K,), and its columns positions, (N, ..., 1).
             fast_accum: let fp8 accumulate less precisely, and faster.
-            tile: positions, filters and channels of one tap, that a block of threads computes at a
-                time; as for ``matmul``, as all that follows.
-            cluster: blocks that share what they load.
+            tile: positions, filters and channels of one tap that a block of threads computes at a
+                time. This and all arguments below are as for ``matmul``.
+            cluster: blocks that share loaded tiles.
             schedule: how warps share the work.
             stages: tiles that are loaded ahead.
             swizzle: how many tiles follow each other along the shorter side.
@@ -87,10 +88,10 @@ class Convolutions(Calls[D]):
 
         Raises:
             ValueError: shapes, options, alignment, tiles or stages that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            Unsupported: channels that are not last, groups, a stride over 8; padding or filters
-                that reach further than TMA has bits for: 128 elements in two dimensions of space,
-                16 in three; devices that there are no kernels for.
+            TypeError: dtypes that do not fit, an argument that is not a GpuRef.
+            Unsupported: channels that are not last, groups, a stride over 8, or a device without
+                kernels. Also padding or filters that reach further than TMA can count. Its limits
+                are 128 elements in two dimensions of space, and 16 in three.
             CompileError, LibraryMissing, GpuRefStale, GpuRefSealed, OutOfMemory: as for ``matmul``.
         """
         given = read(
@@ -134,16 +135,16 @@ class Convolutions(Calls[D]):
         stages: int | Literal["auto"] = "auto",
         swizzle: int | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``conv`` by its images, where its stride is 1.
+        """The gradient of ``conv`` by its images, for a stride of 1.
 
-        The same kernels: what is gathered is ``grad``, and taps are taken from the last.
+        It runs the kernels of ``conv``, which gather ``grad`` and use the taps in reverse.
 
         Args:
             grad: the gradient by the result of ``conv``, (N, ..., K), float16 or bfloat16.
             w: the filters, (K, ..., C).
             shape: the shape of the images, (N, ..., C).
-            out: where to put the result; as for ``conv``, as all that follows.
-            c: what to add, of the result's shape.
+            out: where to put the result. This and all arguments below are as for ``conv``.
+            c: an array to add, of the result's shape.
             alpha: scales the gradient.
             beta: scales ``c``.
             stride: of the convolution; 1.
@@ -152,9 +153,9 @@ class Convolutions(Calls[D]):
             groups: 1.
             layout: channels last.
             dtype: the dtype of the result.
-            epilogue: what becomes of all that; its rows are the channels of images.
+            epilogue: a function of the sum; its rows are the channels of images.
             tile: positions, channels of images and filters of one tap.
-            cluster: blocks that share what they load.
+            cluster: blocks that share loaded tiles.
             schedule: how warps share the work.
             stages: tiles that are loaded ahead.
             swizzle: how many tiles follow each other along the shorter side.
@@ -163,8 +164,8 @@ class Convolutions(Calls[D]):
             The gradient, of ``shape``.
 
         Raises:
-            Unsupported: a stride other than 1, dtypes other than float16 and bfloat16, and what
-                ``conv`` refuses.
+            Unsupported: a stride other than 1, dtypes other than float16 and bfloat16, and anything
+                that ``conv`` refuses.
             ValueError, TypeError, CompileError, LibraryMissing: as for ``conv``.
             GpuRefStale, GpuRefSealed, OutOfMemory: as for ``conv``.
         """
@@ -212,16 +213,16 @@ class Convolutions(Calls[D]):
     ) -> Request[GpuRef]:
         """The gradient of ``conv`` by its filters.
 
-        A product for each tap: what is gathered are columns, and what is summed over are all
-        positions of all images. Blocks do not share a sum, so filters of few taps and channels
-        leave most of a device idle.
+        It runs a product for each tap, which gathers columns and sums over all positions of all
+        images. Blocks do not share a sum, so filters of few taps and channels leave most of a
+        device idle.
 
         Args:
             x: the images, (N, ..., C), float16 or bfloat16.
             grad: the gradient by the result of ``conv``, (N, ..., K).
             shape: the shape of the filters, (K, ..., C).
-            out: where to put the result; as for ``conv``, as all that follows.
-            c: what to add, of the result's shape: ``beta=1`` with ``out=c`` accumulates.
+            out: where to put the result. This and all arguments below are as for ``conv``.
+            c: an array to add, of the result's shape: ``beta=1`` with ``out=c`` accumulates.
             alpha: scales the gradient.
             beta: scales ``c``.
             stride: of the convolution.
@@ -230,10 +231,10 @@ class Convolutions(Calls[D]):
             groups: 1.
             layout: channels last.
             dtype: the dtype of the result.
-            epilogue: what becomes of all that; its rows are channels, (C,), its columns filters,
-                (K, 1, ...).
+            epilogue: a function of the sum; its rows are channels, (C,), its columns filters, (K,
+                1, ...).
             tile: filters, channels and positions.
-            cluster: blocks that share what they load.
+            cluster: blocks that share loaded tiles.
             schedule: how warps share the work.
             stages: tiles that are loaded ahead.
             swizzle: how many tiles follow each other along the shorter side.
@@ -242,7 +243,7 @@ class Convolutions(Calls[D]):
             The gradient, of ``shape``.
 
         Raises:
-            Unsupported: dtypes other than float16 and bfloat16, and what ``conv`` refuses.
+            Unsupported: dtypes other than float16 and bfloat16, and anything that ``conv`` refuses.
             ValueError, TypeError, CompileError, LibraryMissing: as for ``conv``.
             GpuRefStale, GpuRefSealed, OutOfMemory: as for ``conv``.
         """
@@ -290,9 +291,9 @@ class Convolutions(Calls[D]):
         """Find the fastest kernel for such a convolution, and keep it on disk, as ``tune``.
 
         Args:
-            x: as for ``conv``, as all up to ``fast_accum``.
+            x: the images. This and all arguments up to ``fast_accum`` are as for ``conv``.
             w: the filters.
-            c: what to add.
+            c: an array to add.
             alpha: scales the convolution.
             beta: scales ``c``.
             bias: added to each channel.
@@ -302,15 +303,15 @@ class Convolutions(Calls[D]):
             groups: 1.
             layout: channels last.
             dtype: of the result.
-            epilogue: what becomes of all that.
+            epilogue: a function of the sum.
             fast_accum: for fp8.
-            tiles: as for ``tune``, as all that follows.
-            clusters: blocks that share what they load.
+            tiles: tiles to try. This and all arguments below are as for ``tune``.
+            clusters: blocks that share loaded tiles.
             schedules: how warps share the work.
-            swizzles: for each of these.
+            swizzles: swizzles to try with each combination.
 
         Returns:
-            What was tried, the fastest first.
+            All kernels that were tried, the fastest first.
 
         Raises:
             ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``conv``.

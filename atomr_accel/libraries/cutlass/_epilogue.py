@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 READS: Final = ("float16", "bfloat16", "float32")
 """Dtypes of what epilogues read."""
 WRITES: Final = (*READS, "float8_e4m3fn", "float8_e5m2")
-"""Dtypes of what they write: the result, and ``store``."""
+"""Dtypes that kernels write, as the result and by ``store``."""
 
 _MOST_STEPS: Final = 64
 _LONGEST: Final = 200
@@ -28,16 +28,16 @@ Shape = tuple[int, ...]
 
 @final
 class Epilogue:
-    """A value for each element of a product: an expression, which nobody has computed yet.
+    """An expression with a value for each element of a product, computed by a later call.
 
-    ``device.cutlass.accumulator`` is the product itself, from which others are made: by ``+``,
-    ``-``, ``*`` and ``/`` with numbers, with buffers and with each other, and by the methods here.
-    All is computed in float32, while the product is in registers. A buffer is broadcast as in
-    NumPy: one of shape (n,) is added to each row, one of (m, 1) to each column, one of (m, n) to
-    all. Where ``a`` is a stack and ``b`` is not, all their rows are those of one product, and
-    (..., m, 1) stands for (m, 1).
+    ``device.cutlass.accumulator`` is the product itself. Others are made from it by ``+``, ``-``,
+    ``*`` and ``/`` with numbers, with buffers and with each other, and by the methods here. All
+    steps compute in float32, while the product is in registers. A buffer is broadcast as in NumPy:
+    one of shape (n,) is added to each row, one of (m, 1) to each column, one of (m, n) to all
+    elements. If ``a`` is a stack and ``b`` is not, all their rows belong to one product, and (...,
+    m, 1) stands for (m, 1).
 
-    It is kept like a value: ``matmul`` may be called with it again and again.
+    An expression is a value: ``matmul`` can be called with it any number of times.
     """
 
     __slots__ = ("_inputs", "_op", "_parts", "_ref", "_value")
@@ -59,7 +59,10 @@ class Epilogue:
         self._parts: tuple[object, tuple[GpuRef, ...]] | None = None
 
     def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
-        """What is left without buffers, and these: each step by the numbers of what it is of."""
+        """Split the expression into its steps without buffers, and its buffers.
+
+        Each step names its inputs by number.
+        """
         if self._parts is None:
             steps = self._steps()
             numbers = {id(step): number for number, step in enumerate(steps)}
@@ -76,7 +79,7 @@ class Epilogue:
         return self._parts
 
     def _joined(self, refs: Iterable[GpuRef]) -> Epilogue:
-        """The same with other buffers."""
+        """Return the same expression with other buffers."""
         given = iter(refs)
         made: dict[int, Epilogue] = {}
         for step in self._steps():
@@ -110,7 +113,7 @@ class Epilogue:
         )
 
     def _text(self) -> str:
-        """What is computed, as a program has it; long parts are left out."""
+        """Return the expression as Python source, with long parts left out."""
         texts: dict[int, str] = {}
         for step in self._steps():
             text = step._text_of([texts[id(each)] for each in step._inputs])
@@ -168,7 +171,7 @@ class Epilogue:
         return _binary("minimum", self, other)
 
     def relu(self) -> Epilogue:
-        """0 for what is less than 0."""
+        """The value, or 0 if the value is less than 0."""
         return Epilogue("relu", (self,))
 
     def gelu(self) -> Epilogue:
@@ -230,10 +233,10 @@ def _ref(ref: object, name: str) -> GpuRef:
 
 
 def term(value: object) -> Epilogue:
-    """What takes part in expressions.
+    """Convert a value to an expression.
 
     Raises:
-        TypeError: it does not.
+        TypeError: the value cannot take part in expressions.
     """
     if isinstance(value, Epilogue):
         return value
@@ -252,13 +255,13 @@ def _binary(op: str, one: Epilogue | GpuRef | float, other: Epilogue | GpuRef | 
 
 
 class Lowered(NamedTuple):
-    """An epilogue in terms of slots.
+    """An epilogue whose buffers and numbers are slots.
 
     Attributes:
-        node: what is compiled.
+        node: the expression to compile.
         numbers: the call's numbers, by slot.
         buffers: its buffers, by slot.
-        written: slots of those that are written.
+        written: slots of the buffers that are written.
         source: the buffer of (m, n) that the kernel fetches ahead, if there is one.
     """
 
@@ -270,13 +273,13 @@ class Lowered(NamedTuple):
 
 
 def lower(epilogue: Epilogue, shape: Shape, rows: Shape, column: Shape) -> Lowered:
-    """An epilogue, for a result of some shape.
+    """Lower an epilogue for a result of some shape.
 
     Args:
-        epilogue: what is computed.
+        epilogue: the expression.
         shape: of the result.
-        rows: the axes of it that are rows of a product.
-        column: the shape of what has a number for each of those.
+        rows: the part of it that is rows of a product.
+        column: the shape of a buffer with a number for each row.
 
     Raises:
         TypeError: dtypes that do not fit.

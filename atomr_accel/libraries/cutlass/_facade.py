@@ -76,7 +76,8 @@ class Cutlass(Convolutions[D]):
     ) -> Request[GpuRef]:
         """Matrix product: ``epilogue(alpha * op(a) @ op(b) + beta * c + bias)``.
 
-        CUTLASS's ``GemmUniversal`` with ``CollectiveBuilder`` and visitor trees (``Sm90EVT``).
+        It runs CUTLASS's ``GemmUniversal`` with ``CollectiveBuilder`` and visitor trees
+        (``Sm90EVT``).
 
         Args:
             a: shape (..., m, k), or (..., k, m) with ``trans_a``.
@@ -84,20 +85,21 @@ class Cutlass(Convolutions[D]):
                 products of an ``a`` that is not transposed.
             out: where to put the result: shape (..., m, n), not sealed, no memory in common with
                 other arguments but ``c``. Made if absent.
-            c: what to add, of the result's shape.
+            c: an array to add, of the result's shape.
             alpha: scales the product.
             beta: scales ``c``; 0 ignores it, NaNs included.
             trans_a: use the transpose of ``a``.
             trans_b: use the transpose of ``b``.
             dtype: the dtype of the result, see the class.
             bias: shape (n,), added to each row.
-            epilogue: what becomes of all that; an expression of ``accumulator``.
+            epilogue: a function of the sum, as an expression of ``accumulator``.
             fast_accum: let fp8 accumulate less precisely, and faster.
-            tile: rows, columns and depth of what a block of threads computes at a time. By default
-                what ``tune`` has found for such products, or else what mostly does well.
-            cluster: blocks along m, n and 1 that share what they load; with ``tile`` only.
-            schedule: ``"cooperative"``: two groups of warps compute one tile; ``"pingpong"``: a
-                tile each, in turn. With ``tile`` only.
+            tile: rows, columns and depth of the part that a block of threads computes at a time. By
+                default the tile that ``tune`` found for such products, or else one that is usually
+                fast.
+            cluster: blocks along m, n and 1 that share loaded tiles; with ``tile`` only.
+            schedule: with ``"cooperative"``, two groups of warps compute one tile; with
+                ``"pingpong"``, a tile each, in alternation. With ``tile`` only.
             stages: tiles that are loaded ahead, by default as many as fit; with ``tile`` only.
             swizzle: how many tiles follow each other along the shorter side: 1, 2, 4 or 8; with
                 ``tile`` only.
@@ -107,8 +109,8 @@ class Cutlass(Convolutions[D]):
 
         Raises:
             ValueError: shapes, alignment, tiles, clusters or stages that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
-            Unsupported: on the device there are no such kernels.
+            TypeError: dtypes that do not fit, an argument that is not a GpuRef.
+            Unsupported: the device has no such kernels.
             CompileError: CUTLASS has no such kernel, for a reason that is not known here.
             LibraryMissing: NVRTC or headers of CUTLASS are not installed.
             GpuRefStale: of an older generation, or freed.
@@ -151,23 +153,24 @@ class Cutlass(Convolutions[D]):
     ) -> Request[GpuRef]:
         """Each group of rows of ``a`` times a matrix of its own, by one kernel.
 
-        The rows of group ``g`` of the result are ``epilogue(alpha * a[start:end] @ op(b[g]))``,
-        where the groups lie one behind the other: a mixture of experts, whose tokens are sorted by
-        expert. CUTLASS's grouped ``GemmUniversal``.
+        The groups lie one after the other in ``a``. The rows of group ``g`` of the result are
+        ``epilogue(alpha * a[start:end] @ op(b[g]))``. A mixture of experts is such a product, with
+        its tokens sorted by expert. It runs CUTLASS's grouped ``GemmUniversal``.
 
         Args:
             a: shape (m, k).
             b: shape (groups, k, n), or (groups, n, k) with ``trans_b``.
-            sizes: how many rows each group has, none included; m in all.
+            sizes: the number of rows of each group, which may be 0; m in all.
             out: where to put the result: shape (m, n), not sealed, no memory in common with ``a``
                 or ``b``. Made if absent.
             alpha: scales the products.
             trans_b: use the transposes of ``b``.
             dtype: the dtype of the result, see the class.
             epilogue: as for ``matmul``, of numbers and functions only.
-            fast_accum: as for ``matmul``, as all that follows.
-            tile: what a block of threads computes at a time.
-            cluster: blocks that share what they load.
+            fast_accum: let fp8 accumulate less precisely, and faster. This and all arguments below
+                are as for ``matmul``.
+            tile: the part that a block of threads computes at a time.
+            cluster: blocks that share loaded tiles.
             schedule: how warps share the work.
             stages: tiles that are loaded ahead.
 
@@ -236,31 +239,32 @@ class Cutlass(Convolutions[D]):
     ) -> Request[list[Tuned]]:
         """Find the fastest kernel for such a product, and keep it on disk.
 
-        All combinations that a kernel can have are compiled, which takes half a minute each if they
-        are not on disk, and timed on these operands; results go where nobody sees them. From then
-        on ``matmul`` without ``tile`` takes the fastest for products of these sizes, dtypes and
-        epilogue, in other programs, too. ``statistics`` tells how many are compiled already.
+        All combinations that a kernel can have are compiled and timed on these operands; the
+        results are discarded. Compiling a kernel takes half a minute if it is not on disk.
+        Afterwards ``matmul`` without ``tile`` uses the fastest kernel for products of these sizes,
+        dtypes and epilogue, in other programs too. ``statistics`` shows how many kernels are
+        compiled.
 
         Args:
-            a: as for ``matmul``, as all up to ``fast_accum``.
+            a: one operand. This and all arguments up to ``fast_accum`` are as for ``matmul``.
             b: the other operand.
-            c: what to add.
+            c: an array to add.
             alpha: scales the product.
             beta: scales ``c``.
             trans_a: use the transpose of ``a``.
             trans_b: use the transpose of ``b``.
             dtype: of the result.
             bias: added to each row.
-            epilogue: what becomes of all that.
+            epilogue: a function of the sum.
             fast_accum: for fp8.
-            tiles: which to try; by default 64 or 128 rows with 128 or 256 columns, and 256 with
+            tiles: tiles to try; by default 64 or 128 rows with 128 or 256 columns, and 256 with
                 128, all 128 bytes deep.
-            clusters: by default (1, 1, 1), (2, 1, 1) and (1, 2, 1).
-            schedules: by default both.
-            swizzles: for each of these.
+            clusters: clusters to try; by default (1, 1, 1), (2, 1, 1) and (1, 2, 1).
+            schedules: schedules to try; by default both.
+            swizzles: swizzles to try with each combination.
 
         Returns:
-            What was tried, the fastest first.
+            All kernels that were tried, the fastest first.
 
         Raises:
             ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``matmul``.

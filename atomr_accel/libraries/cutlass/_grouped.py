@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from .wire._spec import Spec
 
 _PROCESSORS: Final = 1
-"""Of a device that tells of none, which needs no tensor maps."""
+"""Multiprocessors of a device that reports none, and so needs no tensor maps."""
 
 
 class Groups(NamedTuple):
-    """Grouped products that were checked, here and now.
+    """Grouped products that were checked for this call.
 
     Attributes:
-        spec: what they are, by no tiles yet.
-        sizes: 0, n, k, and how many have rows.
+        spec: their description, without tiles.
+        sizes: 0, n, k, and the number of products that have rows.
         shape: of the result.
-        rows: of those that have any.
-        places: of each: elements before its a, its b and its result.
+        rows: of the products that have any.
+        places: for each product, elements before its a, its b and its result.
         numbers: the epilogue's.
         reads: blocks of a and b.
         processors: multiprocessors of the device.
@@ -63,7 +63,7 @@ class Groups(NamedTuple):
         return table_parts(len(self.rows), self.processors)[-1]
 
     def message(self, spec: bytes, swizzle: int, out: GpuRef, table: Block) -> Grouped:
-        """What is sent."""
+        """Return the message."""
         kinds = self.spec.a, self.spec.b, self.spec.out
         blocks = (*self.reads, out._block)
         a, b, result = (

@@ -20,11 +20,11 @@ Shape = tuple[int, ...]
 
 
 class Movement(NamedTuple):
-    """How a filter moves over images, as the program tells it; and what is computed of that.
+    """The movement of a filter over images, and the result to compute from it.
 
-    The operands are images and filters for the convolution; the gradient by its result and filters
-    for that by images, whose shape is told; the gradient and images for that by filters, whose
-    shape is told.
+    The operands depend on the result: for the convolution they are images and filters. For the
+    gradient by images they are the gradient by the result, and filters. For the gradient by filters
+    they are the gradient by the result, and images. The caller gives the shape of a gradient.
 
     Attributes:
         stride, padding, dilation, groups, layout: as for ``Cutlass.conv``.
@@ -42,7 +42,7 @@ class Movement(NamedTuple):
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the program calls the operands."""
+        """The names that the program uses for the operands."""
         if self.filters is not None:
             return "grad", "x"
         return "x" if self.images is None else "grad", "w"

@@ -1,4 +1,4 @@
-"""One product: its arguments, their checks, and what is sent."""
+"""One product: its arguments, their checks, and its message."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ _DEFAULTS: Final = {
 """The dtype of the result, by that of a."""
 
 _SWIZZLE: Final = 4
-"""Mostly the fastest for tiles as wide as high; CUTLASS takes less where there are few tiles."""
+"""The swizzle that is usually fastest for square tiles; CUTLASS reduces it if there are few tiles.
+"""
 
 ROW_BYTES: Final = 16
 """Rows begin at multiples of this: TMA takes no others."""
@@ -65,17 +66,17 @@ _PROCESSORS: Final = 132
 """Multiprocessors of the devices that kernels are for."""
 
 _NARROW: Final = 0.93
-"""How fast tiles of 128 x 128 are beside those of 128 x 256, with as much to do."""
+"""Speed of tiles of 128 x 128 relative to those of 128 x 256, for the same amount of work."""
 
 _CAPABILITY: Final = (9, 0)
 """The devices that kernels are for: they have wgmma, which no other has."""
 
 
 class Choice(NamedTuple):
-    """How a product is computed, as far as the program says.
+    """The program's choice of a kernel for a product.
 
     Attributes:
-        tile, cluster, schedule: as in ``Spec``; None for what is fastest.
+        tile, cluster, schedule: as in ``Spec``; None for the fastest.
         stages: 0 for as many as fit.
         swizzle: as in ``Matmul``.
     """
@@ -88,12 +89,12 @@ class Choice(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product that was checked, here and now.
+    """A product that was checked for this call.
 
     Attributes:
         a, b: the operands.
-        spec: what it is, by the tiles of the program's choice or by none.
-        sizes: m, n, k and how many.
+        spec: its description, with the program's choice of tiles or without tiles.
+        sizes: m, n, k and the number of products.
         shape: of the result.
         lowered: the epilogue.
         out: the caller's result, if there is one.
@@ -112,11 +113,11 @@ class Product(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the result."""
+        """The dtype of the result."""
         return DTYPES[self.spec.out]
 
     def message(self, spec: bytes, swizzle: int, out: GpuRef, buffers: Sequence[GpuRef]) -> Matmul:
-        """What is sent."""
+        """Return the message."""
         source = self.lowered.source
         return Matmul(
             spec,
@@ -131,7 +132,7 @@ class Product(NamedTuple):
         )
 
     def scratch(self, driver: Driver) -> tuple[GpuRef, list[GpuRef]]:
-        """Buffers that nobody sees, in the place of what a call writes."""
+        """Make buffers whose contents are discarded, for everything that a call writes."""
         out = driver.output(self.shape, self.dtype)
         buffers = [
             driver.output(ref.shape, ref.dtype) if slot in self.lowered.written else ref
@@ -141,7 +142,7 @@ class Product(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """Those of ``Cutlass.matmul`` that say what is computed; and how filters move, if they do."""
+    """Arguments of ``Cutlass.matmul`` that define the result, and the movement of filters."""
 
     a: GpuRef
     b: GpuRef
@@ -159,7 +160,7 @@ class Arguments(NamedTuple):
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the program calls a and b."""
+        """The names that the program uses for a and b."""
         return ("a", "b") if self.movement is None else self.movement.names
 
 
@@ -211,11 +212,11 @@ def read_choice(
     stages: int | str,
     swizzle: int | None,
 ) -> Choice:
-    """What the program says of how.
+    """Read the options that choose a kernel.
 
     Raises:
-        TypeError: not of these types.
-        ValueError: no tile, cluster, schedule or number of stages that there could be.
+        TypeError: arguments of other types.
+        ValueError: an impossible tile, cluster, schedule or number of stages.
     """
     if schedule not in (*SCHEDULES, "auto"):
         raise ValueError(f"schedule must be 'auto', 'cooperative' or 'pingpong', not {schedule!r}")
@@ -309,10 +310,10 @@ def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
 
 
 def spec_of(given: Arguments, dtype: str, lowered: Lowered) -> Spec:
-    """What a product is, by no tiles yet.
+    """Return the description of a product, without tiles.
 
     Raises:
-        TypeError: there is no way from its sums to this dtype.
+        TypeError: sums of a dtype that cannot be converted to this one.
     """
     if dtype == "int32" and lowered.node.op != ACCUMULATOR:
         raise TypeError("sums of int8 with an epilogue are float32: give a dtype for the result")
@@ -393,7 +394,7 @@ def _sizes(given: Arguments) -> tuple[Sizes, tuple[int, ...]]:
 
 
 def _rows(given: Arguments, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What stands for m in the shape of a result, and the shape of a number for each of these."""
+    """Return the rows' part of a result's shape, and the shape of a number for each row."""
     if given.movement is None:  # of a stack with one b, which is one product, all rows
         rows = shape[:-1] if len(given.b.shape) == 2 else shape[-2:-1]
     elif given.movement.filters is None:  # positions, whatever their axes
@@ -462,16 +463,16 @@ def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
 
 
 def _wide(spec: Spec, m: int, n: int) -> bool:
-    """Whether wide tiles do best: of 16-bit types, where narrow ones would not gain more.
+    """Return True if wide tiles are fastest: for 16-bit types, unless narrow ones keep more busy.
 
-    Multiprocessors take tiles in rounds, and in the last one some have nothing to do.
+    Multiprocessors take tiles in rounds, and in the last round some have nothing to do.
     """
     sizes = {DTYPES[spec.a].itemsize, DTYPES[spec.out].itemsize}
     return sizes == {2} and _busy(m, n, 256) >= _NARROW * _busy(m, n, 128)
 
 
 def _busy(m: int, n: int, columns: int) -> float:
-    """How much of what all multiprocessors do in their rounds is for the result."""
+    """Return the part of the multiprocessors' work in all rounds that is for the result."""
     tiles = -(-m // 128) * -(-n // columns)
     rounds = max(1, -(-tiles // _PROCESSORS))
     return m * n / (rounds * _PROCESSORS * 128 * columns)

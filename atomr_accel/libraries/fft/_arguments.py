@@ -1,4 +1,4 @@
-"""What a call of ``device.fft`` means, checked as NumPy checks it, in the caller."""
+"""Checks of the arguments of ``device.fft``, made in the caller as NumPy makes them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """What the transforms of one kind have in common.
+    """The properties that transforms of one kind share.
 
     Attributes:
         kind: see ``Spec``.
-        inverse: whether it is one: norms scale those and the others the other way round.
+        inverse: True for inverse transforms, for which norms have the opposite scale.
         conjugate: see ``Spec``.
     """
 
@@ -89,7 +89,7 @@ def resolve(
     aligned: tuple[bool, bool] = (True, True),
     hooks: tuple[Hook | None, Hook | None] = (None, None),
 ) -> Call:
-    """The transform that a call asks for.
+    """Return the transform that a call requests.
 
     Args:
         name: of the method, for messages.
@@ -99,15 +99,15 @@ def resolve(
         axes: normalised, each once.
         sizes: of the transform along each of them.
         norm: as in NumPy.
-        half: whether to compute in the input's half precision.
-        aligned: whether input and output begin where any complex number could.
-        hooks: what is called for each element that is loaded, and stored.
+        half: compute in the input's half precision.
+        aligned: True for input, and for output, that is aligned for complex numbers.
+        hooks: callbacks for each element that is loaded, and stored.
 
     Raises:
         ValueError: a size below one, an unknown norm.
         TypeError: a dtype that cannot be transformed.
-        Unsupported: half precision with a size that is no power of two, or hooks that nothing
-            could call.
+        Unsupported: half precision with a size that is not a power of two, or hooks that cuFFT
+            cannot call.
     """
     kind, inverse, conjugate = FAMILIES[family]
     source, precision = _types(name, kind, dtype, half=half)
@@ -170,10 +170,10 @@ def _types(name: str, kind: str, dtype: np.dtype[Any], *, half: bool) -> tuple[s
 
 
 def norm_of(norm: object) -> str:
-    """How to scale, by its name.
+    """Return the name of a norm.
 
     Raises:
-        ValueError: there is no such way.
+        ValueError: an unknown norm.
     """
     if norm is None:
         return "backward"
@@ -207,10 +207,10 @@ def one_axis(
 
 
 def axis_of(axis: int, ndim: int) -> int:
-    """Which axis that is of so many.
+    """Return an axis as a number from 0 to ``ndim - 1``.
 
     Raises:
-        AxisError: there is no such axis.
+        AxisError: an axis that does not exist.
     """
     if not -ndim <= axis < ndim:
         raise np.exceptions.AxisError(axis, ndim)
@@ -218,11 +218,11 @@ def axis_of(axis: int, ndim: int) -> int:
 
 
 def size_of(n: Any, name: str) -> int:
-    """How many points somebody asks for.
+    """Return a number of points.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: no axis is that long.
+        TypeError: not a whole number.
+        ValueError: more points than an axis can have.
     """
     return whole(n, name, most=LARGEST)
 
@@ -277,10 +277,10 @@ def several_axes(
 def stages(
     family: str, axes: tuple[int, ...], sizes: tuple[int, ...]
 ) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """What to do one after the other: one transform, unless an axis repeats.
+    """Return the transforms to run in order: one, unless an axis repeats.
 
-    NumPy transforms a repeated axis as often as it is named, from the last one to the
-    first; the real axis of an inverse comes last there.
+    NumPy transforms a repeated axis once for each time it is named, from the last one to the first.
+    The real axis of an inverse is the last one there.
     """
     if len(set(axes)) == len(axes):
         return [(family, axes, sizes)]

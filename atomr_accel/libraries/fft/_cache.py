@@ -62,12 +62,12 @@ class FftStatistics:
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """A plan as the program knows it.
+    """The program's record of a plan.
 
     Attributes:
-        number: its name in the host: that of the transform, whoever has asked for the plan. A
-            host may have some from when it was a standby.
-        epoch: the generation whose host has told ``work``.
+        number: its number in the host, one for each transform. A host may have plans from its time
+            as a standby.
+        epoch: the generation whose host reported ``work``.
         work: bytes of work area it needs.
     """
 
@@ -92,15 +92,15 @@ class Found(NamedTuple):
 
 @final
 class PlanCache:
-    """Plans by what they are for (an encoded ``Spec``), the last used ones last.
+    """Plans by their encoded ``Spec``, the most recently used ones last.
 
-    Batches and recordings share it. They get no answers before they end, so a plan that is new
-    there brings a work area of its own. Each of them has its plans made once more, if they are
-    there already this does nothing: a recording must not make plans while it is replayed.
+    Batches and recordings share it. They get no answers before they end, so a plan that is new in
+    one of them has its own work area. Each of them sends a message that makes its plans, which has
+    no effect if the host has them: a recording must not make plans while it is replayed.
 
-    A plan is kept from the moment when something that needs it is submitted. Nothing is awaited
-    between a look into the cache and that moment, so the host has no plan that is not kept
-    here, except those whose end it is told of.
+    A plan is kept from the moment when an op that needs it is submitted. Lookup and submission
+    happen without an await between them. The host therefore has no other plans than the cache,
+    except those that it is about to drop.
 
     Attributes:
         workspaces: the work areas.
@@ -116,7 +116,7 @@ class PlanCache:
 
     @property
     def limit(self) -> int:
-        """How many plans are kept."""
+        """The number of plans that are kept at most."""
         return self._limit
 
     @limit.setter
@@ -164,7 +164,7 @@ class PlanCache:
         return Submission(message, (), (), sent=partial(self._keep, spec, plan))
 
     def _still(self, spec: bytes, plan: Plan, epoch: Epoch | None) -> bool:
-        """Whether a plan is known as it was, for another transform by it, which is noted."""
+        """Return True if a plan and its epoch have not changed, and count a use of the plan."""
         there = self._plans.get(spec) is plan and plan.epoch is epoch
         if there:
             self._hit(spec, plan)
@@ -198,12 +198,12 @@ class PlanCache:
     def all_used(self, used: Sequence[Callable[[], None]], transforms: int) -> None:
         """Note the transforms of one call, which are about to be submitted in a row.
 
-        None of their plans makes room for another one's: it would be dropped before the transform
-        that makes the host have it again. So one call may keep more plans than the limit.
+        A new plan does not evict another plan of the same call, which would be dropped before its
+        transform uses it. One call may therefore keep more plans than the limit.
 
         Args:
-            used: what is to be noted of those whose plans are new.
-            transforms: how many there are.
+            used: functions that note transforms whose plans are new.
+            transforms: the number of transforms.
         """
         limit, self._limit = self._limit, len(self._plans) + len(used)
         try:

@@ -1,4 +1,4 @@
-"""Functions of programs that transforms call for what they load and store."""
+"""Callbacks: functions of programs that transforms call when they load and store elements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .wire._messages import Spec
 
     Twin = Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], np.ndarray[Any, Any]]
-    """What stands for a callback on the CPU: of elements and their offsets it makes elements."""
+    """A function that replaces a callback on the CPU. It takes elements and their offsets, and
+    returns elements."""
 
 
 @final
@@ -81,10 +82,10 @@ _WANTED: Final = (
 
 
 def require_one_piece(spec: Spec) -> None:
-    """Nothing but cuFFT touches the elements of a transform with callbacks.
+    """Require that cuFFT alone reads and writes the elements of a transform.
 
     Raises:
-        Unsupported: kernels of this package would, which do not call them.
+        Unsupported: kernels of this package would take part, which call no callbacks.
     """
     steps = plan(spec).steps
     ffts = [step for step in steps if isinstance(step, Fft)]

@@ -41,22 +41,22 @@ class Convolutions(FftPart[D]):
     ) -> Request[GpuRef]:
         """Convolve two arrays by one transform of each; as ``scipy.signal.fftconvolve``.
 
-        Vendor function: ``cufftXtExec``, real to complex and back, or complex to complex if one
-        of the arrays is complex.
+        Vendor function: ``cufftXtExec``, real to complex and back, or complex to complex if one of
+        the arrays is complex.
 
         Args:
             in1: any shape.
             in2: as many dimensions. Axes that are not convolved broadcast.
-            mode: ``"full"`` for all of it, ``"same"`` for its middle, of ``in1``'s size along the
-                axes, or ``"valid"`` for what does not depend on zeros around the arrays; one of
-                them must be at least as large as the other then, along every axis but those of a
-                single element.
+            mode: ``"full"`` for the whole result, or ``"same"`` for its middle, of ``in1``'s size
+                along the axes. ``"valid"`` keeps the part that does not depend on zeros around the
+                arrays. One array must then be at least as large as the other along every axis,
+                except axes of a single element.
             axes: which axes; by default all.
             out: where to put the result; it shares no memory with the others.
 
         Returns:
-            float32 or float64, or complex64 or complex128 if one of the arrays is complex. Of an
-            array without elements, shape (0,), whatever the mode.
+            float32 or float64, or complex64 or complex128 if one of the arrays is complex. If an
+            array has no elements, the result has shape (0,) in every mode.
         """
 
         def build(steps: FftSteps) -> GpuRef:
@@ -76,11 +76,11 @@ class Convolutions(FftPart[D]):
     ) -> Request[GpuRef]:
         """Convolve two arrays by transforms of parts; as ``scipy.signal.oaconvolve``.
 
-        The longer array is cut into parts along each axis, and what their convolutions overlap is
-        added. That takes less time and memory than ``fftconvolve`` where one is much longer.
+        The longer array is cut into parts along each axis, and the overlaps of their convolutions
+        are added. That takes less time and memory than ``fftconvolve`` if one array is much longer.
         Arguments and result are those of ``fftconvolve``.
 
-        Vendor function: ``cufftXtExec``, many of a size.
+        Vendor function: ``cufftXtExec``, many transforms of one size.
         """
 
         def build(steps: FftSteps) -> GpuRef:
@@ -101,17 +101,16 @@ class Convolutions(FftPart[D]):
     ) -> Request[GpuRef]:
         """The spectrum at points of a spiral in the complex plane; as ``scipy.signal.czt``.
 
-        At the points ``a * w ** -k``, k from 0 to ``m - 1``, by Bluestein's algorithm.
+        The points are ``a * w ** -k``, k from 0 to ``m - 1``. It uses Bluestein's algorithm.
 
         Vendor function: ``cufftXtExec``, complex to complex, three times.
 
         Args:
             x: any shape but 0-d.
             m: how many points; by default as many as ``x`` has along the axis.
-            w: the ratio of a point to the next one; by default they go once around the unit
-                circle. Squares of indices are multiplied with its angle, so with 2**20 points
-                an angle that is given loses some 40 of its bits at the far end, and the default,
-                which is exact, none.
+            w: the ratio of a point to the next one; by default the points go once around the unit
+                circle. The default is exact. Otherwise squares of indices are multiplied with its
+                angle, which loses some 40 of its bits at the far end of 2**20 points.
             a: the first point, not zero.
             axis: which axis.
             out: where to put the result; it shares no memory with ``x``.
@@ -175,8 +174,8 @@ class _Pair(NamedTuple):
 
     Attributes:
         first, second: the arrays, of one dtype.
-        axes: what is convolved; along these neither has a single element.
-        start, shape: where the part that is wanted begins in all of it, and its shape.
+        axes: the axes to convolve; along these neither array has a single element.
+        start, shape: the first index of the wanted part in the whole result, and its shape.
     """
 
     first: GpuRef
@@ -194,10 +193,10 @@ def _pair(
     mode: str,
     axes: int | Sequence[int] | None,
 ) -> _Pair:
-    """What is to be convolved.
+    """Check two arrays and the part of their convolution to compute.
 
     Raises:
-        TypeError: what is no array, or has a dtype that is not transformed.
+        TypeError: an argument that is not an array, or has a dtype that is not transformed.
         ValueError: shapes that do not fit each other, or an axis that is named twice.
     """
     first, second = steps.ref(in1, "in1"), steps.ref(in2, "in2")
@@ -273,7 +272,7 @@ def _convolved(
 
 
 def _cut(one: int, two: int, *, blocks: bool) -> tuple[int, int]:
-    """How far parts of the longer array are apart, and the size of their transforms."""
+    """Return the distance between parts of the longer array, and the size of their transforms."""
     longer, shorter = max(one, two), min(one, two)
     whole_ = fast_size(longer + shorter - 1)
     if not blocks:
@@ -361,7 +360,7 @@ def _spiral(steps: FftSteps, x: GpuRef, y: GpuRef, ratio: complex | None, first:
 
 
 def _chirp(k: Operand, m: int, ratio: complex | None) -> Operand:
-    """``w ** (k * k / 2)``, complex128; for a walk around the unit circle if there is no ratio."""
+    """Return ``w ** (k * k / 2)``, complex128; without a ratio, w goes around the unit circle."""
     if ratio is None:
         # Whole turns are taken away while the numbers are whole.
         half_turns = cast((k * k) % (2 * m), DTYPES["float64"])

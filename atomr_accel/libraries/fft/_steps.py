@@ -37,7 +37,7 @@ FLOAT64: Final = DTYPES["float64"]
 
 
 class Known(NamedTuple):
-    """What all copies of a facade have for their steps.
+    """The facades that make steps, shared by all copies of a facade.
 
     Attributes:
         fft: makes requests for transforms.
@@ -93,7 +93,7 @@ class FftSteps(Steps):
         return made
 
     def resized(self, x: GpuRef, sizes: tuple[int, ...]) -> GpuRef:
-        """The same with another size: cropped, and padded with zeros, at the ends of its axes."""
+        """Return the same array cropped, or padded with zeros, at the ends of its axes."""
         if x.shape == sizes:
             return x
         kept = tuple(slice(min(pair)) for pair in zip(x.shape, sizes, strict=True))
@@ -107,7 +107,7 @@ class FftSteps(Steps):
 
 
 class FftPart(Facade[D]):
-    """What the parts of ``device.fft`` that make steps have in common."""
+    """Base of the parts of ``device.fft`` that make steps."""
 
     _known: Known
 

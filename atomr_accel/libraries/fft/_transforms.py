@@ -46,7 +46,7 @@ _LAST_TWO: Final = (-2, -1)
 
 
 class Transforms(Facade[D]):
-    """What ``numpy.fft`` has, and Hermitian transforms of several axes."""
+    """Transforms of ``numpy.fft``, and Hermitian transforms of several axes."""
 
     _calls: Recent[tuple[Any, ...], tuple[Call, ...]]
     _plans: PlanCache
@@ -77,8 +77,8 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result, or ``a`` itself.
             half: compute float16 or bfloat16 as such.
-            load: what cuFFT calls for each element that it reads, see ``callback``.
-            store: what it calls for each that it writes.
+            load: a callback for each element that cuFFT reads, see ``callback``.
+            store: a callback for each element that it writes.
 
         Returns:
             Complex, of ``a``'s shape with ``n`` in place of the axis.
@@ -134,12 +134,12 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
-            load: what cuFFT calls for each element that it reads, see ``callback``.
-            store: what it calls for each that it writes.
+            load: a callback for each element that cuFFT reads, see ``callback``.
+            store: a callback for each element that it writes.
 
         Returns:
-            Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are
-            not negative.
+            Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are not
+            negative.
         """
         return self._transform(
             "rfft", "rfft", a, n, axis, norm, out, half=half, load=load, store=store
@@ -160,20 +160,20 @@ class Transforms(Facade[D]):
     ) -> Request[GpuRef]:
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
 
-        Imaginary parts where a real array's spectrum has none are ignored.
+        Imaginary parts that are 0 in the spectrum of a real array are ignored.
 
         Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
 
         Args:
             a: real or complex, any shape but 0-d.
-            n: points of the result; by default ``2 * (m - 1)`` for m elements along the
-                axis. ``n // 2 + 1`` of them are used.
+            n: points of the result; by default ``2 * (m - 1)`` for m elements along the axis. ``n
+                // 2 + 1`` of them are used.
             axis: which axis.
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
-            load: what cuFFT calls for each element that it reads, see ``callback``.
-            store: what it calls for each that it writes.
+            load: a callback for each element that cuFFT reads, see ``callback``.
+            store: a callback for each element that it writes.
 
         Returns:
             Real, with ``n`` elements along the axis.
@@ -305,8 +305,7 @@ class Transforms(Facade[D]):
     ) -> Request[GpuRef]:
         """Transform along several axes; as ``numpy.fft.fftn``.
 
-        Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at
-        once.
+        Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at once.
 
         Args:
             a: any shape but 0-d, real or complex.
@@ -315,8 +314,8 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result, or ``a`` itself.
             half: compute float16 or bfloat16 as such.
-            load: what cuFFT calls for each element that it reads, see ``callback``.
-            store: what it calls for each that it writes.
+            load: a callback for each element that cuFFT reads, see ``callback``.
+            store: a callback for each element that it writes.
 
         Returns:
             Complex, of ``a``'s shape with ``s`` in place of the axes.
@@ -363,8 +362,8 @@ class Transforms(Facade[D]):
     ) -> Request[GpuRef]:
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
 
-        Vendor function: ``cufftXtExec``, real to complex, and complex to complex for what
-        one plan does not cover.
+        Vendor function: ``cufftXtExec``, real to complex, and complex to complex for axes that one
+        plan does not cover.
 
         Args:
             a: real, any shape but 0-d.
@@ -373,8 +372,8 @@ class Transforms(Facade[D]):
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
-            load: what cuFFT calls for each element that it reads, see ``callback``.
-            store: what it calls for each that it writes.
+            load: a callback for each element that cuFFT reads, see ``callback``.
+            store: a callback for each element that it writes.
 
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
@@ -402,14 +401,14 @@ class Transforms(Facade[D]):
 
         Args:
             a: real or complex, any shape but 0-d.
-            s: points of the result along each axis; by default all there are, and
-                ``2 * (m - 1)`` along the last of the axes, which has m elements.
+            s: points of the result along each axis; by default all there are, and ``2 * (m - 1)``
+                along the last of the axes, which has m elements.
             axes: which axes, the real one last.
             norm: how to scale.
             out: where to put the result.
             half: compute float16 or bfloat16 as such.
-            load: what cuFFT calls for each element that it reads, see ``callback``.
-            store: what it calls for each that it writes.
+            load: a callback for each element that cuFFT reads, see ``callback``.
+            store: a callback for each element that it writes.
 
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.
@@ -678,7 +677,7 @@ def _require_output(
 
 
 def _aligned(ref: GpuRef) -> bool:
-    """Whether a buffer begins where a complex number could; a view of real ones may not."""
+    """Return True if a buffer is aligned for complex numbers; a view of real ones may not be."""
     offset = ref._block.offset
     if not offset:
         return True

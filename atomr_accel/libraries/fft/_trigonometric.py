@@ -57,12 +57,12 @@ class Trigonometric(FftPart[D]):
             norm: how to scale: ``"backward"`` not at all, ``"forward"`` by 1 / 2N and ``"ortho"``
                 by the root of that, where N is ``n``; for type 1, ``n - 1``.
             out: where to put the result; it shares no memory with ``x``.
-            orthogonalize: whether the first number of types 1 to 3, and the last one of type 1,
-                are scaled so that rows of the transform's matrix are orthogonal and of one
-                length; by default with ``norm="ortho"``.
+            orthogonalize: scale some numbers so that rows of the transform's matrix are orthogonal
+                and of one length; by default with ``norm="ortho"``. These are the first number of
+                types 1 to 3, and the last one of type 1.
 
         Returns:
-            Of ``x``'s shape with ``n`` in place of the axis.
+            An array of ``x``'s shape with ``n`` in place of the axis.
         """
         return self._one("dct", x, type, n, axis, norm, out, orthogonalize)
 
@@ -95,9 +95,8 @@ class Trigonometric(FftPart[D]):
     ) -> Request[GpuRef]:
         """The sine transform along one axis; as ``scipy.fft.dst``.
 
-        Arguments and result are those of ``dct``, but that N is ``n + 1`` for type 1, which takes
-        a single point too, and that it is the last number that ``orthogonalize`` scales, of types
-        2 and 3.
+        Arguments and result are those of ``dct``, with two differences. For type 1, N is ``n + 1``,
+        and a single point is allowed. ``orthogonalize`` scales the last number of types 2 and 3.
 
         Vendor function: ``cufftXtExec``, as for ``dct``.
         """
@@ -268,12 +267,12 @@ def _transformed(
 
 
 def _direct(dtype: np.dtype[Any], out: GpuRef) -> bool:
-    """Whether a result is put into a buffer as it is."""
+    """Return True if a result can be written to a buffer without conversion."""
     return out.dtype is dtype and out.contiguous
 
 
 def _lane(x: object, out: object) -> LaneSpec:
-    """What ends with a transform is on its lane, and what ends with a copy on that of arrays."""
+    """Return the lane of the last step: a transform's own, or that of arrays for a copy."""
     if not isinstance(out, GpuRef) or not isinstance(x, Operand) or x.dtype.name not in PRECISION:
         return LANE
     return LANE if _direct(computed_in("", x.dtype), out) else array.LANE
@@ -309,10 +308,10 @@ def _along(
 def _sizes(
     shape: tuple[int, ...], s: int | Sequence[int] | None, axes: int | Sequence[int] | None
 ) -> dict[int, int]:
-    """How many points there are along each axis that is transformed.
+    """Return the number of points along each transformed axis.
 
     Raises:
-        AxisError: there is no such axis.
+        AxisError: an axis that does not exist.
         ValueError: an axis that is named twice, or another number of sizes than of axes.
     """
     points = None if s is None else several_of(s if isinstance(s, Iterable) else (s,), "s")

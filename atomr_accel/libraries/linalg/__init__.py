@@ -1,1 +1,1 @@
-"""cuSOLVER: factorizations of matrices, and what is solved with them."""
+"""cuSOLVER: factorizations of matrices, and solutions with them."""

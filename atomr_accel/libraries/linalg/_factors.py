@@ -66,11 +66,11 @@ class Factors(LinalgPart[D]):
             a: shape (..., m, n).
 
         Returns:
-            ``(lu, piv)``: both factors in one matrix, without the ones of ``l``; and for each row
-            the one it was exchanged with, int32 from 0 on. A matrix that is singular has a zero on
-            the diagonal, and is no error. Rows of complex matrices may be exchanged otherwise than
-            by SciPy: LAPACK takes ``|re| + |im|`` for the size of a pivot, and routines of vendors
-            may take the modulus. Both make up the same matrix, as exactly.
+            ``(lu, piv)``: both factors in one matrix, without the ones of ``l``; and the row that
+            each row was exchanged with, int32 from 0 on. A singular matrix has a zero on the
+            diagonal, and does not raise. Complex matrices may have other pivots than with SciPy:
+            LAPACK takes ``|re| + |im|`` as the size of a pivot, and the vendor's routines may take
+            the modulus. The factors reproduce the matrix equally well.
 
         Raises:
             LinAlgError: fewer than two dimensions.

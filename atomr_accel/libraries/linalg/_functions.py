@@ -225,11 +225,12 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
         Args:
             a: shape (..., m, m).
-            n: how often; negative for powers of the inverse.
+            n: the exponent; negative for powers of the inverse.
 
         Raises:
-            LinAlgError: a matrix is singular and n negative, once that is known; or not square.
-            TypeError: n is no integer, or a dtype that is not solved in.
+            LinAlgError: n is negative and a matrix is singular, once that is known; or matrices are
+                not square.
+            TypeError: n is not an integer, or an unsupported dtype.
         """
         exponent = whole(n, "n")
 
@@ -319,7 +320,7 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
 
 def _squarings(a: Operand) -> Any:
-    """How often the exponential of a matrix is squared, by its 1-norm; shape (..., 1, 1)."""
+    """Return how often the exponential of a matrix is squared, by its 1-norm; shape (..., 1, 1)."""
     size: Any = abs(a)
     norms = size.sum(-2, keepdims=True).max(-1, keepdims=True)
     wanted = ufunc("maximum", ufunc("ceil", ufunc("log2", norms / _THETA)), 0)

@@ -1,4 +1,4 @@
-"""What calls of ``qr`` give, as its mode tells."""
+"""Result types of ``qr``, by its mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Mode = Literal["reduced", "complete", "r", "raw"]
 
 
 class QR(NamedTuple):
-    """What ``qr`` gives.
+    """The result of ``qr``.
 
     Attributes:
         Q: orthonormal columns; with mode "raw" the reflectors, as ``numpy.linalg.qr`` has them.
@@ -42,7 +42,7 @@ class QR(NamedTuple):
 
 
 class QrCall(Protocol[One_co, Both_co]):
-    """How ``qr`` is called; see ``Linalg.qr``."""
+    """The signatures of ``qr``; see ``Linalg.qr``."""
 
     @overload
     def __call__(self, a: Operand, mode: Literal["r"]) -> One_co: ...

@@ -1,8 +1,8 @@
-"""What goes around a polar decomposition, which gives singular values faster than QR iterations.
+"""Scaling for polar decompositions, which give singular values faster than QR iterations.
 
-It begins with a norm, of which numbers that are very large, or very small, would leave nothing; and
-it may not come to an end with numbers that are none. So it gets matrices whose largest element is
-near one, and identities in the place of those that have no such multiple.
+A polar decomposition begins with a norm, which overflows or underflows for very large or very small
+numbers. With infinities or NaN its iteration may not end. It therefore gets matrices whose largest
+element is near one, and identities for matrices that cannot be scaled so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._steps import LinalgSteps
 
 _FARTHEST: Final = {"float32": 120, "float64": 1000}
-"""How far exponents are moved at most: no multiple is infinite, and squares are numbers."""
+"""Largest change of exponents: no scaled number is infinite, and squares stay normal."""
 
 
 class Scaled(NamedTuple):
@@ -34,12 +34,12 @@ class Scaled(NamedTuple):
     largest: GpuRef
 
     def values(self, s: GpuRef) -> Operand:
-        """The singular values of what was given, by those of ``matrices``."""
+        """Return the singular values of the original matrices, from those of ``matrices``."""
         largest = self.largest.reshape(self.largest.shape[:-1])
         return where(largest > 0, s / _power_of(largest), constant(0, s.dtype))
 
     def told(self, info: GpuRef) -> Operand:
-        """What is to be said of what was given."""
+        """Return LAPACK's info for the original matrices."""
         largest = self.largest.reshape(info.shape)
         return where(ufunc("isfinite", largest), info, constant(NOT_FINITE, INT32))
 

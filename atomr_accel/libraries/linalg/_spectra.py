@@ -1,4 +1,4 @@
-"""Singular values and eigenvalues, and what is made of them."""
+"""Singular values and eigenvalues, and functions that use them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _POWER_ITERATIONS: Final = 2
 
 
 class SVD(NamedTuple):
-    """What ``svd`` gives: ``a = U @ diag(S) @ Vh``.
+    """The result of ``svd``: ``a = U @ diag(S) @ Vh``.
 
     Attributes:
         U: orthonormal columns.
@@ -54,7 +54,7 @@ class SVD(NamedTuple):
 
 
 class Eigen(NamedTuple):
-    """What ``eig`` and ``eigh`` give.
+    """The result of ``eig`` and ``eigh``.
 
     Attributes:
         eigenvalues: of ``eigh`` in ascending order.
@@ -66,7 +66,7 @@ class Eigen(NamedTuple):
 
 
 class LstSq(NamedTuple):
-    """What ``lstsq`` gives.
+    """The result of ``lstsq``.
 
     Attributes:
         x: the solutions.
@@ -82,7 +82,7 @@ class LstSq(NamedTuple):
 
 
 class Polar(NamedTuple):
-    """What ``polar`` gives.
+    """The result of ``polar``.
 
     Attributes:
         u: orthonormal.
@@ -108,27 +108,28 @@ class Spectra(LinalgPart[D]):
         """Singular value decompositions; as ``numpy.linalg.svd``.
 
         Vendor functions: ``cusolverDnXgesvd`` (QR iterations), ``cusolverDnXgesvdp`` (a polar
-        decomposition; where a singular value is too near to zero for that, ``Xgesvd`` again),
-        ``cusolverDn<t>gesvdj`` and ``gesvdjBatched`` (Jacobi's method; in float32 it gives some
-        4 digits of large matrices), ``cusolverDnXgesvdr`` (randomised),
-        ``cusolverDn<t>gesvdaStridedBatched`` (approximate, for tall matrices). LAPACK's ``gesdd``
-        stands for all of them on the CPU.
+        decomposition), ``cusolverDn<t>gesvdj`` and ``gesvdjBatched`` (Jacobi's method),
+        ``cusolverDnXgesvdr`` (randomised), ``cusolverDn<t>gesvdaStridedBatched`` (approximate, for
+        tall matrices). If a singular value is too near to zero for ``gesvdp``, ``gesvd`` runs
+        again. In float32, ``gesvdj`` gives some 4 digits of large matrices. The CPU runs LAPACK's
+        ``gesdd`` for all drivers.
 
         Args:
             a: shape (..., m, n).
-            full_matrices: give square U and Vh; else of the smaller size, as with ``k``.
-            driver: how to compute. By default "gesvdj" for stacks of matrices up to 32 by 32,
-                else "gesvd", and "gesvdp" from 128 rows and columns on, unless U or Vh would
-                have to be filled up.
+            full_matrices: return square U and Vh; otherwise of the smaller size, as with ``k``.
+            driver: how to compute. By default "gesvdj" for stacks of matrices up to 32 by 32, else
+                "gesvd", and "gesvdp" from 128 rows and columns on, unless U or Vh would have to be
+                completed.
             k: how many of the largest singular values, for "gesvdr" and "gesvda", which need it.
 
         Returns:
-            ``U``, ``S``, ``Vh``. NaN where it did not converge.
+            ``U``, ``S``, ``Vh``. NaN for matrices that did not converge.
 
         Raises:
             LinAlgError: it did not converge, once that is known; or fewer than two dimensions.
-            ValueError: an unknown driver; ``k`` without one that takes it, or out of range.
-            TypeError: ``k`` is no whole number, or a dtype that is not solved in.
+            ValueError: an unknown driver; ``k`` with a driver that does not take it, or out of
+                range.
+            TypeError: ``k`` is not a whole number, or an unsupported dtype.
         """
         largest = None if k is None else whole(k, "k")
 
@@ -168,7 +169,7 @@ class Spectra(LinalgPart[D]):
         driver: str | None = None,
         k: int | None = None,
     ) -> SVD:
-        """The solver gets what is tall: the matrices, or their transposes."""
+        """Return the decompositions; the solver gets tall matrices, transposed if needed."""
         least = min(stack.m, stack.n)
         name = _driver_of(stack, driver, k, full=full)
         if not least:
@@ -224,7 +225,7 @@ class Spectra(LinalgPart[D]):
 
     @staticmethod
     def _nothing(steps: LinalgSteps, stack: Stack, *, full: bool) -> SVD:
-        """That of matrices without rows, or without columns."""
+        """Return the decompositions of matrices without rows, or without columns."""
         if full:
             u, vh = steps.eye(stack, stack.m), steps.eye(stack, stack.n)
         else:
@@ -270,21 +271,21 @@ class Spectra(LinalgPart[D]):
             a: shape (..., n, n), of which one triangle is read.
             b: positive definite, of the same shape: solve ``a @ v = w * b @ v``.
             UPLO: which triangle.
-            type: what is solved with ``b``: 1 that, 2 ``a @ b @ v = w * v``, or
-                3 ``b @ a @ v = w * v``.
-            subset_by_index: the first and the last eigenvalue that are wanted, counted from 0; not
-                with ``b``.
+            type: the problem to solve with ``b``: 1 as above, 2 ``a @ b @ v = w * v``, or 3 ``b @ a
+                @ v = w * v``.
+            subset_by_index: the first and the last wanted eigenvalue, counted from 0; not with
+                ``b``.
             driver: how to compute. By default "evj" for stacks of matrices up to 32 by 32, "evx"
                 for a subset, else "evd"; not with ``b``.
 
         Returns:
-            ``(eigenvalues, eigenvectors)``, ascending. NaN where it did not converge.
+            ``(eigenvalues, eigenvectors)``, ascending. NaN for matrices that did not converge.
 
         Raises:
             LinAlgError: it did not converge, or ``b`` is not positive definite, once that is known;
                 or matrices that are not square.
             ValueError: options or shapes that do not fit.
-            TypeError: a dtype that is not solved in.
+            TypeError: an unsupported dtype.
         """
 
         def build(steps: LinalgSteps) -> Eigen:
@@ -528,20 +529,20 @@ class Spectra(LinalgPart[D]):
         tol: float | None = None,
         hermitian: bool = False,
     ) -> Request[GpuRef]:
-        """How many singular values are not zero; as ``numpy.linalg.matrix_rank``.
+        """Count the singular values that are not zero; as ``numpy.linalg.matrix_rank``.
 
         Args:
-            A: shape (..., m, n). A vector is of rank 1, or 0 if there are only zeros in it.
-            tol: one number: those up to this count as zero; by default the largest one times
-                ``max(m, n)`` times the dtype's eps.
-            hermitian: the matrices are, so that ``eigvalsh`` will do for ``svdvals``.
+            A: shape (..., m, n). A vector has rank 1, or 0 if all elements are zero.
+            tol: one number: singular values up to it count as zero; by default the largest one
+                times ``max(m, n)`` times the dtype's eps.
+            hermitian: the matrices are Hermitian, so ``eigvalsh`` replaces ``svdvals``.
 
         Returns:
             Shape (...), int64.
 
         Raises:
             LinAlgError: it did not converge, once that is known.
-            TypeError: a dtype that is not solved in.
+            TypeError: an unsupported dtype.
         """
         small = None if tol is None else _threshold(tol, "tol")
 
@@ -603,7 +604,7 @@ class Spectra(LinalgPart[D]):
 
 
 def _driver_of(stack: Stack, driver: str | None, k: int | None, *, full: bool = False) -> str:
-    """How to compute singular values."""
+    """Return the driver that computes singular values."""
     largest, least = max(stack.m, stack.n), min(stack.m, stack.n)
     small = stack.batch > 1 and largest <= BATCHED["gesvdj"]
     polar = least >= _LEAST_POLAR and (largest == least or not full)
@@ -639,10 +640,10 @@ def _eigh_driver(
 
 
 def rcond_of(stack: Stack, rcond: float | None) -> float:
-    """The ratio to the largest singular value up to which one counts as zero.
+    """Return the ratio to the largest singular value up to which others count as zero.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is NaN.
     """
     given = None if rcond is None else _threshold(rcond, "rcond")

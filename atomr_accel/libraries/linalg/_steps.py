@@ -1,9 +1,9 @@
-"""The steps of a call: problems for the solver, products, and what expressions compute around them.
+"""The steps of a call: problems for the solver, products, and expressions around them.
 
-Vendors are column-major, and their routines overwrite what they get. So a problem is put on a copy,
-for which there are two ways: of the matrix, which the routine sees transposed, or of its transpose,
-which the routine sees as the matrix. Most problems have an answer in terms of the transpose, so
-that nothing more moves; the other way costs no more than the copy does anyway.
+Vendors are column-major, and their routines overwrite their arguments. A problem therefore runs on
+a copy. The copy holds either the matrix, which the routine sees transposed, or its transpose, which
+the routine sees as the matrix. Most problems can be solved with the transpose, so that no other
+data moves. Otherwise the copy itself transposes, which takes no extra time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ LANE: Final = LaneSpec(
     max_streams=4,
     blocks=True,
 )
-"""Some of its routines look at what is on the device before they return, so it has a thread."""
+"""The solver's lane. It has its own thread, because some routines read results of the device before
+they return."""
 
 _SOLVED: Final = Joining(
     LANE,
@@ -55,7 +56,7 @@ _SOLVED: Final = Joining(
     LAUNCHED.kinds | {Compute, Require},
     ComputeAll,
 )
-"""What is computed around a problem goes where the problem does, with it."""
+"""Problems and the expressions around them, which go to the lane of the problem in one message."""
 
 INT32: Final = DTYPES["int32"]
 INT64: Final = DTYPES["int64"]
@@ -87,16 +88,16 @@ class Stack(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the matrices."""
+        """The dtype of the matrices."""
         return self.ref.dtype
 
 
 class Known(NamedTuple):
-    """What the facade keeps for its calls, shared by all its copies.
+    """The state of the facade, shared by all its copies.
 
     Attributes:
         blas: makes requests for products.
-        work: bytes of workspace by problem, with the generation whose host has told them.
+        work: bytes of workspace by problem, with the generation whose host reported them.
         workspaces: the workspaces.
     """
 
@@ -165,16 +166,16 @@ class LinalgSteps(Steps):
         reads: int = 0,
         failure: str = "",
     ) -> GpuRef:
-        """Have the solver execute a routine.
+        """Submit a routine of the solver.
 
         Args:
-            routine: which.
-            stack: the matrices that it is about.
-            sizes: m, n, k as the routine has them.
+            routine: its name.
+            stack: its matrices.
+            sizes: m, n, k in the routine's order.
             buffers: column-major stacks and vectors, C-contiguous.
             options: of the routine.
-            reads: how many of the buffers, from the first one on, are only read.
-            failure: what is wrong where LAPACK's info is not 0; empty: nothing.
+            reads: the number of buffers, from the first one on, that are only read.
+            failure: the error message if LAPACK's info is not 0; empty if that is not an error.
 
         Returns:
             LAPACK's info: int32, of the shape of the leading dimensions.
@@ -217,7 +218,7 @@ class LinalgSteps(Steps):
         return made
 
     def _work(self, problem: Problem) -> int:
-        """Bytes of workspace that a problem takes; 0 where that is not known yet, as in a batch."""
+        """Return the bytes of workspace of a problem, or 0 if they are unknown, as in a batch."""
         epoch = self.driver.memory.epoch
         known = self._known.work.get(problem)
         if known is not None and known[0] is epoch:
@@ -232,7 +233,7 @@ class LinalgSteps(Steps):
         return answer
 
     def whole(self, info: GpuRef, x: Operand) -> Operand:
-        """What a routine gave, with NaN in the place of what it gave for matrices that failed."""
+        """Return the result of a routine, with NaN for matrices that failed."""
         extra = len(x.shape) - len(info.shape)
         failed = info.reshape(*info.shape, *([1] * extra)) != 0
         return where(failed, constant(np.nan, x.dtype), x)
@@ -250,7 +251,7 @@ class LinalgSteps(Steps):
 
 
 class LinalgPart(ArrayPart[D]):
-    """What the parts of ``device.linalg`` have in common."""
+    """Base of the parts of ``device.linalg``."""
 
     def __init__(self, device: Home, cub: Cub[Any], blas: Blas[Any]) -> None:
         super().__init__(device, cub)

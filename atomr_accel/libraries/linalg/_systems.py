@@ -58,23 +58,23 @@ class Systems(LinalgPart[D]):
         """The x of ``a @ x = b``; as ``numpy.linalg.solve``.
 
         Vendor functions: ``cusolverDnXgetrf`` and ``cusolverDnXgetrs``, for stacks of matrices up
-        to 128 by 128 ``cublas<t>getrfBatched`` and ``cublas<t>getrsBatched``; up to 32 by 32 it
-        is a kernel of our own. With ``refine`` ``cusolverDn<t1><t2>gesv``.
+        to 128 by 128 ``cublas<t>getrfBatched`` and ``cublas<t>getrsBatched``; up to 32 by 32 it is
+        a kernel of our own. With ``refine`` ``cusolverDn<t1><t2>gesv``.
 
         Args:
             a: shape (..., n, n).
             b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
-            refine: factorize in a lower precision, and refine what comes of it to the full
-                one: "float32" for double precision only, "tfloat32", "bfloat16" or "float16" for
-                any. The CPU computes in full precision.
+            refine: factorize in a lower precision, and refine the solution to full precision:
+                "float32" for double precision only, "tfloat32", "bfloat16" or "float16" for any.
+                The CPU computes in full precision.
 
         Returns:
-            Of b's shape, broadcast. NaN for matrices that are singular.
+            An array of b's shape, broadcast. NaN for singular matrices.
 
         Raises:
             LinAlgError: a matrix is singular, once that is known; wrong shapes are NumPy's own
                 error, at once.
-            TypeError: a dtype that is not solved in.
+            TypeError: an unsupported dtype.
             ValueError: shapes that do not fit; a precision that is not lower.
         """
 
@@ -186,8 +186,8 @@ class Systems(LinalgPart[D]):
     ) -> None:
         """Solve in place.
 
-        The solver sees ``x.T @ op(a).T = b.T``, and of ``a`` the transpose: so ``trans`` stays as
-        it is, and the triangle is the other one.
+        The solver sees ``x.T @ op(a).T = b.T``, and ``a`` transposed. ``trans`` therefore does not
+        change, and the triangle is the other one.
         """
         matrices = steps.contiguous(stack.ref)
         sizes = (stack.n, x.shape[-1])
@@ -270,9 +270,10 @@ class Systems(LinalgPart[D]):
     def _counted(
         self, steps: LinalgSteps, stack: Stack, sizes: tuple[int, ...], piv: GpuRef
     ) -> tuple[GpuRef, GpuRef]:
-        """What is wrong with pivots, and those for the solver, which reads wherever they point to.
+        """Return the number of invalid pivots, and pivots that are safe for the solver.
 
-        It counts from one. In the place of rows that are not there it gets such as are.
+        The solver does not check pivots, and counts rows from one. Invalid pivots are replaced by
+        valid ones.
         """
         whole = (*stack.lead, stack.n)
         rows = cast(piv.broadcast_to(whole), INT64)
@@ -312,16 +313,16 @@ class Systems(LinalgPart[D]):
 
     @staticmethod
     def _pivots(routine: str, stack: Stack) -> np.dtype[np.int32] | np.dtype[np.int64]:
-        """What the solver counts exchanged rows in."""
+        """Return the dtype in which the solver stores pivots."""
         problem = Problem(routine, stack.dtype.name, stack.batch, (stack.m, stack.n))
         return INT32 if problem.batched else INT64
 
 
 def turned_by(trans: Trans) -> int:
-    """0, 1 or 2.
+    """Return an option ``trans`` as 0, 1 or 2.
 
     Raises:
-        ValueError: it is nothing of the kind.
+        ValueError: an unknown value.
     """
     try:
         return _TRANS[trans]

@@ -45,10 +45,10 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def indptr(self) -> GpuRef:
-        """Where each row, or column, begins in ``indices``.
+        """The start of each row, or column, in ``indices``.
 
         Raises:
-            AttributeError: it is ``coo``.
+            AttributeError: the format is ``coo``.
         """
         if self.format == "coo":
             raise AttributeError("a coo matrix has row and col, and no indptr")
@@ -93,7 +93,7 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nnz(self) -> int:
-        """How many elements are stored, zeros and duplicates too."""
+        """The number of stored elements, including zeros and duplicates."""
         return self.data.size
 
     @property
@@ -113,12 +113,12 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def sealed(self) -> bool:
-        """Whether all parts are read-only and survive rebuilds."""
+        """True if all parts are read-only and survive rebuilds."""
         return all(part.sealed for part in self.parts)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the content of a part is gone."""
+        """True if the content of a part is gone."""
         return any(part.is_stale for part in self.parts)
 
     @property
@@ -152,7 +152,7 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
         return SparseRef(self.format, self.shape, data, major, indices)
 
     def with_data(self, data: GpuRef) -> SparseRef:
-        """The same structure with other elements.
+        """Return a matrix of the same structure with other elements.
 
         Args:
             data: of the same shape; of any dtype that matrices may have.

@@ -90,10 +90,10 @@ class SparseLU(Facade[D]):
         Vendor function: ``cudssExecute`` with ``CUDSS_PHASE_SOLVE``.
 
         Args:
-            b: shape (n,) or (n, k), the matrix's dtype. Right sides by columns, as ``y.T`` is,
-                need no copy.
-            trans: "N" for the matrix as it is, "T" for its transpose, "H" for the conjugate of
-                that: SciPy's letters, and no others.
+            b: shape (n,) or (n, k), the matrix's dtype. Right-hand sides by columns, such as
+                ``y.T``, need no copy.
+            trans: "N" for the matrix itself, "T" for its transpose, "H" for its conjugate
+                transpose: SciPy's letters.
 
         Returns:
             The solutions, of the shape of ``b``, by columns if ``b`` is.
@@ -103,8 +103,8 @@ class SparseLU(Facade[D]):
             ValueError: another shape, or another ``trans``.
             GpuRefStale: the device was rebuilt since the factorization, or a ref is stale.
             LinAlgError: the last ``refactorize`` failed.
-            Unsupported: in a recording; "H" of a complex ``csc`` matrix; what cuDSS does not do,
-                such as a transpose of some kinds of matrices.
+            Unsupported: in a recording; "H" of a complex ``csc`` matrix; cases that cuDSS does not
+                support, such as a transpose of some kinds of matrices.
         """
         return self._in_steps("solve", self._factors.solving(b, trans))
 
@@ -122,15 +122,14 @@ class SparseLU(Facade[D]):
 
     @op
     def refactorize(self, a: SparseRef) -> Request[SparseLU[Awaited]]:
-        """Take the factors of another matrix of the same structure.
+        """Factorize another matrix of the same structure.
 
-        What was found of the structure is used again, so it takes a part of the time of ``splu``.
+        The analysis of the structure is reused, so it takes a fraction of the time of ``splu``.
 
         Vendor function: ``cudssExecute`` with ``CUDSS_PHASE_REFACTORIZATION``.
 
         Args:
-            a: with the refs of indices of the matrix that was factorized first:
-                ``a.with_data(data)``.
+            a: a matrix with the same refs of indices as the first one: ``a.with_data(data)``.
 
         Returns:
             This object, whose factors are now those of ``a``.
@@ -164,7 +163,7 @@ class SparseLU(Facade[D]):
 
 @final
 class Factors:
-    """What a program knows of factors in the host; shared by all copies of a ``SparseLU``.
+    """The program's record of factors in the host, shared by all copies of a ``SparseLU``.
 
     Attributes:
         matrix: the matrix.
@@ -178,12 +177,12 @@ class Factors:
         self.matrix = matrix
 
     def keep(self, driver: Driver) -> Block:
-        """What stands for the factors, which are going to be made."""
+        """Return a block that represents the factors, which are going to be made."""
         self._kept = driver.keeper.keep(DIRECT.name, "sparse.drop", Drop(self._number))
         return self._kept
 
     def here(self, driver: Driver) -> Block:
-        """What stands for the factors.
+        """Return the block that represents the factors.
 
         Raises:
             GpuRefStale: they are gone.
@@ -202,7 +201,7 @@ class Factors:
     def factorizing(
         self, driver: Driver, matrix: SparseRef, kept: Block, result: T
     ) -> Submission[T]:
-        """What is submitted of a factorization, which has to be waited for: it may fail."""
+        """Return the submission of a factorization, which must be awaited because it may fail."""
         parts = self._parts(driver, matrix)
         message = Factorize(self._number, self._system, tuple(each.address for each in parts))
 
@@ -286,25 +285,26 @@ class DirectSolves(SparsePart[D]):
         ``CUDSS_PHASE_FACTORIZATION``.
 
         Args:
-            a: ``csr`` or ``csc`` with sorted indices, each place there once; float32, float64,
-                complex64 or complex128. cuDSS factorizes a ``csc`` one as its transpose.
-            kind: what is known of it: "general", "symmetric", "hermitian", or "spd": positive
-                definite, symmetric or Hermitian. That halves the work, and is not checked but that
-                a matrix which turns out not to be positive definite is an error.
-            triangle: of a kind other than "general", which part is stored: "full", or the "lower"
-                or "upper" triangle, with the diagonal.
-            reordering: how rows and columns are ordered: "default", "btf_colamd", "colamd",
-                "amd", "nested_dissection" or "none".
-            pivoting: where pivots are looked for, by cuDSS's names: "auto", "none", "global_col",
+            a: ``csr`` or ``csc`` with sorted indices, without duplicates; float32, float64,
+                complex64 or complex128. cuDSS factorizes the transpose of a ``csc`` matrix.
+            kind: "general", "symmetric", "hermitian", or "spd": positive definite, symmetric or
+                Hermitian. Kinds other than "general" halve the work. They are not checked, except
+                that a matrix of kind "spd" which is not positive definite raises an error.
+            triangle: the stored part, for kinds other than "general": "full", or the "lower" or
+                "upper" triangle, with the diagonal.
+            reordering: the order of rows and columns: "default", "btf_colamd", "colamd", "amd",
+                "nested_dissection" or "none".
+            pivoting: the search for pivots, by cuDSS's names: "auto", "none", "global_col",
                 "global_row", "diagonal", "local_block" or "bunch_kaufman".
-            pivot_threshold: from 0 to 1: how large a pivot must be beside the largest one.
-            pivot_epsilon: pivots of a smaller magnitude count as zero. cuDSS scales matrices
-                before, so that diagonals are of ones, and by default says itself what counts; on
-                the CPU pivots are those of the matrix as it is, and by default only zeros count.
+            pivot_threshold: from 0 to 1: the size that a pivot must have relative to the largest
+                one.
+            pivot_epsilon: pivots of a smaller magnitude count as zero. cuDSS first scales matrices
+                so that diagonals are ones, and has its own default. The CPU does not scale, and by
+                default only zeros count as zero.
             refinement: steps of iterative refinement of each solve.
 
-        SuperLU, on the CPU, goes by ``kind="spd"``, ``triangle``, ``pivot_threshold``,
-        ``pivot_epsilon`` and ``refinement``, and of orders it has "none", "colamd" and "amd".
+        SuperLU, on the CPU, uses ``kind="spd"``, ``triangle``, ``pivot_threshold``,
+        ``pivot_epsilon`` and ``refinement``, and the orders "none", "colamd" and "amd".
 
         Returns:
             The factors, with methods ``solve`` and ``refactorize``.
@@ -312,10 +312,9 @@ class DirectSolves(SparsePart[D]):
         Raises:
             LinAlgError: the matrix is singular, or not positive definite, once that is known.
             TypeError: another format or dtype.
-            ValueError: not square, or options that are none; on the CPU, indices that are not
-                sorted or there twice.
+            ValueError: not square, or unknown options; on the CPU, unsorted or duplicate indices.
             LibraryMissing: cuDSS is not installed.
-            Unsupported: in a batch or a recording; what cuDSS does not do.
+            Unsupported: in a batch or a recording; cases that cuDSS does not support.
         """
         return self._factorized(
             a, kind, triangle, reordering, pivoting, pivot_threshold, pivot_epsilon, refinement

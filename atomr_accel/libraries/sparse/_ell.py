@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 EllFormat = Literal["blocked-ell", "sliced-ell"]
 
 _PADDING: Final = -1
-"""The column of what is there to fill a row."""
+"""Column of elements that only fill a row."""
 
 
 @final
 class EllRef(msgspec.Struct, frozen=True, eq=False):
     """A sparse matrix whose rows have elements of equal number, as refs of its parts.
 
-    It is a plain value, sealed where its parts are, and stale when they are.
-    ``device.sparse.put_blocked_ell`` and ``put_sliced_ell`` make it. What is there to fill a row
-    has column -1.
+    It is a plain value, sealed if its parts are, and stale when they are.
+    ``device.sparse.put_blocked_ell`` and ``put_sliced_ell`` make it. Elements that only fill a row
+    have column -1.
 
     Attributes:
         format: ``"blocked-ell"`` or ``"sliced-ell"``.
         shape: rows and columns.
-        nnz: how many elements are stored, padding aside; of ``blocked-ell`` those of its blocks.
+        nnz: the number of stored elements without padding; for ``blocked-ell``, of its blocks.
         size: rows of a block, which has as many columns; or rows of a slice.
         data: of ``blocked-ell`` the elements, shape (rows, elements of a row); of ``sliced-ell``
             those of one slice after the other, each by columns.
         indices: of ``blocked-ell`` the columns of blocks, shape (rows of blocks, blocks of a row);
             of ``sliced-ell`` the column of each element.
-        offsets: of ``sliced-ell`` where each slice begins in ``data``, one more than there are.
+        offsets: of ``sliced-ell`` the start of each slice in ``data``, and the end of the last.
     """
 
     format: EllFormat
@@ -79,12 +79,12 @@ class EllRef(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def sealed(self) -> bool:
-        """Whether all parts are read-only and survive rebuilds."""
+        """True if all parts are read-only and survive rebuilds."""
         return all(part.sealed for part in self.parts)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the content of a part is gone."""
+        """True if the content of a part is gone."""
         return any(part.is_stale for part in self.parts)
 
     def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:

@@ -30,7 +30,7 @@ Stored = TypeVar("Stored", SparseRef, EllRef)
 
 
 class Moving(Protocol):
-    """What moves arrays between the program and the device, and looks after memory."""
+    """Transfers of arrays between the program and the device."""
 
     async def put(self, array: object, *, sealed: bool = False) -> GpuRef:
         """Copy an array to the device."""
@@ -49,11 +49,11 @@ class Moving(Protocol):
 class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
 
-    A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or
-    ``bsr``, with int32 or int64 indices; or an ``EllRef``, for products alone. What a matrix's
-    refs hold is not looked at by calls: an index out of bounds is an illegal address, which is a
-    fault on either backend. ``check``, and ``put(..., check=True)``, look at them. Products take
-    elements in any order and as often as they are there.
+    A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or ``bsr``,
+    with int32 or int64 indices; or an ``EllRef``, for products alone. Calls do not check the
+    contents of a matrix's refs: an index out of bounds is an illegal address, which is a fault on
+    either backend. ``check``, and ``put(..., check=True)``, check them. Products take elements in
+    any order, and add up duplicates.
 
     Conversions, checks and products of ``coo`` matrices are made of steps of ``device.array``, and
     need CUB on CUDA.
@@ -241,17 +241,17 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
         return self._moving
 
     def _on(self, device: Any) -> Any:
-        """The same, driven by what collects or describes calls, which moves no arrays."""
+        """Return a facade driven by a collector of calls, which moves no arrays."""
         facade = super()._on(device)
         facade._moving = None
         return facade
 
 
 def _require_matrix(a: object) -> None:
-    """It is a sparse matrix of a device.
+    """Require a sparse matrix of a device.
 
     Raises:
-        TypeError: it is not.
+        TypeError: another object.
     """
     if type(a) is not EllRef:
         require_sparse(a, "a")

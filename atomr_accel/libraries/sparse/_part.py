@@ -1,4 +1,4 @@
-"""What the parts of ``device.sparse`` share: checks, scratch memory, calls of several steps."""
+"""Checks, scratch memory and calls of several steps for all parts of ``device.sparse``."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _MOST_MEASURED: Final = 1024
 
 
 class Measured(NamedTuple):
-    """How much scratch memory a call needs, as a host of that generation has told."""
+    """Bytes of scratch memory that a call needs, as the host of that generation reported them."""
 
     epoch: Epoch | None
     nbytes: int
 
 
 class SparsePart(Facade[D]):
-    """What the parts of ``device.sparse`` have in common."""
+    """Base of the parts of ``device.sparse``."""
 
     def __init__(self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
         self._device = self._home = device
@@ -69,7 +69,7 @@ class SparsePart(Facade[D]):
         self._told: WeakKeyDictionary[Home, set[bytes]] = WeakKeyDictionary()
 
     def statistics(self) -> WorkspaceStatistics:
-        """A snapshot of what is kept."""
+        """Return the workspaces of the device."""
         return self._workspaces.statistics(self._device)
 
     # --- calls ------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class SparsePart(Facade[D]):
         alpha: Scalar = 1.0,
         beta: Scalar = 0.0,
     ) -> Submission[T]:
-        """What is submitted of a call, with the scratch memory that it needs."""
+        """Return the submission of a call, with the scratch memory that it needs."""
         encoded = encode(spec)
         work = self._measure(driver, encoded)
         workspace = self._workspaces.obtain(driver, work) if work else None
@@ -145,10 +145,10 @@ class SparsePart(Facade[D]):
         formats: Sequence[str],
         dtypes: Sequence[str] = SINGLE_OR_DOUBLE,
     ) -> tuple[Matrix, list[Block]]:
-        """A sparse operand: what it is, and the blocks of its parts.
+        """Return the description of a sparse operand, and the blocks of its parts.
 
         Raises:
-            TypeError: it is none, or of a format or dtype that the call has not.
+            TypeError: not a sparse matrix, or a format or dtype that the call does not take.
             GpuRefStale: a part is of an older generation, or freed.
         """
         if type(a) is not EllRef or a.format not in formats:
@@ -180,10 +180,10 @@ class SparsePart(Facade[D]):
         return block
 
     def _require_ref(self, ref: object, name: str) -> None:
-        """It is a dense ref.
+        """Require a dense ref.
 
         Raises:
-            TypeError: it is not.
+            TypeError: another object.
         """
         if not isinstance(ref, GpuRef):
             raise ref_error(ref, self._device.memory, name)
@@ -210,10 +210,10 @@ def _ell(a: EllRef, dtype: str) -> Matrix:
 
 
 def require_sparse(a: object, name: str) -> None:
-    """It is a sparse matrix of a device.
+    """Require a sparse matrix of a device.
 
     Raises:
-        TypeError: it is not.
+        TypeError: another object.
     """
     if type(a) is not SparseRef:
         raise TypeError(
@@ -222,11 +222,11 @@ def require_sparse(a: object, name: str) -> None:
 
 
 def laid(ref: GpuRef, name: str) -> Dense:
-    """How a dense operand lies.
+    """Return the layout of a dense operand.
 
     Raises:
         ValueError: it has neither one dimension nor two.
-        NotContiguous: neither its rows nor its columns are without gaps.
+        NotContiguous: rows and columns both have gaps.
     """
     if ref.ndim == 1 and ref.contiguous:
         return Dense(ref.shape)
@@ -251,7 +251,7 @@ def place(ref: GpuRef, driver: Driver, name: str, *, writable: bool = False) -> 
 
 
 def taken_as(operation: int, dtype: np.dtype[Any]) -> int:
-    """How a matrix is taken: of real numbers the vendor knows no conjugate transpose."""
+    """Return the transposition for the vendor, which has no conjugate transpose of real numbers."""
     return operation if dtype.kind == "c" else min(operation, 1)
 
 

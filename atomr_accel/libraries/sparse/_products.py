@@ -38,13 +38,13 @@ _numbers: Final = itertools.count(1)
 
 @final
 class ProductPlan(msgspec.Struct, frozen=True, eq=False):
-    """The structure of a product of two sparse matrices, for others of the same structure.
+    """The structure of a product of two sparse matrices, for products of the same structure.
 
-    The host keeps what it has found; it is gone after a rebuild.
+    The host keeps the structure until the next rebuild.
 
     Attributes:
         shape: of the product.
-        nnz: how many elements it has.
+        nnz: the number of its elements.
         product: the product that was made first.
     """
 
@@ -61,7 +61,7 @@ class ProductPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nnz(self) -> int:
-        """How many elements the product has."""
+        """The number of elements of the product."""
         return self.product.nnz
 
 
@@ -84,26 +84,25 @@ class Products(Structure[D]):
         Vendor functions: ``cusparseSpMV`` of vectors, ``cusparseSpMM`` of matrices.
 
         Args:
-            a: shape (m, k) as it is taken; any format, float16, bfloat16, float32, float64,
-                complex64 or complex128. 16-bit types are summed in float32. Elements that are
-                there more than once count as often. A ``coo`` matrix is sorted each time, so
-                convert it with ``tocsr`` where there are several products.
+            a: op(a) has shape (m, k); any format, float16, bfloat16, float32, float64, complex64 or
+                complex128. 16-bit types are summed in float32. Duplicate elements are added up. A
+                ``coo`` matrix is sorted at each call, so convert it with ``tocsr`` for several
+                products.
             x: shape (k,) or (k, n), same dtype; by rows or by columns, as ``y.T`` is. For
-                ``sliced-ell`` a vector.
-            trans: how to take ``a``; ``bsr`` and the formats of ``EllRef`` only as they are.
-            alpha: what the product is multiplied with.
-            beta: what ``out`` is multiplied with before the product is added; with 0 it is not
-                read.
-            out: where the result goes: shape (m,) or (m, n), by rows or by columns, not sealed.
+                ``sliced-ell`` it must be a vector.
+            trans: transposition of ``a``; must be 0 for ``bsr`` and the formats of ``EllRef``.
+            alpha: scales the product.
+            beta: scales ``out`` before the product is added; with 0 ``out`` is not read.
+            out: where to put the result: shape (m,) or (m, n), by rows or by columns, not sealed.
 
         Returns:
             ``out``, or a new buffer, by rows.
 
         Raises:
-            TypeError: no sparse matrix, unequal or unsupported dtypes.
+            TypeError: not a sparse matrix, unequal or unsupported dtypes.
             ValueError: shapes that do not fit, ``bsr`` transposed, ``beta`` without ``out``, or
                 ``out`` shares memory with another operand.
-            Unsupported: a sum whose order depends on time, on a deterministic device.
+            Unsupported: on a deterministic device, a sum whose order varies.
             GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
         """
         taken = operation(trans, "trans")
@@ -267,10 +266,10 @@ class Products(Structure[D]):
 
     @op
     def spgemm_plan(self, a: SparseRef, b: SparseRef) -> Request[ProductPlan]:
-        """Multiply two sparse matrices, and keep what was found of the product's structure.
+        """Multiply two sparse matrices, and keep the structure of the product.
 
-        ``spgemm_reuse`` makes products of other matrices with the same indices by it, which
-        takes a part of the time.
+        ``spgemm_reuse`` uses it for products of other matrices with the same indices, which takes a
+        fraction of the time.
 
         Args:
             a: as for ``spgemm``.
@@ -404,10 +403,10 @@ class Products(Structure[D]):
 
 
 def require_format(a: SparseRef, name: str) -> str:
-    """It is compressed by rows or columns; which.
+    """Require a matrix compressed by rows or columns, and return its format.
 
     Raises:
-        TypeError: it is not.
+        TypeError: another format.
     """
     require_sparse(a, name)
     if a.format not in _COMPRESSED:

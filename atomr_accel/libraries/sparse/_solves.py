@@ -41,15 +41,15 @@ These rows keep other buffers safe from a solver that writes behind the last row
 
 @final
 class TriangularAnalysis(msgspec.Struct, frozen=True, eq=False):
-    """What was found of a triangular matrix, which solves with it begin with.
+    """The analysis of a triangular matrix, with which its solves begin.
 
-    The host keeps it; it is gone after a rebuild. The matrix must not change meanwhile.
+    The host keeps it until the next rebuild. The matrix must not change meanwhile.
 
     Attributes:
         matrix: the matrix.
-        lower: which triangle counts.
-        unit_diagonal: whether ones stand for its diagonal.
-        trans: how it is taken: 0, 1 or 2.
+        lower: True for the lower triangle, False for the upper one.
+        unit_diagonal: True if the diagonal counts as ones.
+        trans: its transposition: 0, 1 or 2.
     """
 
     matrix: SparseRef
@@ -194,7 +194,7 @@ class Solves(SparsePart[D]):
     def _analysed(
         self, driver: Driver, known: TriangularAnalysis, spec: Spec, parts: list[Block]
     ) -> list[Block]:
-        """What stands for an analysis; what records has it made before it is replayed."""
+        """Return the block of an analysis; a recording has it made again before its replays."""
         kept: Block = known._kept
         if kept.epoch is not driver.memory.epoch:
             raise GpuRefStale("the device was rebuilt since the analysis was made; make another")

@@ -1,8 +1,8 @@
 """Making, converting and checking sparse matrices, by steps of ``device.array``.
 
-Every conversion goes by coordinates: an element's place is one number, ``row * columns + column``,
-and places are sorted. So there is one way for all formats and both dtypes of indices, and it is
-stable: elements that are there more than once stay in their order, and are not added up.
+Every conversion uses coordinates: an element's place is one number, ``row * columns + column``, and
+places are sorted. All formats and both dtypes of indices share this method. It is stable: duplicate
+elements keep their order, and are not added up.
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ class Structure(SparsePart[D]):
         """The matrix by coordinates, in the order in which it is stored.
 
         Args:
-            a: any format. Parts that stay as they are are shared.
+            a: any format. The result shares the parts that do not change.
 
         Returns:
             A ``coo`` matrix.
 
         Raises:
-            TypeError: it is no sparse matrix.
+            TypeError: not a sparse matrix.
         """
         return self._steps("tocoo", lambda steps: self._to(steps, a, "coo"))
 
@@ -172,8 +172,7 @@ class Structure(SparsePart[D]):
     def tocsr(self, a: SparseRef) -> Request[SparseRef]:
         """The matrix by rows, with sorted indices.
 
-        Elements that are there more than once stay so, unlike SciPy's: ``sum_duplicates`` adds
-        them up.
+        Unlike SciPy's, it keeps duplicate elements: ``sum_duplicates`` adds them up.
 
         Args:
             a: any format; one that is ``csr`` is returned itself.
@@ -182,7 +181,7 @@ class Structure(SparsePart[D]):
             A ``csr`` matrix.
 
         Raises:
-            TypeError: it is no sparse matrix.
+            TypeError: not a sparse matrix.
             Unsupported: more places than an int64 counts.
         """
         return self._steps("tocsr", lambda steps: self._to(steps, a, "csr"))
@@ -204,7 +203,7 @@ class Structure(SparsePart[D]):
 
     @op
     def sort_indices(self, a: SparseRef) -> Request[SparseRef]:
-        """The same matrix with sorted indices, in buffers of its own.
+        """Return a copy of the matrix with sorted indices.
 
         Args:
             a: ``csr``, ``csc`` or ``coo``, which is sorted by rows and then by columns.
@@ -371,9 +370,10 @@ class Structure(SparsePart[D]):
 
     @op
     def check(self, a: SparseRef) -> Request[SparseRef]:
-        """Look at the indices of a matrix, on the device, and wait for what was found.
+        """Check the indices of a matrix on the device, and wait for the result.
 
-        On CUDA nobody else does: an index out of bounds is an illegal address, which is a fault.
+        Other calls on CUDA do not check them: an index out of bounds is an illegal address, which
+        is a fault.
 
         Args:
             a: any format.
@@ -382,8 +382,8 @@ class Structure(SparsePart[D]):
             The matrix itself.
 
         Raises:
-            ValueError: an index out of bounds, or an indptr that does not begin with 0, falls,
-                or ends elsewhere than at the number of elements.
+            ValueError: an index out of bounds, or an indptr that does not begin with 0, falls, or
+                ends elsewhere than at the number of elements.
             Unsupported: in a batch or a recording.
         """
         require_sparse(a, "a")
@@ -446,7 +446,7 @@ class Structure(SparsePart[D]):
         return steps.evaluate(cast(behind - 1, indptr.dtype))
 
     def _pointers(self, steps: Steps, majors: GpuRef, count: int) -> GpuRef:
-        """Where each row begins among the sorted rows of elements."""
+        """Return the start of each row among the sorted rows of elements."""
         ends = steps.do(self._array.arange(count + 1, dtype=majors.dtype.name))
         return steps.evaluate(cast(steps.do(self._array.searchsorted(majors, ends)), majors.dtype))
 
@@ -514,7 +514,7 @@ class Structure(SparsePart[D]):
 
 
 def _begins(ordered: GpuRef) -> Any:
-    """Whether each is another than the one before it, but for the first."""
+    """Return True for each element but the first that differs from the one before it."""
     return ordered[1:] != ordered[:-1]
 
 
@@ -523,7 +523,7 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand:
 
 
 def _wrong(driver: Driver, a: SparseRef) -> Any:
-    """How many indices are not as they must be."""
+    """Return the number of invalid indices."""
     major, indices, _ = (driver.stand_in(part) for part in a.parts)
     rows, columns = a.shape
     bound = rows if a.format == "csc" else columns // a.blocksize[1]
@@ -539,7 +539,7 @@ def _outside(indices: GpuRef, bound: int) -> Any:
 
 
 def _is_of(thing: object, count: int) -> bool:
-    """Whether it is a sequence of so many."""
+    """Return True for a tuple or list of ``count`` elements."""
     return isinstance(thing, (tuple, list)) and len(thing) == count
 
 

@@ -69,7 +69,7 @@ RESULTS: Final[dict[str, tuple[str, ...]]] = {
 
 _STRUCTURED: Final = {1: 32, 2: 16, 4: 8}
 _DENSE: Final = {1: 16, 2: 8, 4: 4}
-"""What extents are multiples of, by the bytes of an element."""
+"""Number of which extents must be multiples, by the bytes of an element."""
 _ALIGNMENT: Final = 16
 _WHY: Final = f"cuSPARSELt reads {_ALIGNMENT} bytes at a time"
 _UINT8: Final = DTYPES["uint8"]
@@ -117,19 +117,19 @@ class SparseLt(Facade[D]):
 
         Args:
             a: shape (m, k), of a dtype of the table.
-            alg: "strip": of four elements of a row the two of the largest magnitudes are kept, of
-                float32 one of two. "tile": of squares of 4 x 4, of float32 2 x 2, half of each row
-                and each column, so that the sum of magnitudes is the largest; the transpose is
-                pruned then, too.
-            out: where the result goes: of the same shape and dtype, not in the memory of ``a``.
+            alg: "strip" keeps the two largest magnitudes of each four elements of a row, or one of
+                two for float32. "tile" keeps half of each row and each column of squares of 4 x 4,
+                or 2 x 2 for float32, with the largest sum of magnitudes. The transpose is then
+                pruned too.
+            out: where to put the result: of the same shape and dtype, not in the memory of ``a``.
 
         Returns:
             ``out``, or a new buffer.
 
         Raises:
             TypeError: another dtype.
-            ValueError: extents that are no multiples of what they have to be, another ``alg``, or
-                ``out`` shares memory with ``a``.
+            ValueError: extents that are not the required multiples, another ``alg``, or ``out``
+                shares memory with ``a``.
             LibraryMissing: cuSPARSELt is not installed.
         """
         if alg not in get_args(Algorithm):
@@ -410,7 +410,7 @@ def _dense(ref: GpuRef, name: str) -> Dense:
 
 
 def _beside_fp8(adding: Dense, c: GpuRef | None, bias: GpuRef | None, *, beta: float) -> Dense:
-    """What is added to a product whose result is fp8."""
+    """Return the operand that is added to a product whose result is fp8."""
     if beta and c is None:
         raise ValueError("an fp8 result cannot be added to; give c")
     beside = c if c is not None else bias

@@ -42,12 +42,12 @@ class StructuredRef(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def sealed(self) -> bool:
-        """Whether it is read-only and survives rebuilds: ``await device.seal(a.data)``."""
+        """True if it is read-only and survives rebuilds: ``await device.seal(a.data)``."""
         return self.data.sealed
 
     @property
     def is_stale(self) -> bool:
-        """Whether its content is gone."""
+        """True if its content is gone."""
         return self.data.is_stale
 
     def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:

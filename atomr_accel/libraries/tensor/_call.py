@@ -62,11 +62,11 @@ _NAMES: Final = {
     Kind.BINARY: ("ac", "", ("alpha", "gamma")),
     Kind.TRINARY: ("abc", "", ("alpha", "beta", "gamma")),
 }
-"""What the operands, what is added, and the scalars are called."""
+"""Names of the operands, of the added array, and of the scalars."""
 
 
 class Call(NamedTuple):
-    """The arguments of a call, as they were given."""
+    """The arguments of a call, before checks."""
 
     kind: Kind
     arrays: tuple[GpuRef, ...]
@@ -141,7 +141,7 @@ class Call(NamedTuple):
 
 
 def alike(one: GpuRef, other: GpuRef) -> bool:
-    """Whether two arrays lie in the same way, wherever they begin."""
+    """Return True if two arrays have the same layout, at any addresses."""
     return one.shape == other.shape and one._strides == other._strides
 
 
@@ -150,10 +150,10 @@ def lies(ref: GpuRef) -> tuple[object, ...]:
 
 
 def _require_strides(ref: GpuRef, memory: MemoryMap, name: str) -> None:
-    """A view that goes forwards, and whose elements are apart.
+    """Require a view with positive strides and no repeated elements.
 
     Raises:
-        NotContiguous: it is another one, of which a copy is taken.
+        NotContiguous: another view, which must be copied.
     """
     require_readable(ref, memory, name, strided=True)
     size = ref.dtype.itemsize
@@ -209,7 +209,7 @@ def operation_of(
     jit: bool,
     autotune: bool,
 ) -> Operation:
-    """What the lane is asked for."""
+    """Return the operation that the lane is to run."""
     name = NAMES[checked.dtype]
     known = COMPUTE[name]
     if compute_type is not None and compute_type not in known:

@@ -46,10 +46,10 @@ _MOST_PLANS: Final = 1024
 
 @dataclass(slots=True)
 class _Found:
-    """What is known of the host.
+    """Facts about the host.
 
     Attributes:
-        cutensor: whether it has the library; None while nobody has asked.
+        cutensor: True if it has the library; None if it has not been asked.
     """
 
     cutensor: bool | None = None
@@ -77,36 +77,35 @@ class Einsum(Operations[D]):
     ) -> Request[GpuRef]:
         """Sums of products along the axes that subscripts name; as ``numpy.einsum``.
 
-        Pairs are multiplied along a path of opt_einsum's, each in its place among the program's
-        ops. A pair that is a batch of matrices, as it lies in memory or transposed, is a product
-        of cuBLAS. Of others cuTENSOR makes one call, if it is installed; if not, an array is
-        copied first. Products along no common axis, sums, and all of integers and bools are
-        kernels of expressions.
+        Pairs are multiplied along a path of opt_einsum's. If the memory of a pair is a batch of
+        matrices, transposed or not, cuBLAS multiplies it. Other pairs take one call of cuTENSOR if
+        it is installed; if not, an array is copied first. Products without a common axis, sums, and
+        everything with integers and bools run as kernels of expressions.
 
         Args:
             subscripts: such as ``"ij,jk->ik"``, with ``...`` for axes that broadcast. Or the first
-                operand, and then in turns its subscripts as a list of numbers, and further
-                operands; a last list is that of the result.
-            *operands: refs or expressions: any views, as they are.
+                operand, followed by its subscripts as a list of numbers, then further operands and
+                lists; a last list is that of the result.
+            *operands: refs or expressions, including any views.
             out: where to put the result: no memory in common with operands. Made if absent.
-            dtype: what is computed with, and of the result; that to which all operands promote
-                by default. Sums of 16-bit floats are made in float32, and rounded after each
-                pair.
-            casting: which conversions to ``dtype`` are allowed; to that of ``out`` are those of
+            dtype: the dtype of the computation and the result; by default the one to which all
+                operands promote. Sums of 16-bit floats are computed in float32, and rounded after
+                each pair.
+            casting: allowed conversions to ``dtype``; conversions to the dtype of ``out`` may be of
                 the same kind.
             optimize: how to find the path: True is opt_einsum's ``"auto"``, False multiplies from
-                left to right. A name such as ``"optimal"`` or ``"greedy"``, the same with the
-                most elements that arrays in between may have, or a path, as that of
+                left to right. It may also be a name such as ``"optimal"`` or ``"greedy"``, a name
+                with a limit for elements of intermediate arrays, or a path of
                 ``numpy.einsum_path``.
 
         Returns:
             ``out``, or a new C-contiguous array; never a view.
 
         Raises:
-            ValueError: subscripts that are none, or do not fit the operands; sizes that do not
-                broadcast, or of a diagonal that differ; ``out`` of another shape; ``casting`` or
-                ``optimize`` that is none.
-            TypeError: an operand that is no array of the device; dtypes that do not cast.
+            ValueError: invalid subscripts, or ones that do not fit the operands; sizes that do not
+                broadcast, or differ along a diagonal. Also ``out`` of another shape, or an unknown
+                ``casting`` or ``optimize``.
+            TypeError: an operand that is not an array of the device; dtypes that do not cast.
         """
         terms, arrays = _read(subscripts, operands)
         for at, each in enumerate(arrays):
@@ -133,11 +132,11 @@ class Einsum(Operations[D]):
         return Request(lane, "tensor.einsum", prepare)
 
     def _contracts(self, driver: Driver) -> bool:
-        """Whether there is cuTENSOR.
+        """Return True if cuTENSOR is available.
 
-        The lane is asked once. In a batch or a recording no answer would come, so there it is
-        not asked, and nobody knows before somebody has asked elsewhere. What depends on that is
-        not the same each time, so a deterministic device goes without.
+        The lane is asked once. Batches and recordings get no answers, so they do not ask, and use
+        the answer of an earlier call if there is one. The choice may therefore vary between calls,
+        so a deterministic device does not use cuTENSOR.
         """
         if self._device.deterministic:
             return False
@@ -217,7 +216,7 @@ def _read(
 
 
 def _layout(array: Operand) -> Layout:
-    """How an operand lies; what an expression gives will be contiguous."""
+    """Return the layout of an operand; an expression will be contiguous."""
     if isinstance(array, GpuRef):
         return Layout(array.shape, array.strides, array.dtype)
     return Layout(array.shape, strides_of(array.shape, array.dtype.itemsize), array.dtype)
@@ -226,7 +225,7 @@ def _layout(array: Operand) -> Layout:
 def _dtype_of(
     arrays: Sequence[Operand], dtype: DTypeLike | None, casting: Casting
 ) -> np.dtype[Any]:
-    """What is computed with."""
+    """Return the dtype of the computation."""
     if casting not in _CASTINGS:
         raise ValueError(f"casting must be one of {', '.join(_CASTINGS)}, not {casting!r}")
     kind = as_dtype(np.result_type(*(each.dtype for each in arrays)) if dtype is None else dtype)

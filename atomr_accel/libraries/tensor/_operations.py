@@ -173,10 +173,10 @@ class Operations(Facade[D]):
             c: the same dtype.
             modes_c: the indices of its axes.
             modes: those of the result.
-            d: what is added; as ``c`` of ``contract``.
+            d: an array to add; as ``c`` of ``contract``.
             out: as for ``contract``.
             alpha: scales the product.
-            beta: scales ``d``; with 0 that is not read.
+            beta: scales ``d``; with 0 ``d`` is not read.
             compute_type: as for ``contract``.
             jit: as for ``contract``.
             autotune: as for ``contract``.
@@ -213,13 +213,13 @@ class Operations(Facade[D]):
         Args:
             a: any view.
             modes_a: the index of each of its axes.
-            modes: those that are left, in any order.
+            modes: the remaining ones, in any order.
             op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``; not the last two of complex numbers.
-            c: what is added, as for ``contract``.
+            c: an array to add, as for ``contract``.
             out: as for ``contract``.
-            alpha: scales what the reduction gives.
-            beta: scales ``c``; with 0 that is not read.
-            op_a: what is done to each element first.
+            alpha: scales the reduction.
+            beta: scales ``c``; with 0 ``c`` is not read.
+            op_a: an operator for each element before the reduction.
             compute_type: as for ``contract``.
 
         Returns:
@@ -245,7 +245,7 @@ class Operations(Facade[D]):
         op_a: Unary = "identity",
         compute_type: str | None = None,
     ) -> Request[GpuRef]:
-        """Axes in another order: ``alpha * op(a)``.
+        """Permute axes: ``alpha * op(a)``.
 
         Vendor function: ``cutensorPermute``.
 
@@ -255,7 +255,7 @@ class Operations(Facade[D]):
             modes: the same ones in the order of the result.
             out: where to put the result. Made if absent.
             alpha: scales it.
-            op_a: what is done to each element first.
+            op_a: an operator for each element.
             compute_type: as for ``contract``.
 
         Returns:
@@ -296,7 +296,7 @@ class Operations(Facade[D]):
             out: where to put the result; may be ``c``. Made if absent.
             alpha: scales ``a``.
             gamma: scales ``c``.
-            op_a: what is done to each element of ``a`` first.
+            op_a: an operator for each element of ``a``, applied first.
             op_c: the same of ``c``.
             compute_type: as for ``contract``.
 
@@ -348,7 +348,7 @@ class Operations(Facade[D]):
             alpha: scales ``a``.
             beta: scales ``b``.
             gamma: scales ``c``.
-            op_a: what is done to each element of ``a`` first.
+            op_a: an operator for each element of ``a``, applied first.
             op_b: the same of ``b``.
             op_c: the same of ``c``.
             compute_type: as for ``contract``.

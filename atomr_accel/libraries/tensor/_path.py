@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 _EXPLICIT: Final = "einsum_path"
-"""What the paths of ``numpy.einsum_path`` begin with."""
+"""First element of the paths of ``numpy.einsum_path``."""
 
 
 class Seen(NamedTuple):
-    """How an array is looked at.
+    """The layout of an array with labelled axes.
 
     Attributes:
         labels: the index of each axis, all different.
@@ -118,10 +118,10 @@ def _path(
 
 
 def _asked(optimize: Any) -> tuple[str | list[tuple[int, ...]], int | None]:
-    """What the caller asks for: a name or a path, empty for none; and a limit.
+    """Return the requested path or its name, empty for none; and a limit.
 
     Raises:
-        ValueError: nothing of the kind.
+        ValueError: an invalid value.
     """
     name, limit = optimize, None
     if isinstance(optimize, list | tuple) and len(optimize) and optimize[0] == _EXPLICIT:

@@ -1,12 +1,14 @@
-"""How a sum of products is computed: products of matrices where it is some, kernels elsewhere.
+"""Plans for sums of products: products of matrices if possible, other kernels otherwise.
 
-The axes of a pair of arrays fall into four groups: those of both that the result has (a batch),
-those of both that it has not (the inner ones, which are summed), and those of one only. Where the
-axes of a group follow each other in memory they are as good as one, and the pair is a batch of
-matrix products, on the arrays as they lie. Where they do not, an array is copied first; as
-transposing, multiplying, transposing (TTGT; Springer, Bientinesi, ACM TOMS 44, 2018).
+The axes of a pair of arrays fall into four groups. Axes of both arrays belong to the batch if the
+result has them, and are inner axes, which are summed, if it does not. The other two groups are the
+axes of one array only. If the axes of each group follow each other in memory, they count as one
+axis, and the pair is a batch of matrix products of the arrays in place. Otherwise an array is
+copied first, as in transposing, multiplying, transposing (TTGT; Springer, Bientinesi, ACM TOMS 44,
+2018).
 
-Products along nothing, and sums that no matrix product gives, are expressions, of one kernel each.
+Products without inner axes, and sums that no matrix product computes, are expressions of one kernel
+each.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Sum(NamedTuple):
 
     Attributes:
         parts: one or two.
-        axes: how many of the last ones.
-        target: of the shape of what is left.
+        axes: the number of summed axes.
+        target: of the shape of the remaining axes.
     """
 
     parts: tuple[View, ...]
@@ -78,14 +80,14 @@ class Sum(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The same elements elsewhere, or with another dtype."""
+    """A copy of an array, possibly with another dtype."""
 
     source: View
     target: View
 
 
 class Contraction(NamedTuple):
-    """What cuTENSOR does in one call: views of three arrays with the index of each axis."""
+    """One call of cuTENSOR: views of three arrays with the index of each axis."""
 
     views: tuple[View, View, View]
     modes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -119,12 +121,12 @@ def make_plan(
     """Plan a sum of products.
 
     Args:
-        labelled: which axes share an index.
-        operands: what is multiplied.
-        out: where the result goes, if that is given; its shape is right.
-        dtype: what is computed with.
+        labelled: the index of each axis.
+        operands: the layouts of the factors.
+        out: the layout of the result, if it is given; its shape is already checked.
+        dtype: the dtype of the computation.
         optimize: as for ``einsum``.
-        contracts: whether there is cuTENSOR, for pairs that matrix products take copies for.
+        contracts: True to use cuTENSOR for pairs that matrix products would copy.
     """
     return _Planner(labelled, operands, out, dtype, contracts).plan(optimize)
 
@@ -194,7 +196,7 @@ class _Planner:
         return self._result + len(self._scratch), Seen(labels, self._layout(shape).strides)
 
     def _view(self, value: int, seen: Seen, labels: Sequence[int]) -> View:
-        """An array with axes in this order, and some of one element for what it has not."""
+        """Return an array with axes in this order, with axes of one element for missing labels."""
         strides = dict(zip(*seen, strict=True))
         return View(
             value,
@@ -224,7 +226,7 @@ class _Planner:
     def _made(
         self, labels: tuple[int, ...], pair: Pair, values: list[tuple[int, Seen]]
     ) -> tuple[int, Seen]:
-        """What a pair gives, in scratch memory, with axes in the order that comes at no cost."""
+        """Compute a pair into scratch memory, with axes in the order that costs nothing."""
         return self._pair(pair._replace(output=labels), values, None)
 
     def _pair(
@@ -336,9 +338,9 @@ class _Planner:
         rows: Sequence[int],
         columns: Sequence[int],
     ) -> bool:
-        """Whether products, of operands some of which are taken as they are, can go there.
+        """Return True if products can write to this array, with some operands read in place.
 
-        One stride has to lead to each of the result's matrices, unless they lie without gaps.
+        One stride must lead to each of the result's matrices, unless they have no gaps.
         """
         if not self._matrix(part, batch, rows, columns, op=False):
             return False

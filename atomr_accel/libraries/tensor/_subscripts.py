@@ -23,11 +23,11 @@ _MOST_LABELS: Final = 52
 
 
 class Terms(NamedTuple):
-    """Subscripts as they were given.
+    """The subscripts of a call.
 
     Attributes:
         inputs: for each operand.
-        output: those of the result; None where the inputs tell.
+        output: those of the result; None if the inputs imply them.
     """
 
     inputs: tuple[Given, ...]
@@ -35,12 +35,12 @@ class Terms(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """What labels say, once all operands are known.
+    """The labels of a call whose operands are all known.
 
     Attributes:
         inputs: a number for each axis of each operand; equal ones are the same index.
-        output: the numbers of the result's axes, none of which comes twice.
-        sizes: how far each index goes, by its number.
+        output: the numbers of the result's axes, all different.
+        sizes: the size of each index, by its number.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -49,13 +49,13 @@ class Labelled(NamedTuple):
 
 
 def parse(subscripts: str) -> Terms:
-    """Subscripts in one string.
+    """Parse subscripts in one string.
 
     Args:
-        subscripts: such as ``"ij,jk->ik"``; spaces do not count.
+        subscripts: such as ``"ij,jk->ik"``; spaces are ignored.
 
     Raises:
-        ValueError: a character that is none of these.
+        ValueError: an invalid character.
     """
     before, arrow, after = subscripts.partition("->")
     inputs = tuple(_term(each, subscripts) for each in before.split(","))

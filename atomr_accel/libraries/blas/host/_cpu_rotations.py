@@ -16,9 +16,9 @@ _GAMMA = 4096.0
 
 
 def rotg(a: Array, b: Array) -> tuple[Any, Any, Any, Any]:
-    """The rotation that makes (r, 0) of (a, b): r, z, c, s.
+    """Return r, z, c and s of the rotation that turns (a, b) into (r, 0).
 
-    For real numbers z tells the rotation by itself; of complex ones b stays what it is.
+    For real numbers z alone determines the rotation; for complex ones b is returned unchanged.
     """
     large, small = np.abs(a), np.abs(b)
     norm = np.hypot(large, small)

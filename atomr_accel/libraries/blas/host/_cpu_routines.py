@@ -1,9 +1,9 @@
 """Levels 1 to 3 on the CPU: a function for each row.
 
-The functions get operands as they count: transposed, completed by their structure, 16-bit ones
-in float32. Triangles, packed matrices and bands with structure come as they are stored, since
-SciPy's routines take them so. What they give is stored here: with beta times what was there, and
-in the part that the structure leaves.
+The functions get whole operands: transposed, completed by their structure, and 16-bit ones in
+float32. Triangles, packed matrices and bands with structure keep their storage, because SciPy's
+routines expect it. This module stores the results: it adds beta times the old output, and writes
+only the part that the structure covers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def execute(context: CpuContext, message: Routine) -> None:
 
 
 def _whole(operand: Operand, stored: Array, call: Call) -> Array:
-    """An operand as it counts; as it is stored, where SciPy's routines want that."""
+    """Return an operand as a whole matrix, or its storage if SciPy's routine expects that."""
     as_stored = operand.structure == "triangular" or (operand.form and operand.structure)
     if operand.written or as_stored:
         return stored
@@ -117,7 +117,7 @@ def apply(array: Array, op: int) -> Array:
 
 
 def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What a dtype is computed in."""
+    """Return the dtype in which values of ``dtype`` are computed."""
     return dtype if dtype.itemsize > 2 else DTYPES["float32"]
 
 
@@ -175,7 +175,7 @@ def _beside(c: Call) -> Array:
 
 
 def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
-    """``trmm`` or ``trsm``; those of SciPy do not read what they should not."""
+    """Run ``trmm`` or ``trsm`` of SciPy, which read only the triangle."""
     with IMPORTS.late():
         from scipy.linalg import get_blas_funcs
 
@@ -202,7 +202,7 @@ def _triangle_matrix(routine: str, c: Call) -> Array:
 
 
 def _in_scipy(routine: str, c: Call, *arguments: Any, **options: Any) -> Array:
-    """A routine of ``scipy.linalg.blas`` for matrices as they are stored."""
+    """Run a routine of ``scipy.linalg.blas`` on stored matrices."""
     with IMPORTS.late():
         from scipy.linalg import get_blas_funcs
 
@@ -319,4 +319,6 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
     "geam": _geam,
     "dgmm": lambda c: c.a * c.x if c.side else c.x[:, None] * c.a,
 }
-"""By row. What is written comes back, two as a tuple; beta times it is added afterwards."""
+"""Function of each row. It returns the written operand, or two as a tuple; beta times the old value
+is added afterwards.
+"""

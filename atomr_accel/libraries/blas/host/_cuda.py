@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 _LAUNCH_BOUND: Final = 1 << 26
 _SHALLOW: Final = 512
-"""Products of at most this m * n * k and k take less time on the device than launching the
-two kernels of a split-K product (at 256 cubed 14.4 us against 9.7 us for one kernel)."""
+"""Largest k of a small product that runs best as one kernel.
+
+Such a product takes less time on the device than launching the two kernels of a split-K product: at
+256 cubed 14.4 us against 9.7 us for one kernel.
+"""
 
 _COMPUTED: Final = {
     "float16": "float32",
@@ -47,7 +50,7 @@ _COMPUTED: Final = {
 _MOST_PRODUCTS: Final = 1000
 
 _GEMM_KEY: Final = attrgetter("m", "n", "k", "dtype", "trans_a", "trans_b")
-"""What tells which prepared product a message is for."""
+"""Return the part of a message that selects its prepared product."""
 
 _NARROW: Final = ("float16", "bfloat16", "int8")
 
@@ -133,7 +136,7 @@ class CudaBlas:
         )
 
     def _prepare_gemm(self, template: Template) -> Callable[[Sequence[int]], None] | None:
-        """What runs products that differ in addresses."""
+        """Return a function that runs products of this template with other addresses, or None."""
         message: Any = template.message
         given = message.a, message.b, message.c
         if not message.m or not message.n or not message.k or min(given) < PLACE:
@@ -443,10 +446,10 @@ def _are_askew(
     shapes: list[tuple[int, int, int]],
     pointers: np.ndarray[Any, Any],
 ) -> bool:
-    """Whether pointers are not aligned as products by pointers need them.
+    """Return True if pointers lack the alignment that products by pointers need.
 
-    The library does not look, and a misaligned access would be the end of the context. Where
-    it may use tensor cores it wants 16 bytes if k is a multiple of 8, and 8 if it is one of 4.
+    The library does not check it, and a misaligned access would end the context. If it may use
+    tensor cores, it needs 16 bytes if k is a multiple of 8, and 8 if k is a multiple of 4.
     """
     if message.options.dtype not in _NARROW and "FAST" not in message.options.compute:
         return False

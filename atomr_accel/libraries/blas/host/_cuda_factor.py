@@ -1,8 +1,9 @@
 """Batched factorizations on CUDA.
 
-The vendor's functions take column-major matrices by pointer, with any leading dimension.
-One transposition of the batch as a whole, (batch * m) x n to n x (batch * m), makes such
-matrices of row-major ones: the columns of matrix i begin at i * m, batch * m apart.
+The vendor's functions take column-major matrices by pointer, with any leading dimension. One
+transposition turns a batch of row-major matrices into such matrices. It takes the whole batch from
+(batch * m) x n to n x (batch * m). The columns of matrix i then begin at i * m, and are batch * m
+apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What everything that uses cuBLAS on a lane shares: handles, scalars, small transfers."""
+"""Handles, scalars and small transfers for every user of cuBLAS on a lane."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ _PIECE: Final = 1 << 16
 """Uploads of up to this size return before the stream comes to them."""
 
 _MOST_PITCH: Final = 2**31 - 1
-"""How many bytes the driver's functions for rows can have them apart
-(``CU_DEVICE_ATTRIBUTE_MAX_PITCH`` of every device)."""
+"""Largest number of bytes between rows that the driver's functions accept
+(``CU_DEVICE_ATTRIBUTE_MAX_PITCH`` of every device).
+"""
 
 _WORKSPACE: Final = 32 << 20
-"""What cuBLAS takes by itself on the largest devices."""
+"""Bytes of the workspace that cuBLAS itself takes on the largest devices."""
 
 _KERNELS: Final = CudaSource(__package__, "shift.cu")
 """cuBLAS counts from one, everybody else here from zero."""

@@ -43,10 +43,10 @@ TURNED: Final = (OP_T, OP_N)
 """The op of the transposed matrix that gives 0 and 1 of the matrix itself."""
 
 _OF_MATRICES: Final = {"trmv": "trmm", "trsv": "trsm"}
-"""What does for a row what a routine does for a vector."""
+"""The matrix routine that runs a vector routine, with the vector as one row."""
 
 _SCALAR_WORDS: Final = {"a": "alpha", "c": "cosine", "s": "sine"}
-"""What the vendor calls scalars, where it is not their name."""
+"""The vendor's names of scalars that differ from ours."""
 
 
 class _Call(NamedTuple):
@@ -69,7 +69,7 @@ class _Call(NamedTuple):
 
     @property
     def conjugates(self) -> bool:
-        """Whether a matrix is to be conjugated."""
+        """Return True if the routine uses the conjugate of the matrix."""
         return self.options.get("trans") == OP_C
 
 
@@ -138,7 +138,7 @@ class CudaRoutines:
         options: dict[str, int],
         shapes: list[tuple[int, ...]],
     ) -> dict[str, Any]:
-        """What the words stand for, of row-major matrices as columns."""
+        """Return the value of each word for row-major matrices read as column-major ones."""
         dtype, pointer = message.dtype, self._pointer
         values: dict[str, Any] = dict(sizes)
         if "m" in sizes:
@@ -213,7 +213,7 @@ class CudaRoutines:
             self._plain(call)
 
     def _gbmv(self, call: _Call) -> None:
-        """The sizes are those of the matrix as it is."""
+        """Run ``gbmv`` with the sizes of the matrix before transposing."""
         sizes = call.sizes
         m, n = (sizes["n"], sizes["m"]) if call.options["trans"] else (sizes["m"], sizes["n"])
         call.values.update(m=m, n=n)
@@ -223,7 +223,7 @@ class CudaRoutines:
         self._of_band(call, call.sizes["k"] + 1)
 
     def _of_band(self, call: _Call, diagonals: int) -> None:
-        """The band of the matrix as it is: only its storage has to be turned."""
+        """Turn the storage of a band, whose matrix is not transposed, and run the routine."""
         values, band = call.values, self._pointer(call.message.scratch)
         self.transpose(call.dtype, band, values["a"], diagonals, values["lda"])
         values.update(a=band, lda=diagonals)
@@ -256,7 +256,10 @@ class CudaRoutines:
         )
 
     def _her(self, call: _Call) -> None:
-        """Of what would be conjugated, the turned matrix has the other: as ranks of a row."""
+        """Run ``her`` or ``her2`` as ``herk`` or ``her2k`` of rows.
+
+        In column-major order the routine would conjugate the other operand.
+        """
         values, real = call.values, REAL_OF[call.dtype]
         values |= {"trans": OP_C, "k": 1, "c": values["a"], "ldc": values["lda"]}
         values["beta"] = self._scalar(call.message, 1, real)
@@ -268,7 +271,7 @@ class CudaRoutines:
             self.call("herk", call.dtype, **values | {"a": x[0], "lda": x[1]})
 
     def _copied(self, call: _Call) -> int:
-        """A vector that a routine changes in place: where it is."""
+        """Copy a vector that a routine changes in place, and return its pointer."""
         message = call.message
         given, target = map(self._pointer, message.places[1:])
         step, inc = message.steps[1:]
@@ -318,7 +321,7 @@ class CudaRoutines:
         self._trmm(call)
 
     def _rank_k(self, call: _Call) -> None:
-        """Of the turned matrices; what came second comes first in the turned result."""
+        """Run a rank-k update with turned matrices, which exchanges the two operands."""
         values = call.values
         turned = OP_C if call.row.operands[-1].structure == "hermitian" else OP_T
         values["trans"] = OP_N if call.options["trans"] else turned

@@ -109,5 +109,5 @@ def places(
 
 
 def _begin(dtype: str) -> str:
-    """How a function's name begins."""
+    """Return the beginning of the function names for a dtype."""
     return f"cublas{LETTERS[dtype]['t']}"

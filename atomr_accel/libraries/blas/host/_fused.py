@@ -31,13 +31,13 @@ _LAUNCH_BOUND: Final = 1 << 24
 """Up to this many multiplications a product is bound by launching (256 cubed)."""
 
 _ALIGNED: Final = 16
-"""What the library assumes of pointers in tables where it may use tensor cores."""
+"""Alignment that the library assumes of pointers in tables if it may use tensor cores."""
 
 _TABLE_BYTES: Final = 3 * 8 * _MOST
 
 
 def _key(message: Gemm) -> Hashable:
-    """What products that go together have in common; None if one goes alone."""
+    """Return the properties that products of one call must share, or None to run one alone."""
     m, n, k = message.m, message.n, message.k
     if not 0 < m * n * k <= _LAUNCH_BOUND:
         return None

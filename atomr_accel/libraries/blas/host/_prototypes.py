@@ -69,7 +69,7 @@ COMPUTE_TYPES: Final = {
     "float32": COMPUTES["32F"],
     "float64": COMPUTES["64F"],
 }
-"""How plain products of a dtype are computed; those of 16 bits accumulate in float32."""
+"""Compute type of plain products of a dtype; 16-bit types accumulate in float32."""
 
 WORDS: Final = {
     word: kind
@@ -83,7 +83,7 @@ WORDS: Final = {
     }.items()
     for word in words
 } | dict.fromkeys(("stride_a", "stride_x", "stride_y"), "i64")
-"""What the words for arguments are in C; every routine takes the handle first."""
+"""C type of each argument word; every routine takes the handle first."""
 
 LETTERS: Final = {
     "float32": {"t": "S", "r": "S", "i": "Is", "u": "S{}", "c": "S{}"},
@@ -91,8 +91,9 @@ LETTERS: Final = {
     "complex64": {"t": "C", "r": "Sc", "i": "Ic", "u": "C{}u", "c": "C{}c"},
     "complex128": {"t": "Z", "r": "Dz", "i": "Iz", "u": "Z{}u", "c": "Z{}c"},
 }
-"""How a symbol begins for a dtype: t plainly, r with a real result, i with an index;
-u and c also end differently where complex numbers come unconjugated and conjugated."""
+"""Beginning of a symbol for a dtype: t is the plain form, r has a real result, i an index. With u
+and c the name also ends differently, for unconjugated and conjugated complex numbers.
+"""
 
 HALF_GEMV: Final = {
     "float16": "cublasHSHgemvStridedBatched_64",
@@ -117,7 +118,7 @@ BATCHED: Final = {
     "trsm": "ptr int int int int int int ptr ptr int ptr int int",
     "matinv": "ptr int ptr int ptr int ptr int",
 }
-"""What takes stacks of matrices by pointer, and has 32-bit sizes only."""
+"""Functions that take stacks of matrices by pointer, with 32-bit sizes only."""
 
 
 COUNTS_NOTHING: Final = ("rotg_v2", "rotmg_v2")

@@ -1,7 +1,7 @@
-"""What the BLAS lane executes.
+"""Messages of the BLAS lane.
 
-Arrays are row-major. ``trans`` is 0, 1 or 2: as it is, transposed, conjugate transposed.
-Addresses that an op does not use are 0.
+Arrays are row-major. ``trans`` is 0 for none, 1 for the transpose and 2 for the conjugate
+transpose. Addresses that an op does not use are 0.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Gemm(Message, frozen=True):
 
 
 class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What products of any types have in common.
+    """Options that products of any types share.
 
     Attributes:
         dtype: element type of a and b.
         dtype_c: element type of c.
-        compute: how to compute, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        compute: compute type, as the vendor names it without ``CUBLAS_COMPUTE_``.
         trans_a, trans_b: 0, 1 or 2.
     """
 
@@ -74,16 +74,15 @@ class GemmEx(Message, frozen=True):
         a, b, c: addresses.
         sizes: m, n and k.
         batch: the batch's shape; c is contiguous over it.
-        strides_a, strides_b: elements from one matrix to the next along each dimension
-            of ``batch``; 0 repeats the matrix.
+        strides_a, strides_b: elements from one matrix to the next along each dimension of
+            ``batch``; 0 repeats the matrix.
         options: see there.
         alpha, beta: scalars; with beta 0, c is not read.
         pointers: room for three pointers for each product, where one stride is not enough.
-        rows: elements from one row to the next of a, b and c as they are stored; None where
-            all are contiguous.
-        strides_c: elements from one c to the next along each dimension of ``batch``; None
-            where c is contiguous.
-        at: where alpha and beta are on the device, as those of a ``Routine``.
+        rows: elements between stored rows of a, b and c; None if all are contiguous.
+        strides_c: elements from one c to the next along each dimension of ``batch``; None if c is
+            contiguous.
+        at: addresses of alpha and beta on the device, as for a ``Routine``.
     """
 
     a: int
@@ -124,21 +123,21 @@ class GemmList(Message, frozen=True):
 
 
 class Routine(Message, frozen=True):
-    """A routine of levels 1 to 3: what its row in ``_rows`` leaves open.
+    """A call of a routine of levels 1 to 3, which a row of ``_rows`` describes.
 
     Attributes:
         row: the row's name.
         dtype: element type.
-        sizes: in the row's order; of matrices as they count, transposed where they are.
-        places: the address of each operand; of a vector that of its first element in memory.
-        steps: of each operand: elements from one to the next of a vector, where negative ones
-            go from the last to the first.
+        sizes: in the row's order; of matrices after transposing.
+        places: the address of each operand; for a vector, of its first element in memory.
+        steps: for each operand, elements between values of a vector; negative steps go from the
+            last to the first.
         scalars: in the row's order; None for one that is on the device.
         options: in the row's order; sides, triangles and diagonals of ones are 0 or 1.
-        clear: fill what is written with zeros first.
+        clear: fill the written operands with zeros first.
         scratch: room for a copy of a band.
-        at: where scalars are on the device, in the row's order, and room for one more; a number
-            in ``scalars`` still has to be put there. Empty where none is on the device.
+        at: addresses of scalars on the device, in the row's order, and room for one more. Numbers
+            in ``scalars`` are written there first. Empty if all scalars are numbers.
     """
 
     row: str
@@ -154,14 +153,14 @@ class Routine(Message, frozen=True):
 
 
 class Stacked(Message, frozen=True):
-    """Many products of a matrix and a vector, or triangular systems.
+    """A batch of products of a matrix and a vector, or of triangular systems.
 
     Attributes:
-        routine: ``"gemv"``: ``c = alpha * op(a) @ b + beta * c``, or ``"trsm"``: c solves
-            ``op(a) @ c = alpha * b``, or ``c @ op(a) = alpha * b``.
+        routine: ``"gemv"`` or ``"trsm"``. ``gemv`` computes ``c = alpha * op(a) @ b + beta * c``.
+            With ``trsm``, c solves ``op(a) @ c = alpha * b``, or ``c @ op(a) = alpha * b``.
         dtype: element type.
         a, b, c: addresses.
-        sizes: rows and columns of a as it is stored, for ``gemv``; of c, for ``trsm``.
+        sizes: stored rows and columns of a for ``gemv``, of c for ``trsm``.
         batch: the batch's shape; c is contiguous over it, and for ``trsm`` so is b.
         strides_a, strides_b: elements from one to the next along each dimension of ``batch``.
         options: of ``gemv`` trans; of ``trsm`` side, lower, trans and diag.

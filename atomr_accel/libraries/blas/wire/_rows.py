@@ -1,8 +1,8 @@
 """The routines of levels 1 to 3, a row for each.
 
-A row says what both sides need to know of a routine: its arguments and what part they take, the
-dtypes, what is read and written, and the vendor's function. Checks, messages, executors and
-tests walk through these roles, so a further routine is a row, a line for the CPU
+A row holds the facts that program and host share about a routine: its arguments and their roles,
+its dtypes, the operands that it reads and writes, and the vendor's function. Checks, messages,
+executors and tests iterate over the rows. A new routine needs a row, a line for the CPU
 (``host/_cpu_routines``), and the method with its docstring.
 """
 
@@ -30,19 +30,19 @@ class Operand(NamedTuple):
 
     Attributes:
         name: of the argument.
-        shape: the sizes of what the routine takes, after transposing: ``("m", "n")`` of a matrix,
-            one for a vector, none for a number. ``"s"`` is the size on the matrix's side: n on
-            the right, m on the left. ``"5"`` is that many numbers in a row.
-        access: ``"r"`` read, ``"w"`` written, ``"rw"`` both; ``"beta"`` is written, and read
-            unless beta is 0.
-        word: what the vendor calls it.
-        steps: which options tell where a vector begins and what its steps are: x or y.
-        trans: which option transposes it.
-        structure: which part of it counts, and what that makes of the whole.
-        form: how a matrix is stored that is not there as a whole: a row for each diagonal of a
-            band, or one column of a triangle after the other.
-        dtype: ``"real"`` or ``"index"``, where it is not that of the other operands.
-        made: how it is made where it is absent; ``""`` if it has to be given.
+        shape: its sizes after transposing: ``("m", "n")`` for a matrix, one for a vector, none for
+            a number. ``"s"`` is the size on the matrix's side: n on the right, m on the left.
+            ``"5"`` stands for five numbers in a row.
+        access: ``"r"`` read, ``"w"`` written, ``"rw"`` both; ``"beta"`` is written, and read unless
+            beta is 0.
+        word: the vendor's name for it.
+        steps: the options with a vector's offset and increment: x or y.
+        trans: the option that transposes it.
+        structure: the relation of the part that is read to the whole matrix.
+        form: the storage of a matrix that is not full: a row for each diagonal of a band, or one
+            column of a triangle after the other.
+        dtype: ``"real"`` or ``"index"`` if it differs from the dtype of the other operands.
+        made: how it is made if it is absent; ``""`` if it must be given.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Operand(NamedTuple):
 
     @property
     def written(self) -> bool:
-        """Whether the routine writes it."""
+        """Return True if the routine writes it."""
         return self.access != "r"
 
     @property
@@ -80,25 +80,25 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A routine.
+    """A description of one routine.
 
     Attributes:
         name: of the method.
-        formula: what its results are, in NumPy's words: of operands as they count, transposed
-            and completed by their structure. ``mul`` and ``solve`` mind the side. Tests hold
-            the routine against it.
-        operands: in the order in which they are looked at.
-        vendor: the letter of the vendor's function (see ``symbol``), its name, and its
-            arguments; None if others do its work.
-        half: the function for 16-bit types, and its arguments.
+        formula: its results as NumPy expressions of whole operands, transposed and completed by
+            their structure. ``mul`` and ``solve`` depend on the side. Tests compare the routine
+            with it.
+        operands: in the order in which they are checked.
+        vendor: the letter of the vendor's function (see ``symbol``), its name, and its arguments;
+            None if others do its work.
+        half: the vendor's function for 16-bit types, and its arguments.
         dtypes: of the operands.
         scalars: names; with ``:real`` those that are real for complex dtypes too.
         options: of ``lower``, ``side``, ``diag`` and those that transpose.
-        counts: sizes that the caller gives, and not the operands.
-        in_place: operands that may be what is written, exactly.
-        forward: whether steps must be positive: always, or for conjugates.
-        transposes: what may be done to matrices of a complex dtype.
-        filled: whether it needs at least one element.
+        counts: sizes that the caller passes, because the operands do not determine them.
+        in_place: operands that may be exactly the written one.
+        forward: when steps must be positive: always, or for conjugates.
+        transposes: the transpositions that matrices of a complex dtype allow.
+        filled: True if it needs at least one element.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Row:
 
 
 def packed(n: int) -> int:
-    """How many elements a triangle has."""
+    """Return the number of elements of a packed triangle."""
     return n * (n + 1) // 2
 
 

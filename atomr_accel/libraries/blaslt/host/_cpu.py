@@ -121,7 +121,7 @@ class CpuBlasLt:
         return np.swapaxes(array.conj() if op == 2 else array, -1, -2)
 
     def _scaled(self, spec: Spec, message: Matmul, a: Array, b: Array) -> tuple[Array, Array, Any]:
-        """The operands with their scales, and what is left to multiply the product by."""
+        """Return the operands with their scales, and the factor that remains for the product."""
         context = self._context
         if spec.scaling in BLOCKS:
             block = BLOCKS[spec.scaling]
@@ -152,7 +152,7 @@ class CpuBlasLt:
         return self._context.array(message.bias, (count, n), kind)
 
     def _after(self, spec: Spec, epilogue: Epilogue, message: Matmul, value: Array) -> Array:
-        """Activations, and what they keep or take back."""
+        """Apply activations, and write or read their auxiliary output."""
         name, n = spec.epilogue, spec.n
         lead = value.shape[:-1]
         if epilogue.mask:
@@ -194,7 +194,7 @@ def gelu_slope(x: Array) -> Array:
 
 
 def saturate(value: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert; fp8 and int8 take their largest number for what is beyond it."""
+    """Convert values; fp8 and int8 clip to their largest number."""
     if dtype.name.startswith("float8"):
         most = float(_finfo(dtype).max)
         return np.clip(value, -most, most).astype(dtype)

@@ -1,7 +1,7 @@
 """BLASLt on CUDA: one cuBLASLt handle on one lane.
 
-cuBLASLt is column-major, where a row-major array is its own transpose: the operands change
-places, and what it calls a row of d is a column of ours.
+cuBLASLt is column-major, so it sees a row-major array as its transpose. The operands exchange
+places, and a row of d in cuBLASLt's terms is a column of ours.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ _MOST_CALLS: Final = 64
 _ROUNDS: Final = 5
 _ROUND_MILLISECONDS: Final = 2.0
 _MOST_RUNS: Final = 20
-"""How to time candidates: in turns, because clocks change while a device gets warm, and for
-so long in each turn. Each one's median counts."""
+"""Largest number of runs of a candidate. Candidates are timed in alternation, because clocks change
+while a device gets warm, and the median of each one counts."""
 
 _SOMEWHERE: Final = 1 << 12
-"""An address for what is only asked about, not read: algorithms depend on its alignment."""
+"""Address for queries, which read nothing there: algorithms depend on its alignment."""
 
 _SCALE_MODES: Final = {
     "rows": "OUTER_VEC_32F",
     "nvfp4": "VEC16_UE4M3",
     "mxfp8": "VEC32_UE8M0",
 }
-"""How scales lie, where it is not one number for all."""
+"""Modes of scales other than one number for all elements."""
 
 _KERNELS: Final = CudaSource(__package__, "fp4.cu")
 
@@ -87,12 +87,12 @@ class _Place:
     """An attribute of a product that is a pointer.
 
     Attributes:
-        name: what the library calls it.
-        field: what the messages call it.
+        name: the library's name for it.
+        field: its field in messages.
         offset: bytes from the field's pointer to it.
-        cell: what ``set`` sets it to.
-        set: sets it; its status.
-        known: what it is now.
+        cell: the value for ``set``.
+        set: sets the attribute, and returns the library's status.
+        known: its current value.
     """
 
     name: str
@@ -104,7 +104,7 @@ class _Place:
 
 
 class _Cells(NamedTuple):
-    """What calls of a product read when they are made."""
+    """Arguments that calls of a product read at each call."""
 
     a: c_void_p
     b: c_void_p
@@ -118,7 +118,7 @@ class _Cells(NamedTuple):
 
     @classmethod
     def of(cls, spec: Spec) -> _Cells:
-        """Those of a product, in which there are nulls and zeros yet."""
+        """Make the cells of a product, with nulls and zeros."""
         alpha, alpha_pointer = number_cell(spec.scale_type)
         if spec.factors:
             alpha = alpha_pointer = c_void_p()
@@ -132,7 +132,7 @@ class _Prepared(NamedTuple):
 
     spec: Spec
     empty: bool
-    """Whether nothing is multiplied."""
+    """True if there is nothing to multiply."""
     c_may_be_d: bool
     description: int
     a: int
@@ -179,7 +179,7 @@ class CudaBlasLt:
         load_cublaslt()
 
     def close(self) -> None:
-        """Destroy the handle and what was prepared with it."""
+        """Destroy the handle and the prepared products."""
         self._plans.clear()
         if self._kernels is not None:
             self._kernels.close()
@@ -193,7 +193,7 @@ class CudaBlasLt:
         return [(*each, 0 if plan.empty else self._number(each[0])) for each in found]
 
     def _number(self, algorithm: bytes) -> int:
-        """What the library calls an algorithm, whatever its settings."""
+        """Return the library's number of an algorithm, which is independent of its settings."""
         number, written = c_int32(), c_size_t()
         self._library.call(
             "cublasLtMatmulAlgoConfigGetAttribute",
@@ -217,7 +217,7 @@ class CudaBlasLt:
             raise self._error("cublasLtMatmul", status)
 
     def _prepare_matmul(self, template: Template) -> Callable[[Sequence[int]], None] | None:
-        """What runs products that differ in addresses."""
+        """Return a function that runs products with other addresses, or None."""
         message: Any = template.message
         spec, plan = message.spec, self._plan(message.spec)
         if plan.empty or message.zeros or message.packed_scales:
@@ -363,7 +363,7 @@ class CudaBlasLt:
         return tuple(places)
 
     def _clear_sums(self, spec: Spec, message: Matmul) -> None:
-        """What an empty product still writes: sums, and the largest of nothing."""
+        """Write the sums and the largest magnitude of an empty product, which are zeros."""
         epilogue = EPILOGUES[spec.epilogue]
         if epilogue.bias_gradient:
             count = (spec.m if epilogue.bias_gradient == "m" else spec.n) * spec.batch

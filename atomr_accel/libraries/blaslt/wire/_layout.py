@@ -11,23 +11,23 @@ from ...wire._options import LARGEST, whole
 @final
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How to read a buffer as a matrix, or as a batch of them, whatever its own shape.
+    """A layout in which a buffer is read as a matrix or a batch, regardless of its shape.
 
     Attributes:
         rows: rows of the matrix.
         columns: columns of the matrix.
-        ld: leading dimension: elements from one row to the next, or with order ``"col"``
-            from one column to the next. By default there is no gap.
+        ld: leading dimension: elements from one row to the next, or with order ``"col"`` from one
+            column to the next. By default rows have no gaps.
         order: ``"row"`` (C) or ``"col"`` (Fortran).
         offset: elements before the first matrix.
-        batch: how many matrices; None for one without a batch dimension.
-        batch_stride: elements from one matrix to the next; 0 repeats it. By default one
-            begins where the last one ends.
+        batch: the number of matrices; None for one without a batch dimension.
+        batch_stride: elements from one matrix to the next; 0 repeats it. By default matrices have
+            no gaps.
 
     Raises:
-        TypeError: sizes that are no whole numbers.
-        ValueError: sizes that are negative, or a leading dimension that is too small;
-            numbers of more than 63 bits.
+        TypeError: sizes that are not whole numbers.
+        ValueError: sizes that are negative, or a leading dimension that is too small; numbers of
+            more than 63 bits.
     """
 
     rows: int

@@ -1,7 +1,7 @@
-"""What the BLASLt lane executes.
+"""Messages of the BLASLt lane.
 
-A product is described once, by a ``Spec`` that is sent as bytes: the lane keeps
-what it has prepared for it under those bytes, and decodes them only the first time.
+A ``Spec`` describes a product once, and is sent as bytes. The lane keeps its prepared product under
+those bytes, and decodes them only the first time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Scalar = float | tuple[float, float]
 
 
 class Operand(msgspec.Struct, frozen=True, array_like=True):
-    """How a matrix lies in memory: rows of ``columns`` elements, ``ld`` apart.
+    """The layout of a matrix in memory: rows of ``columns`` elements, ``ld`` apart.
 
     Attributes:
         rows, columns: as stored, before any transposition.
         ld: elements from one row to the next.
         step: elements from one matrix of the batch to the next; 0 repeats it.
         dtype: element type.
-        alignment: bytes that every address of it is a multiple of.
+        alignment: bytes to which every address of it is aligned.
     """
 
     rows: int
@@ -40,21 +40,21 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         m, n, k: op(a) is (m, k), op(b) is (k, n).
-        batch: how many products.
-        a, b, c, d: how the matrices lie in memory.
-        op_a, op_b: 0, 1 or 2: as it is, transposed, conjugate transposed.
-        compute: compute type, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        batch: the number of products.
+        a, b, c, d: layouts of the matrices in memory.
+        op_a, op_b: 0 for none, 1 for the transpose, 2 for the conjugate transpose.
+        compute: compute type, as the vendor names it without ``CUBLAS_COMPUTE_``.
         scale_type: dtype of alpha and beta.
         epilogue: its name; the empty string for none.
         bias_dtype: dtype of the bias or its gradient.
         bias_step: elements from one bias of the batch to the next.
         aux_ld: elements (of a bit mask: bits) from one row of aux to the next.
-        bias_alignment, aux_alignment: bytes that their addresses are multiples of.
-        scaling: how a and b are scaled: ``""``, ``"tensor"``, ``"rows"``, or one of ``BLOCKS``.
-        scale_a, scale_b, scale_d: whether a, b and d have scales.
-        amax: whether the largest magnitude of the result is wanted.
-        fast: whether fp8 products may accumulate less precisely.
-        factors: whether there is an alpha for each column.
+        bias_alignment, aux_alignment: bytes to which their addresses are aligned.
+        scaling: the scaling of a and b: ``""``, ``"tensor"``, ``"rows"``, or one of ``BLOCKS``.
+        scale_a, scale_b, scale_d: True if a, b and d have scales.
+        amax: True to compute the largest magnitude of the result.
+        fast: True if fp8 products may accumulate less precisely.
+        factors: True if there is an alpha for each column.
     """
 
     m: int
@@ -105,14 +105,14 @@ class Matmul(Message, frozen=True):
 
     Attributes:
         spec: an encoded ``Spec``.
-        algorithm: what ``Heuristic`` returned; empty to take the best.
+        algorithm: an answer of ``Heuristic``; empty to take the best.
         a, b, c, d: addresses; d may be c.
-        bias: address of the bias, or of where its gradient goes.
-        aux: address of what the epilogue keeps, or takes back.
+        bias: address of the bias, or of its gradient.
+        aux: address of the buffer that the epilogue writes, or reads.
         scale_a, scale_b, scale_d: addresses of scales, or 0.
-        amax: address of where the largest magnitude goes, or 0.
+        amax: address of the largest magnitude, or 0.
         workspace, workspace_bytes: memory for the algorithm.
-        packed_a, packed_b, packed_scales: memory for what must be rearranged.
+        packed_a, packed_b, packed_scales: memory for operands that are rearranged.
         zeros: bytes to clear at ``a`` first, which then stands for empty operands.
         alpha, beta: scalars; with beta 0, c is not read.
         factors: address of an alpha for each column, which then stands for ``alpha``.
@@ -142,11 +142,11 @@ class Matmul(Message, frozen=True):
 
 
 class Tune(Message, frozen=True):
-    """Time algorithms on a product; answered by the fastest one's position.
+    """Time algorithms on a product; the answer is the position of the fastest.
 
     Attributes:
-        product: what to run, with outputs that nobody needs.
-        candidates: what ``Heuristic`` returned.
+        product: the product to run, with outputs that are discarded.
+        candidates: the answer of ``Heuristic``.
     """
 
     returns: ClassVar[Any] = int
@@ -156,13 +156,13 @@ class Tune(Message, frozen=True):
 
 
 class Epilogue(msgspec.Struct, frozen=True):
-    """What happens to a product before it is stored.
+    """An operation on a product before it is stored.
 
     Attributes:
-        vendor: the vendor's name of it, in its column-major view.
+        vendor: the vendor's name for it, in its column-major view.
         bias: a bias is added.
-        makes_aux: what the backward pass needs is stored.
-        takes_aux: that is read.
+        makes_aux: auxiliary output is stored for the backward pass.
+        takes_aux: auxiliary output is read.
         bias_gradient: a bias gradient is computed, of length ``"n"`` or ``"m"``.
         mask: aux is a mask of bits.
     """

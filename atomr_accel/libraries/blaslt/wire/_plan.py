@@ -1,4 +1,4 @@
-"""What a product looks like: shapes, dtypes and the rules they must keep. No buffers here."""
+"""Plans of products: shapes, dtypes and their rules, without buffers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ EXPONENTS: Final = "uint8"
 """The dtype of scales that are powers of two: exponents, counted from -127."""
 
 _LINE: Final = 16
-"""fp8 and fp4 want rows that are multiples of so many bytes."""
+"""fp8 and fp4 need rows that are multiples of this number of bytes."""
 
 _ALIGNED: Final = 256
-"""What every buffer is aligned to."""
+"""Alignment of every buffer in bytes."""
 
 _MOST_PRODUCTS: Final = 2**31 - 1
 
@@ -46,8 +46,8 @@ class Kind(NamedTuple):
     Attributes:
         computes: compute types, the default one first.
         scale: dtype of alpha and beta.
-        bias: dtype of a bias; None where there can be none.
-        c: dtypes that what is added may have, the default one first.
+        bias: dtype of a bias; None if it cannot have one.
+        c: possible dtypes of the added array, the default one first.
     """
 
     computes: tuple[str, ...]
@@ -98,13 +98,13 @@ class Given(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     alignment: int = 256
-    """What its address is a multiple of: views begin anywhere."""
+    """Bytes to which its address is aligned; views may begin anywhere."""
     laid: Laid | None = None
-    """How its matrices lie as they are stored, where it is not contiguous."""
+    """Layout of its stored matrices, if it is not contiguous."""
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -134,20 +134,20 @@ class PlanKey(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a call is carried out.
+    """The plan of a call.
 
     Attributes:
         spec: the product.
-        encoded: the same as the lane gets it.
+        encoded: the product as bytes, as the lane gets it.
         shape: shape of the result.
-        aux_shape, aux_dtype: of what the epilogue keeps.
+        aux_shape, aux_dtype: of the auxiliary output.
         gradient_shape: of a bias gradient.
         offset_a, offset_b, offset_d: bytes before the matrices.
         zeros: bytes of zeros that stand for a and b, which are empty.
         packed: bytes of scratch memory for a, for b and for their scales.
-        scratch: whether there are bytes of either.
-        several: whether there are more results than one.
-        real: whether alpha and beta are any real numbers.
+        scratch: True if it needs zeros or packed memory.
+        several: True if there is more than one result.
+        real: True if alpha and beta are arbitrary real numbers.
     """
 
     spec: Spec
@@ -405,12 +405,12 @@ def _output_layout(
 
 
 def _alignment(given: Given | None, offset: int = 0) -> int:
-    """What an address in a buffer is a multiple of; one that is made is well aligned."""
+    """Return the alignment of an address in a buffer; a buffer that is made is well aligned."""
     return math.gcd(_ALIGNED if given is None else given.alignment, offset)
 
 
 def _require_aligned(key: PlanKey) -> None:
-    """What epilogues read is read 16 bytes at a time, which the library does not check."""
+    """Require 16-byte alignment of the epilogue's inputs, which the library does not check."""
     for name in ("bias", "aux"):
         given: Given | None = getattr(key, name)
         if given is not None and given.alignment % _LINE:
@@ -432,7 +432,7 @@ def _operand(view: _View, steps: tuple[int, ...], given: Given) -> Operand:
 
 
 def _check_narrow(key: PlanKey, view_a: _View, view_b: _View, k: int, n: int) -> None:
-    """What int8, fp8 and fp4 ask of sizes."""
+    """Check the sizes that int8, fp8 and fp4 require."""
     narrow = key.a.dtype
     if narrow == "int8":
         multiple, what = 4, "int8 needs leading dimensions of a multiple of 4"
@@ -516,7 +516,7 @@ def _aux(
 
 
 def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tuple[int, int, int]]:
-    """How a and b are scaled, and the scratch memory that takes."""
+    """Return the scaling of a and b, and the scratch memory that it needs."""
     a, b = key.scale_a, key.scale_b
     narrow = key.a.dtype
     if narrow == E2M1:
@@ -561,7 +561,7 @@ def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tup
 def _block_scaling(
     key: PlanKey, scaling: str, m: int, n: int, k: int, count: int
 ) -> tuple[int, int, int]:
-    """A scale for each block of elements along k; what is packed takes scratch memory."""
+    """Check a scale for each block of elements along k, and return the bytes for packing scales."""
     what, block = scaling[-3:], BLOCKS[scaling]
     if count != 1 or key.trans_a or not key.trans_b:
         raise Unsupported(
@@ -593,7 +593,7 @@ def block_scale_bytes(rows: int, columns: int) -> int:
 
 
 def _factors(key: PlanKey, kind: Kind, n: int) -> bool:
-    """Whether there is an alpha for each column."""
+    """Return True if there is an alpha for each column."""
     given = key.factors
     if given is None:
         return False

@@ -39,11 +39,11 @@ _FLAGS: Final = (
 
 
 class Build(NamedTuple):
-    """A kernel, and what fills its parameters.
+    """A kernel, and the second kernel that fills its parameters.
 
     Attributes:
         image: a cubin.
-        facts: what it tells of itself.
+        facts: facts that the image holds about itself.
         origin: ``"disk"`` or ``"built"``.
     """
 

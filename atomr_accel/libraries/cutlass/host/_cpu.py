@@ -117,7 +117,7 @@ class _Product:
         return product
 
     def _convolution(self) -> Array:
-        """The sums over all taps of what they meet, times their filters."""
+        """Return the sums over all taps of the elements that they meet, times their filters."""
         spec, message = self._spec, self._message
         m, n, *_ = message.sizes
         window = Window.of(message.sizes, spec.space)
@@ -130,7 +130,7 @@ class _Product:
         return total[None]
 
     def _by_filters(self) -> Array:
-        """For each tap the gradients, times what it has met."""
+        """Return, for each tap, the gradients times the elements that the tap meets."""
         spec, message = self._spec, self._message
         m, _, k, *_ = message.sizes
         grad = _wide(self._array(message.a, (k, m), DTYPES[spec.a])).T
@@ -138,7 +138,7 @@ class _Product:
         return np.stack([grad @ met for met in self._met(window, message.b, k)])
 
     def _met(self, window: Window, address: int, count: int) -> Iterator[Array]:
-        """What each tap meets at all positions, channels innermost."""
+        """Yield the elements that each tap meets at all positions, channels innermost."""
         images = count // math.prod(window.positions)
         shape = images, *window.image, window.channels
         x = self._array(address, shape, DTYPES[self._spec.a])

@@ -32,12 +32,12 @@ _FLOAT_BYTES: Final = 4
 
 
 class _Call(NamedTuple):
-    """How products of a size are launched on a stream.
+    """A launch of products of one size on one stream.
 
     Attributes:
-        plan: what is launched.
-        config: how.
-        zeros: what is added to, and so has to be zeros first: slots, and bytes.
+        plan: the plan to launch.
+        config: the launch configuration.
+        zeros: slots and bytes of buffers that must be zeros first, because the kernel adds to them.
     """
 
     plan: Plan
@@ -152,10 +152,10 @@ class CudaCutlass:
 
 
 def _start(call: _Call, params: bytes) -> None:
-    """Launch with parameters, which the driver copies while it is called.
+    """Launch with parameters, which the driver copies during the call.
 
-    They are told as an argument, whose place only the driver knows: tensor maps are aligned to 64
-    bytes in the constant bank, and parameters do not begin at a multiple of that.
+    They are passed as one argument, because only the driver knows their place. Tensor maps are
+    aligned to 64 bytes in the constant bank, and parameters do not begin at a multiple of 64.
     """
     there = ctypes.create_string_buffer(params, len(params))
     told = ctypes.c_void_p(ctypes.addressof(there))

@@ -1,15 +1,16 @@
 """The C++ of convolutions: CUTLASS's product with a mainloop that finds its rows in images.
 
-A convolution is a product whose a is never in memory: each of its rows has what all taps of the
-filter meet at one position. CUTLASS's own mainloops for that have no persistent kernels for Hopper.
-So ``Mainloop`` here is that of a product, with its stages, its ``wgmma`` and its accumulators, but
-for what loads: TMA gathers, for one tap and some channels, what as many positions meet as a tile
-has rows (im2col), and zeros for what is outside of the image. What is summed over are taps, and for
-each of them tiles of channels. b, the filters, is a matrix for each tap.
+A convolution is a product whose a is never in memory: each of its rows holds the elements that all
+taps of the filter meet at one position. CUTLASS's own mainloops for that have no persistent kernels
+for Hopper. ``Mainloop`` here is therefore the mainloop of a product, with its stages, its ``wgmma``
+and its accumulators; only the loads differ. TMA gathers the elements that one tap meets in some
+channels, at as many positions as a tile has rows (im2col). Outside of the image it gathers zeros.
+The product sums over taps, and for each tap over tiles of channels. b, the filters, is a matrix for
+each tap.
 
-The gradient by images is that with the gradient in the place of images, and taps from the last. For
-the gradient by filters there is a product for each tap: a is the gradient, whose rows are filters,
-and what is gathered is b, whose rows are the positions that are summed over.
+The gradient by images is the same with the gradient instead of images, and with taps in reverse.
+For the gradient by filters there is a product for each tap. Its a is the gradient, whose rows are
+filters. Its b is gathered, and has the positions that are summed over as rows.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ _COLUMNS: Final = """\
           stages(_, _, _, state.index()));
     }}
 """
-"""b is gathered: what is summed over are positions, and there is a product for each tap."""
+"""A mainloop that gathers b and sums over positions; there is a product for each tap."""
 
 PROBLEM: Final = (
     "channels, flipped, image[{space}], positions[{space}], corner[{space}], stride[{space}], "
@@ -181,10 +182,10 @@ def mainloop(spec: Spec) -> str:
 
 
 def fill(spec: Spec, fusion: str) -> str:
-    """What fills the parameters.
+    """Return the C++ that fills the parameters.
 
     Args:
-        spec: of which build.
+        spec: the build.
         fusion: the arguments of its epilogue.
     """
     return _FILL.format(

@@ -1,4 +1,4 @@
-"""What is known of a kernel when it is compiled: facts that its image holds, read without a GPU."""
+"""Facts that are known when a kernel is compiled: its image holds them, and no GPU is needed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Map(NamedTuple):
     """A tensor map among a kernel's parameters.
 
     Attributes:
-        offset: where it belongs.
-        modes: its dimensions.
-        box: what is loaded or stored at a time, innermost first: elements, rows, matrices.
+        offset: bytes of parameters before it.
+        modes: the number of its dimensions.
+        box: elements, rows and matrices that are loaded or stored at a time.
         swizzle: as ``CUtensorMapSwizzle``.
     """
 
@@ -33,14 +33,14 @@ class Map(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the host has to know of a kernel.
+    """The facts about a kernel that the host needs.
 
     Attributes:
         params: bytes of its parameters.
         shared: bytes of shared memory.
         threads: of a block.
         stages: tiles that are loaded ahead.
-        maps: of a, b, what is added, and the result.
+        maps: of a, b, the added operand, and the result.
     """
 
     params: int
@@ -73,7 +73,7 @@ def _map(numbers: tuple[int, ...], cut: int) -> Map:
 
 
 def _variable(image: bytes, name: bytes) -> bytes:
-    """What a variable of a cubin, which is an ELF file, is set to."""
+    """Return the value of a variable of a cubin, which is an ELF file."""
     sections = [*_sections(image)]
     for _, kind, _, _, begin, size, link, *_ in sections:
         if kind != _SYMBOLS:

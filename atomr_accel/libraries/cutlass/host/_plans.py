@@ -40,11 +40,11 @@ _L2_128B: Final = 2
 
 
 class Kernel(NamedTuple):
-    """A build that is loaded.
+    """A loaded build.
 
     Attributes:
-        spec: what it is of.
-        facts: what it tells of itself.
+        spec: the description that it was built from.
+        facts: facts that its image holds.
         product, fill: its functions.
     """
 
@@ -69,20 +69,20 @@ class Extents(NamedTuple):
 
 
 def packed(*sizes: int, window: Window | None = None) -> Extents:
-    """Of a tensor without gaps."""
+    """Return the extents of a tensor without gaps."""
     return Extents(sizes, tuple(accumulate(sizes[:-1], mul)), window)
 
 
 class Plan(NamedTuple):
-    """What products of a size are launched with.
+    """The parts of a launch that all products of one size share.
 
     Attributes:
-        kernel: what is launched.
+        kernel: the kernel to launch.
         params: its parameters, with marks in them.
         grid: its blocks.
-        pointers: where pointers belong, each with its number.
-        numbers: where the epilogue's numbers belong, each with its own.
-        extents: of a, b, what is added and the result; none where the kernel makes the maps.
+        pointers: positions of pointers, each with its number.
+        numbers: positions of the epilogue's numbers, each with its number.
+        extents: of a, b, the added operand and the result; empty if the kernel makes the maps.
     """
 
     kernel: Kernel
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def _by_tap(inner: int, outer: int, taps: int) -> Extents:
-    """Of filters, as a matrix for each tap."""
+    """Return the extents of filters, as a matrix for each tap."""
     return Extents((inner, outer, taps), (taps * inner, inner))
 
 
@@ -117,7 +117,7 @@ class PlanStore:
         return self.make(spec, sizes, swizzle)[0]
 
     def make(self, spec: bytes, sizes: Sizes, swizzle: int) -> tuple[Plan, str, float]:
-        """The same; and where the kernel came from, and the seconds that took."""
+        """Return a plan, made if it is new; the kernel's origin; and the seconds spent."""
         key = spec, sizes, swizzle
         plan = self._plans.get(key)
         if plan is not None:
@@ -200,7 +200,7 @@ def _fill(kernel: Kernel, sizes: Sizes, swizzle: int, processors: int) -> Plan:
 
 
 def marks(params: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-    """Where in parameters pointers and numbers belong, each with its number."""
+    """Return the positions of pointers and numbers in parameters, each with its number."""
     pointers, numbers = [], []
     for at in range(0, len(params) - 7, 8):
         low, high = struct.unpack_from("<II", params, at)
@@ -214,7 +214,7 @@ def marks(params: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, 
 
 
 def extents_of(spec: Spec, sizes: Sizes) -> tuple[Extents, ...]:
-    """Of a, b, what is added, and the result."""
+    """Return the extents of a, b, the added operand, and the result."""
     m, n, k, count, *_ = sizes
     if spec.grouped:  # the kernel itself writes what they are
         return ()
@@ -243,12 +243,11 @@ def filled(
     pointers: Sequence[int],
     numbers: Sequence[float],
 ) -> bytes:
-    """The parameters of a call.
+    """Return the parameters of a call.
 
     Args:
-        plan: of which.
-        mapped: pointers for tensor maps of a, b, what is added, and the result; 0 for what is not
-            there.
+        plan: the plan of the call.
+        mapped: pointers for tensor maps of a, b, the added operand, and the result; 0 if absent.
         pointers: by number.
         numbers: the epilogue's.
     """
@@ -270,14 +269,14 @@ def filled(
 
 @lru_cache(1024)
 def _tensor_map(dtype: str, rounded: bool, pointer: int, extents: Extents, part: Map) -> bytes:
-    """A tensor map (``cuTensorMapEncodeTiled``, ``cuTensorMapEncodeIm2col``).
+    """Return a tensor map (``cuTensorMapEncodeTiled``, ``cuTensorMapEncodeIm2col``).
 
     Args:
         dtype: of elements.
-        rounded: whether float32 becomes TF32.
-        pointer: where they begin.
+        rounded: round float32 to TF32.
+        pointer: the first element.
         extents: of the tensor.
-        part: what is loaded at a time.
+        part: the map with the part to load at a time.
     """
     size = DTYPES[dtype].itemsize
     modes = part.modes if extents.window is None else len(extents.sizes)
@@ -320,7 +319,7 @@ def _tensor_map(dtype: str, rounded: bool, pointer: int, extents: Extents, part:
 
 
 def _kind(dtype: str, size: int, rounded: bool) -> Any:
-    """The type of a map's elements; what is not rounded is copied as it is."""
+    """Return the type of a map's elements; elements that are not rounded are copied as bytes."""
     kinds = driver.CUtensorMapDataType
     if size == 4 and rounded and dtype == "float32":
         return kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32

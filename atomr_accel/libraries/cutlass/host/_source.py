@@ -1,12 +1,11 @@
-"""The C++ of a build: a kernel by CUTLASS's collective builders, and what fills its parameters.
+"""The C++ of a build: a kernel by CUTLASS's collective builders, and one that fills its parameters.
 
 CUTLASS makes the parameters of a kernel on the host, in C++, which needs a compiler there. Here the
 same functions are compiled for the device (NVRTC's ``-default-device``), into a second kernel of
-one thread, ``fill``: it writes the parameters for sizes that it is given. Where a call's pointers
-and numbers belong it writes marks, which the executor finds and replaces (``_plans``). Only the
-driver encodes tensor maps, and CUTLASS leaves them empty under NVRTC; where they belong and what
-their boxes are is known when types are, and so is in ``facts``, an array that is read from the
-cubin.
+one thread, ``fill``. It writes the parameters for the sizes that it gets. In the places of a call's
+pointers and numbers it writes marks, which the executor finds and replaces (``_plans``). Only the
+driver encodes tensor maps, and CUTLASS leaves them empty under NVRTC. Their offsets and boxes
+follow from the types. The array ``facts`` holds them, and is read from the cubin.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ if TYPE_CHECKING:
 POINTER_MARK: Final = 0x7E57AB1E
 """The upper half of what stands for a pointer; the lower is 256 times its number."""
 NUMBER_MARK: Final = 0x7E57AB00
-"""What stands for a float32, plus its number, which is below ``MOST_NUMBERS``."""
+"""Mark of a float32; its number, below ``MOST_NUMBERS``, is added."""
 
 OPERANDS: Final = 4
 """Pointers with numbers below this are a, b, c and the result; the epilogue's follow."""
 
 FACTS: Final = ("params", "shared", "threads", "stages", "shared_by_a", "shared_by_b")
-"""What ``facts`` begins with: bytes of parameters and of shared memory; threads of a block; tiles
-that are loaded ahead; blocks of a cluster that share what is loaded of a, and of b. Six numbers
-for each tensor map follow: see ``_images``."""
+"""First numbers of ``facts``: bytes of parameters and of shared memory; threads of a block; stages,
+the tiles that are loaded ahead; blocks of a cluster that share tiles of a, and of b.
+
+Six numbers for each tensor map follow: see ``_images``.
+"""
 
 _TYPES: Final = {
     "float16": "cutlass::half_t",
@@ -319,7 +320,7 @@ class _Fusion:
         self._strides = _im2col.strides(spec) if spec.space else "p.n, mn"
 
     def functions(self) -> list[str]:
-        """What it computes with."""
+        """Return the C++ functions that the epilogue uses."""
         return [
             (_UNARY if FUNCTIONS[name].arity == 1 else _BINARY).format(
                 name=name, code=FUNCTIONS[name].code
@@ -328,7 +329,7 @@ class _Fusion:
         ]
 
     def root(self) -> tuple[str, str]:
-        """All of it: what it gives is of the result's dtype."""
+        """Return the whole epilogue, whose result has the result's dtype, and its arguments."""
         tree = self._spec.epilogue
         if tree.op in FUNCTIONS:
             return self._of(tree, "ElementD")

@@ -1,4 +1,4 @@
-"""What was found fastest, kept on disk."""
+"""The fastest kernels that were found, kept on disk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Candidate = tuple[bytes, int]
 
 
 def recall_tuned(wanted: bytes, sizes: Sizes, processors: int) -> list[Candidate]:
-    """What was found for such products on such a device; nothing, if they were not tuned."""
+    """Return the fastest kernel for such products on such a device, or an empty list."""
     data = FILES.get(_key(wanted, sizes, processors))
     return [] if data is None else [msgspec.msgpack.decode(data, type=Candidate)]
 
 
 def keep_tuned(wanted: bytes, sizes: Sizes, processors: int, found: Candidate) -> None:
-    """Note what is fastest."""
+    """Keep the fastest kernel for such products on such a device."""
     FILES.put(_key(wanted, sizes, processors), msgspec.msgpack.encode(found))
 
 

@@ -1,4 +1,4 @@
-"""What the lanes of CUTLASS execute."""
+"""Messages of the CUTLASS lanes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any, ClassVar, Final
 from ....wire import Message
 
 Sizes = tuple[int, ...]
-"""Of products: m, n, k, and how many there are; of convolutions a ``Window`` follows."""
+"""Sizes of products: m, n, k, and the number of products; for convolutions a ``Window`` follows."""
 
 
 class Build(Message, frozen=True):
-    """Have a kernel ready for products of a size.
+    """Prepare a kernel for products of one size.
 
-    Answered by where it came from (``"memory"``, ``"disk"`` or ``"built"``), and the seconds that
-    took.
+    The answer is its origin (``"memory"``, ``"disk"`` or ``"built"``), and the seconds spent.
 
     Attributes:
-        spec: what is built, encoded.
+        spec: the kernel's ``Spec``, encoded.
         sizes: of the products.
         swizzle: as in ``Matmul``.
     """
@@ -31,15 +30,15 @@ class Build(Message, frozen=True):
 
 
 class Matmul(Message, frozen=True):
-    """Multiply matrices, or what is found in images, building the kernel first if it is not there.
+    """Multiply matrices, or rows gathered from images, and build the kernel first if needed.
 
     Attributes:
-        spec: what is run, encoded.
+        spec: the kernel's ``Spec``, encoded.
         sizes: of the products.
-        swizzle: tiles that follow each other along the shorter side, so that they find what they
-            need in the cache.
+        swizzle: tiles that follow each other along the shorter side, so that their operands are in
+            the cache.
         a, b, c, out: addresses; c is 0 if nothing is read there.
-        buffers: addresses of what the epilogue reads and writes, by its slots.
+        buffers: addresses of the epilogue's buffers, by slot.
         numbers: its numbers.
     """
 
@@ -55,15 +54,15 @@ class Matmul(Message, frozen=True):
 
 
 class Grouped(Message, frozen=True):
-    """Multiply matrices of several sizes, building the kernel first if it is not there.
+    """Multiply matrices of several sizes, and build the kernel first if needed.
 
     Attributes:
-        spec: what is run, encoded.
-        rows: m of each product, none of which is 0.
-        sizes: 0, n, k, and how many there are.
+        spec: the kernel's ``Spec``, encoded.
+        rows: m of each product, at least 1.
+        sizes: 0, n, k, and the number of products.
         swizzle: as in ``Matmul``.
-        a, b, out: addresses, one of each product.
-        table: of memory for ``table_bytes`` of so many products.
+        a, b, out: addresses, one for each product.
+        table: address of ``table_bytes`` bytes of memory.
         numbers: the epilogue's.
     """
 
@@ -80,14 +79,14 @@ class Grouped(Message, frozen=True):
 
 _MAP_BYTES: Final = 128
 _MOST_MAPS: Final = 3
-"""Tensor maps of a multiprocessor for results, and for what is added."""
+"""Tensor maps of a multiprocessor for results, and for added operands."""
 
 
 def table_parts(count: int, processors: int) -> tuple[int, ...]:
-    """Where the parts of a table of products begin, in bytes, and where it ends.
+    """Return the offsets of the parts of a table of products, in bytes, and its size.
 
-    The parts are: pointers to a, b, what is added, and the result; strides of their rows; sizes;
-    tensor maps of results, and of operands, which the kernel writes.
+    The parts are: pointers to a, b, the added operand, and the result; strides of their rows;
+    sizes; tensor maps of results, and of operands, which the kernel writes.
 
     Args:
         count: of products.
@@ -100,7 +99,7 @@ def table_parts(count: int, processors: int) -> tuple[int, ...]:
 
 
 class Recall(Message, frozen=True):
-    """What was found fastest for such products; answered by its spec and swizzle, if anything was.
+    """Return the fastest kernel found for such products: its spec and swizzle, or an empty list.
 
     Attributes:
         wanted: a spec without tile, cluster and schedule, encoded.
@@ -114,14 +113,14 @@ class Recall(Message, frozen=True):
 
 
 class Tune(Message, frozen=True):
-    """Time kernels, which are built already, on the same operands, and keep which is fastest.
+    """Time kernels that are already built on the same operands, and keep the fastest.
 
-    Answered by the milliseconds of each.
+    The answer is the milliseconds of each.
 
     Attributes:
         wanted: as in ``Recall``.
-        product: what is run.
-        candidates: specs and swizzles that take the place of its own.
+        product: the product to run.
+        candidates: specs and swizzles that replace its own.
     """
 
     returns: ClassVar[Any] = list[float]

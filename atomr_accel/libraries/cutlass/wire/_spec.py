@@ -1,4 +1,4 @@
-"""What is built: a product for some dtypes, tiles and an epilogue, whatever its sizes."""
+"""The description of a build: a product for some dtypes, tiles and an epilogue, of any size."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         op: ``"accumulator"``, the product; a name of ``LOADS``, ``FUNCTIONS`` or ``STORES``.
-        inputs: what it is a function of.
+        inputs: its arguments.
         dtype: of the buffer that it reads or writes; empty if there is none.
-        slot: which of the call's buffers that is, or which of its numbers.
+        slot: the number of that buffer, or of a number, in the call.
     """
 
     op: str
@@ -37,12 +37,12 @@ MOST_NUMBERS: Final = 16
 """Different numbers of an epilogue."""
 
 LOADS: Final = ("number", "scalar", "row", "column", "full", SOURCE)
-"""What is read: a number of the call's, a buffer of one number, of n, of m, of (m, n); and that of
-(m, n) that the kernel fetches ahead, of which there is one at most."""
+"""Values that an epilogue reads: a number of the call, a buffer of one number, of n, of m, or of
+(m, n). The last is a buffer of (m, n) that the kernel fetches ahead; there is at most one."""
 
 STORES: Final = ("store", "amax", "sum_rows", "sum_columns")
-"""What is written beside the result: a value; its largest magnitude; its sums, over each column's
-rows and over each row's columns."""
+"""Values that an epilogue writes in addition to the result: a value; its largest magnitude; its
+sums, over each column's rows and over each row's columns."""
 
 
 class Function(NamedTuple):
@@ -75,7 +75,7 @@ FUNCTIONS: Final = {
     "sigmoid": Function("1.f / (1.f + __expf(-a))"),
     "tanh": Function("cutlass::fast_tanh(a)"),
 }
-"""What epilogues compute, in float32."""
+"""Functions of epilogues, in float32."""
 
 COOPERATIVE: Final = "cooperative"
 PINGPONG: Final = "pingpong"
@@ -83,21 +83,21 @@ SCHEDULES: Final = (COOPERATIVE, PINGPONG)
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True):
-    """What one build is for.
+    """The description of one build.
 
     Attributes:
         a, b, out: dtypes.
-        trans_a, trans_b: whether a is laid out as (k, m), and b as (n, k).
-        epilogue: what becomes of the product.
-        source: the dtype of what ``SOURCE`` reads; empty if nothing does.
+        trans_a, trans_b: True if a is laid out as (k, m), and b as (n, k).
+        epilogue: a function of the product.
+        source: the dtype of the buffer that ``SOURCE`` reads; empty if there is none.
         tile: of the product, for a block of threads: m, n, k.
-        cluster: blocks that share what they load, along m and n.
-        schedule: who computes while others load.
+        cluster: blocks that share loaded tiles, along m and n.
+        schedule: the division of work between groups of warps.
         stages: tiles that are loaded ahead; 0: as many as fit.
-        fast: whether sums of fp8 are rounded as the tensor cores do it.
-        grouped: whether there are several products, of sizes of their own.
-        space: axes of images in which an operand is found: a, or with ``trans_a`` b, a product for
-            each tap; 0 for products of matrices.
+        fast: True if sums of fp8 are rounded as the tensor cores do it.
+        grouped: True for several products, each with its own sizes.
+        space: axes of the images from which an operand is gathered; 0 for products of matrices. The
+            operand is a; with ``trans_a`` it is b, and there is a product for each tap.
     """
 
     a: str
@@ -142,7 +142,7 @@ SHARED: Final = 232_448
 """Bytes of shared memory that a block may have, from compute capability 9.0 on."""
 
 _BESIDE: Final = 1024
-"""Bytes of it for barriers, and to have what is loaded begin where TMA wants it."""
+"""Bytes of shared memory for barriers, and for aligning loaded tiles as TMA needs."""
 
 _MOST_ACCUMULATORS: Final = 128
 """Sums of a thread: with more there are not enough registers."""
@@ -161,7 +161,7 @@ def shared_bytes(spec: Spec, stages: int) -> int:
 
 
 def _epilogue_bytes(spec: Spec) -> int:
-    """Bytes that results pass through, and what is added to them."""
+    """Return the bytes of shared memory for results, and for the operand that is added."""
     m, n, _ = spec.tile
     size = DTYPES[spec.out].itemsize
     wide = 64 if spec.schedule == PINGPONG and size == 1 and n % 64 == 0 else 32
@@ -187,7 +187,7 @@ def walk(node: Node) -> list[Node]:
 
 
 def refusal(spec: Spec) -> str | None:
-    """What there is about tiles, clusters and stages that no kernel can have, if anything."""
+    """Return the reason why no kernel can have these tiles, clusters and stages, or None."""
     m, n, k = spec.tile
     size = DTYPES[spec.a].itemsize
     threads = 256 if spec.schedule == COOPERATIVE else 128

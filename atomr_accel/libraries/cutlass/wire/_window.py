@@ -17,18 +17,19 @@ _MOST_STRIDE: Final = 8
 
 
 class Window(NamedTuple):
-    """How an operand of a product is found in images with their channels last.
+    """The way in which an operand of a product is gathered from images with channels last.
 
     At position ``p`` of an axis tap ``t`` meets element ``corner + stride * p + dilation * t``, and
-    zero where there is none. What all taps meet, channels innermost, is one row of a convolution's
-    first operand; for the gradient by filters what one tap meets is a row of the second.
+    zero outside of the image. The elements that all taps meet, channels innermost, are one row of a
+    convolution's first operand. For the gradient by filters, the elements that one tap meets are a
+    row of the second operand.
 
     Attributes:
         channels: of the images.
-        flipped: whether the first tap goes with the last of the filter, and so on.
+        flipped: True if taps meet the filter in reverse, the first tap with the last of the filter.
         image: elements along each axis.
         positions: along each axis.
-        corner: what the first tap meets at the first position.
+        corner: the element that the first tap meets at the first position.
         stride: between positions.
         filter: taps along each axis.
         dilation: between taps.
@@ -45,12 +46,12 @@ class Window(NamedTuple):
 
     @property
     def taps(self) -> int:
-        """Of the filter."""
+        """The number of taps of the filter."""
         return math.prod(self.filter)
 
     @property
     def last(self) -> tuple[int, ...]:
-        """What the first tap meets at the last position."""
+        """The element that the first tap meets at the last position."""
         places = zip(self.corner, self.stride, self.positions, strict=True)
         return tuple(corner + stride * (count - 1) for corner, stride, count in places)
 
@@ -65,7 +66,7 @@ class Window(NamedTuple):
         )
 
     def slices(self, tap: tuple[int, ...]) -> tuple[slice, ...]:
-        """What a tap meets at all positions, of an image with its margins."""
+        """Return the elements that a tap meets at all positions, of an image with its margins."""
         found = []
         for (before, _), corner, stride, count, at, dilation in zip(
             *(self.margins, self.corner, self.stride, self.positions, tap, self.dilation),
@@ -76,13 +77,13 @@ class Window(NamedTuple):
         return tuple(found)
 
     def sizes(self, m: int, n: int, k: int, count: int = 1) -> Sizes:
-        """Of products, followed by the window."""
+        """Return the sizes of products, followed by the window."""
         axes = (number for each in self[2:] for number in each)
         return (m, n, k, count, self.channels, int(self.flipped), *axes)
 
     @staticmethod
     def of(sizes: Sizes, space: int) -> Window:
-        """What ``sizes`` has made."""
+        """Return the window that ``sizes`` encoded."""
         channels, flipped, *axes = sizes[_PRODUCT:]
         image, positions, corner, stride, taps, dilation = (
             tuple(axes[at : at + space]) for at in range(0, 6 * space, space)
@@ -90,7 +91,7 @@ class Window(NamedTuple):
         return Window(channels, bool(flipped), image, positions, corner, stride, taps, dilation)
 
     def refusal(self) -> str | None:
-        """What TMA cannot gather, if anything: it counts with few bits."""
+        """Return the reason why TMA, whose offsets have few bits, cannot gather this, or None."""
         bits = _REACH // len(self.image)
         low, high = -(1 << bits - 1), (1 << bits - 1) - 1
         for first, last, size in zip(self.corner, self.last, self.image, strict=True):

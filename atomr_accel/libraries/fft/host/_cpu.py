@@ -146,7 +146,7 @@ def _cosines(spec: Cosines, values: _Array) -> _Array:
 
 
 def _hooked(hook: Hook | None, values: _Array) -> _Array:
-    """What a callback makes of elements, which it gets with their places in the array."""
+    """Return the elements that a callback makes of elements and their offsets in the array."""
     if hook is None:
         return values
     import cloudpickle  # which few programs need

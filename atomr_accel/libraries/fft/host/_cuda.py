@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ._hooks import Linkable
 
     _Step = Callable[[tuple[int, int, int]], None]
-    """What is called with pointers to the input, the output, and scratch memory."""
+    """A step of a plan, called with pointers to the input, the output, and scratch memory."""
 
 
 @cache
@@ -115,7 +115,7 @@ class CudaFft:
         made.run((pointer(message.source), pointer(message.target), scratch), message.work)
 
     def _prepare_transform(self, template: Template) -> Callable[[Sequence[int]], None] | None:
-        """What runs a transform on buffers that differ in addresses."""
+        """Return a function that runs a transform on buffers at other addresses, or None."""
         message: Any = template.message
         places = [message.source, message.target]
         if message.workspace:
@@ -164,7 +164,7 @@ class CudaFft:
 
 
 def _launching(kernels: Kernels, launch: Launch, source: Place, target: Place) -> _Step:
-    """What launches a kernel from one place to another."""
+    """Return a step that launches a kernel from one place to another."""
     arguments = Arguments(launch.arguments)
     run = kernels.prepare(kernels.function(launch.name), launch.items, arguments)
     pointers = arguments.pointers

@@ -20,7 +20,7 @@ typedef double cufftDoubleReal;
 typedef float2 cufftComplex;
 typedef double2 cufftDoubleComplex;
 """
-"""Those of ``cufft.h``, which is not needed then."""
+"""Types of ``cufft.h``, so that the header is not needed."""
 
 _ENTRIES: Final = {
     "LD": """__device__ {type} atomr_load(
@@ -34,11 +34,11 @@ _ENTRIES: Final = {
 }}
 """,
 }
-"""What cuFFT is told the name of.
+"""Functions that cuFFT calls by name.
 
-It compiles a call of that name against a declaration with exactly these types and the linkage of
-C++. So ``extern "C"``, or a ``size_t`` for the offset, is a symbol that it does not find, and all
-that it says then is ``CUFFT_INTERNAL_ERROR`` for the plan.
+cuFFT compiles a call of the name against a declaration with exactly these types and the linkage of
+C++. With ``extern "C"``, or a ``size_t`` for the offset, it does not find the symbol, and reports
+only ``CUFFT_INTERNAL_ERROR`` for the plan.
 """
 
 _NAMES: Final = {"LD": b"atomr_load", "ST": b"atomr_store"}
@@ -49,7 +49,7 @@ _KINDS: Final = {
     "float32": ("REAL", "cufftReal"),
     "float64": ("REAL_DOUBLE", "cufftDoubleReal"),
 }
-"""What cuFFT calls callbacks of a dtype, and their elements."""
+"""cuFFT's names for callbacks of a dtype, and for their elements."""
 
 _INCLUDE: Final = re.compile(r"[ \t]*#[ \t]*include\b")
 
@@ -58,12 +58,12 @@ _RENAMED: Final = 12_000
 
 
 class Linkable(NamedTuple):
-    """A callback, ready for plans.
+    """A compiled callback that plans can use.
 
     Attributes:
-        name: of what cuFFT calls. It reads name and image when a plan is made.
-        image: what it was compiled to.
-        kind: where it is called, and with what type.
+        name: of the function that cuFFT calls. cuFFT reads name and image when a plan is made.
+        image: its compiled code.
+        kind: load or store, and the element type, as cuFFT numbers them.
     """
 
     name: bytes
@@ -95,9 +95,9 @@ def compile_hooks(spec: Spec, capability: tuple[int, int]) -> list[Linkable]:
 
 
 def _own(source: str) -> str:
-    """A source that shares no symbols, so that those of both callbacks may define the same.
+    """Put a source in its own namespace, so that two callbacks may define the same symbols.
 
-    What it includes stays outside of the namespace that does this.
+    Headers that it includes stay outside of the namespace.
     """
     lines = (
         f"}}\n{_line(number)}\n{line}\nnamespace {{\n{_line(number + 1)}"

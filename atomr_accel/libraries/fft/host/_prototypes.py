@@ -41,7 +41,7 @@ STATUSES: Final = {
     "CUFFT_NOT_IMPLEMENTED": 14,
     "CUFFT_NOT_SUPPORTED": 16,
 }
-"""Those that both CUDA 12 and 13 have. The library has no function that names them."""
+"""Status codes that both CUDA 12 and 13 have. The library has no function that names them."""
 
 ENUMS: Final = {
     **STATUSES,

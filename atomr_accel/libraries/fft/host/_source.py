@@ -1,4 +1,4 @@
-"""The FFT lane's kernels: where they are, what they are called, and their arguments."""
+"""The FFT lane's kernels: their source, their names, and their arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDE: Final = 32
 COSINES: Final = CudaSource(__package__, "cosines.cu", THREADS=THREADS, SIDE=SIDE)
 
 _NARROW: Final = 8
-"""Where fewer elements are behind an axis, tiles are left empty for the most part."""
+"""Number of elements behind an axis below which tiles would be mostly empty."""
 
 ELEMENTS: Final = {
     **C_TYPES,
@@ -30,7 +30,7 @@ ELEMENTS: Final = {
     "complex64": "Pair<float>",
     "complex128": "Pair<double>",
 }
-"""What an element type is called in the kernels."""
+"""Names of element types in the kernels."""
 
 BY_SIZE: Final = {
     1: "unsigned char",
@@ -39,7 +39,7 @@ BY_SIZE: Final = {
     8: "unsigned long long",
     16: "Pair<double>",
 }
-"""Types for what is copied only, by their size in bytes."""
+"""Types of elements that are only copied, by their size in bytes."""
 
 
 def move_name(move: Move, count: int) -> str:
@@ -59,11 +59,11 @@ def move_arguments(move: Move, count: int) -> bytes:
 
 
 class Launch(NamedTuple):
-    """How a kernel is launched.
+    """The launch of a kernel.
 
     Attributes:
         name: its name expression.
-        items: threads that it has work for.
+        items: the number of threads with work.
         arguments: packed, without the two pointers that are first.
     """
 
@@ -79,13 +79,13 @@ def fold_launch(fold: Fold) -> Launch:
 
 
 def spread_launch(spread: Spread) -> Launch:
-    """The kernel that makes the result of what comes of them."""
+    """Return the launch of the kernel that makes results from transformed rows."""
     types = f"{spread.series.type}, {ELEMENTS[spread.precision]}"
     return _along_axis("spread", types, spread.series, spread.width, spread.taken)
 
 
 def _along_axis(name: str, types: str, series: Series, width: int, taken: int) -> Launch:
-    """Of a kernel that has so many elements of each row to do."""
+    """Return the launch of a kernel that handles ``taken`` elements of each row."""
     inner, outer = series.inner, series.outer
     if inner < _NARROW:
         count = items = outer * inner * taken
@@ -118,7 +118,7 @@ def roll_arguments(shape: tuple[int, ...], shifts: tuple[int, ...], count: int) 
 
 
 def frequencies_arguments(n: int, step: float, *, half: bool) -> tuple[int, bytes]:
-    """How many ``frequencies`` makes, and its arguments, without its pointer."""
+    """Return the number of elements of ``frequencies``, and its arguments but for the pointer."""
     count = n // 2 + 1 if half else n
     # The driver compares sizes: nothing pads the last argument.
     return count, struct.pack("<QQqdi", 0, count, n, step, half)

@@ -1,16 +1,17 @@
-"""Cosine and sine transforms, taken apart into Fourier transforms and what comes around them.
+"""Cosine and sine transforms, split into Fourier transforms and steps before and after them.
 
 A sine transform is the cosine transform of the same type with one side reversed and every other
-number's sign changed on the other side. So kernels do both alike, but for the first type, which is
-the transform of an even or odd continuation.
+number's sign changed on the other side. The same kernels therefore do both, except for type 1,
+which is the transform of an even or odd continuation.
 
-Types 2 and 3 take a real transform of as many points; J. Makhoul, "A fast cosine transform in one
-and two dimensions", 1980. Type 4 takes a complex one of half as many points if they are even, and
-of twice as many otherwise.
+Types 2 and 3 take a real transform of the same number of points; J. Makhoul, "A fast cosine
+transform in one and two dimensions", 1980. Type 4 takes a complex transform: of half as many points
+if their number is even, and of twice as many otherwise.
 
-Along an axis there are three steps. A *fold* makes rows for cuFFT of the numbers along the axis: it
-takes any axis, crops, pads, converts, and brings numbers in the order that the transform needs. A
-*spread* turns what comes of them and puts it, scaled, where it belongs.
+Along an axis there are three steps. A *fold* makes rows for cuFFT from the numbers along the axis.
+It takes any axis, crops, pads, converts, and puts numbers in the order that the transform needs.
+Then cuFFT transforms the rows. A *spread* rotates and scales their results, and writes them along
+the axis.
 
 Nothing here touches a device: tests run the steps with NumPy.
 """
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
     from ._messages import Along, Cosines
 
 ODD: Final = 5
-"""What kernels call type 4 of an odd number of points."""
+"""The kernels' number for type 4 of an odd number of points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a fold and a spread around a transform have in common.
+    """The properties that the fold and the spread around a transform share.
 
     Attributes:
         type: from 1 to 4, or ``ODD``.
@@ -160,9 +161,9 @@ def cosines_shape(spec: Cosines) -> tuple[int, ...]:
 
 
 def plan_cosines(spec: Cosines) -> Program:
-    """What to do for transforms, one axis after the other.
+    """Return the steps of transforms, one axis after the other.
 
-    Two places in scratch memory take turns: a step reads from one, and writes to the other.
+    Two parts of scratch memory alternate: a step reads from one, and writes to the other.
     """
     shape = list(spec.shape)
     if 0 in cosines_shape(spec):
@@ -194,7 +195,7 @@ def plan_cosines(spec: Cosines) -> Program:
 
 
 def _each(spec: Cosines) -> list[tuple[Along, tuple[int, ...]]]:
-    """The transforms, each with the shape of what it is given."""
+    """Return the transforms, each with the shape of its input."""
     shape = list(spec.shape)
     made = []
     for each in spec.along:

@@ -1,7 +1,7 @@
-"""What the FFT lane executes.
+"""Messages of the FFT lane.
 
-A transform's ``Spec`` is sent as bytes: the lane keeps a plan under the plan's number,
-and decodes what it is for only where it has to make it.
+A transform's ``Spec`` is sent as bytes. The lane keeps a plan under the plan's number, and decodes
+the spec only when it makes the plan.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class Hook(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spec(Message, frozen=True):
-    """A transform with everything but its addresses; equal ones share a plan.
+    """A transform without its addresses; equal ones share a plan.
 
-    An element type is the name of a dtype, or ``float16x2`` and ``bfloat16x2`` for the
-    complex numbers of half precision, which are pairs in a last axis that ``shape``
-    leaves out.
+    An element type is the name of a dtype, or ``float16x2`` and ``bfloat16x2`` for the complex
+    numbers of half precision, which are pairs in a last axis that ``shape`` leaves out.
 
     Attributes:
         kind: complex to complex, real to complex, or complex to real.
@@ -42,14 +41,14 @@ class Spec(Message, frozen=True):
         source: element type of the input.
         precision: real dtype of the computation, which gives the output's type.
         shape: the input's.
-        axes: what is transformed, each once; the last one is the real one.
+        axes: the transformed axes, each once; the last one is the real one.
         sizes: points along each of them; the input is cropped or padded to that.
-        scale: what the sums are multiplied with.
-        conjugate: conjugate what is complex: the input of ``c2r``, the output of ``r2c``.
-        source_aligned, target_aligned: whether the buffers begin where a complex number of
-            the precision could, which cuFFT asks of real ones too.
-        load, store: what is called for each element.
-        spent: whether the input may be overwritten, where cuFFT does that; then it is Hermitian.
+        scale: a factor for the sums.
+        conjugate: conjugate the complex side: the input of ``c2r``, the output of ``r2c``.
+        source_aligned, target_aligned: True for buffers that are aligned for complex numbers of the
+            precision, which cuFFT requires of real ones too.
+        load, store: callbacks for each element.
+        spent: True if cuFFT may overwrite the input, which is then Hermitian.
     """
 
     kind: Literal["c2c", "r2c", "c2r"]
@@ -72,13 +71,13 @@ class Along(msgspec.Struct, frozen=True, array_like=True):
     """A cosine or sine transform along one axis.
 
     Attributes:
-        axis: which.
-        points: how many; what is there is cropped or padded to that.
-        type: from 1 to 4, as it is computed: that of an inverse is 3 for 2, and 2 for 3.
+        axis: its number.
+        points: the number of points; the input is cropped or padded to it.
+        type: the computed type, from 1 to 4: an inverse has 3 for 2, and 2 for 3.
         sine: a sine transform.
-        scale: what the sums are multiplied with.
-        orthogonal: whether the first number of types 1 to 3 is scaled so that the matrix of the
-            transform is orthogonal but for a factor.
+        scale: a factor for the sums.
+        orthogonal: True to scale the first number of types 1 to 3 so that the matrix of the
+            transform is orthogonal up to a factor.
     """
 
     axis: int
@@ -123,8 +122,8 @@ class Prepare(Message, frozen=True):
     """Make a plan under a number; the result is the bytes of work area it needs.
 
     Attributes:
-        number: its name from now on.
-        spec: what it is for, encoded.
+        number: the plan's number in later messages.
+        spec: the transform's ``Spec``, encoded.
     """
 
     returns: ClassVar[Any] = int

@@ -1,9 +1,9 @@
-"""A transform taken apart into what cuFFT can do and what moves data for it.
+"""A transform split into cuFFT's steps and steps that move data for them.
 
-cuFFT's advanced layout takes one to three axes, one stride between batches, and sums
-without a scale. Any axes of an array, padding, other element types and the scale are made
-of that by *moves*: a kernel of ours that copies from one strided layout to another, and on
-the way converts, pads with zeros, conjugates and multiplies.
+cuFFT's advanced layout takes one to three axes, one stride between batches, and sums without a
+scale. *Moves* add the rest: any axes of an array, padding, other element types and the scale. A
+move is a kernel of this package that copies from one strided layout to another. On the way it
+converts, pads with zeros, conjugates and multiplies.
 
 Nothing here touches a device: tests run the steps with NumPy.
 """
@@ -28,10 +28,11 @@ OUTPUT: Final = 1
 SCRATCH: Final = 2
 
 MOST_DIMS: Final = 16
-"""How many dimensions a move may have once those that lie together are merged."""
+"""Number of dimensions that a move may have after adjacent ones are merged."""
 
 MOST_CALLS: Final = 16
-"""How many calls over batches that no single stride describes are better than a copy."""
+"""Largest number of calls, over batches that no single stride describes, that is faster than a
+copy."""
 
 _RANK: Final = 3
 ALIGNMENT: Final = 256
@@ -167,7 +168,7 @@ class Fft:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a transform takes.
+    """The steps of a transform.
 
     Attributes:
         steps: in order.
@@ -213,7 +214,7 @@ def result_type(spec: Spec) -> str:
 
 
 def plan(spec: Spec) -> Program:
-    """What to do for a transform.
+    """Return the steps of a transform.
 
     Raises:
         Unsupported: more dimensions than a move takes.
@@ -250,13 +251,13 @@ class _Planner:
         return Program(tuple(self._steps), self._most)
 
     def _home(self, data: View) -> View:
-        """Where the complex array is kept between passes."""
+        """Return the view that holds the complex array between passes."""
         return data if self._spec.kind == "c2r" else self._result
 
     # --- what comes first and last -------------------------------------------------------
 
     def _fetch(self) -> View:
-        """The input as cuFFT can take it: as it is, or moved to where it has the layout."""
+        """Return the input, moved to a layout that cuFFT can take if it needs that."""
         spec = self._spec
         window = self._spectrum if spec.kind == "c2r" else self._logical
         wanted = spec.precision if spec.kind == "r2c" else self._complex
@@ -481,7 +482,7 @@ class _Planner:
 
 
 def _embed(axes: tuple[int, ...], view: View) -> tuple[int, ...]:
-    """How far apart rows are, in rows of the next axis: cuFFT's way to say strides."""
+    """Return the distances of rows in rows of the next axis, as cuFFT expects strides."""
     strides = [view.strides[axis] for axis in axes]
     inner = tuple(outer // stride for outer, stride in itertools.pairwise(strides))
     return (view.shape[axes[0]], *inner)

@@ -230,13 +230,13 @@ def _ldl(problem: Problem, a: Array, d: Array, permutation: Array) -> int:
 
 
 def _finite(routine: Callable[..., int], *, lower: int | None = None, inputs: int = 1) -> Any:
-    """Of matrices that hold NaN or infinity: with these, LAPACK may iterate without end.
+    """Wrap a routine to refuse NaN and infinity, with which LAPACK may iterate without end.
 
     Args:
-        routine: what executes it otherwise.
-        lower: which option says that it reads the lower triangle, or else the upper one; the
-            other may hold anything.
-        inputs: how many matrices it reads.
+        routine: runs the problem otherwise.
+        lower: the option that selects the lower triangle, or else the upper one; the other may hold
+            anything.
+        inputs: the number of matrices that it reads.
     """
 
     def checked(problem: Problem, *buffers: Array) -> int:
@@ -273,4 +273,4 @@ ROUTINES: Final[dict[str, Callable[..., int]]] = {
     "geev": _finite(_geev),
     "ldl": _finite(_ldl, lower=0),
 }
-"""What executes a routine on one matrix; gives LAPACK's info."""
+"""Functions that run a routine on one matrix and return LAPACK's info."""

@@ -209,7 +209,7 @@ class Solver:
         self.kernels.launch(self.kernels.function(kernel), items, packed)
 
     def read(self, info: int) -> int:
-        """What is said of a matrix, once the device has got there."""
+        """Wait for the device, and return the info of one matrix."""
         number = c_int32()
         copy = driver.cuMemcpyDtoHAsync(addressof(number), info, 4, self._stream.handle)
         check("cuMemcpyDtoHAsync", copy)
@@ -242,7 +242,7 @@ class _Plan:
         self.device: Final = aligned(sizes.device)
 
     def work(self, brought: int) -> Work:
-        """The workspace of a call.
+        """Return the workspace of a call.
 
         A batch or a recording does not know how much it takes, and brings none. What it gets then
         lives as long as the plan and the graphs that have it.
@@ -270,11 +270,11 @@ class _Plan:
 
 
 class _Cell(NamedTuple):
-    """Page-locked memory that what a routine says of its matrices is copied to.
+    """Page-locked memory for a copy of a routine's info.
 
     Attributes:
-        pointer: where.
-        numbers: what is there.
+        pointer: its address.
+        numbers: its contents.
     """
 
     pointer: int
@@ -283,7 +283,7 @@ class _Cell(NamedTuple):
 
 @final
 class _Infos:
-    """What routines say of their matrices, on its way here: nothing waits for it."""
+    """Copies of routines' info to the host, which no thread waits for."""
 
     def __init__(self, stream: CudaStream) -> None:
         self._stream = stream

@@ -35,18 +35,18 @@ WAITING: Final = frozenset(
         *("syevd", "syevdx", "syevj", "sygvd"),
     }
 )
-"""What looks at the device's results before it returns."""
+"""Routines that read the device's results before they return."""
 
 SILENT: Final = frozenset({"geqrf", "getrs", "trsm"})
-"""What may say nothing of a matrix."""
+"""Routines that may report no info."""
 
 
 class Routine(Protocol):
-    """How a routine is executed."""
+    """A way to run a routine."""
 
     @property
     def whole(self) -> bool:
-        """Whether it takes all of a stack at once."""
+        """True if one call takes a whole stack."""
 
     def sizes(self, solver: Solver, problem: Problem) -> Sizes:
         """The workspace of a problem."""
@@ -134,7 +134,7 @@ class _Polar:
         return m * n * DTYPES[problem.dtype].itemsize
 
     def _room(self, problem: Problem) -> tuple[int, int, int]:
-        """Where U, V and nothing more begin in memory that begins with a matrix."""
+        """Return the offsets of U, of V and of the end, in memory that begins with a matrix."""
         (m, n), size = problem.sizes, DTYPES[problem.dtype].itemsize
         left = aligned(m * n * size)
         return left, 2 * left, 2 * left + n * n * size
@@ -560,10 +560,10 @@ _SMALL: Final = Small()
 
 
 def routine_of(problem: Problem) -> Routine:
-    """What executes a problem.
+    """Return the routine that runs a problem.
 
     Raises:
-        Unsupported: the vendor has nothing that gives these results.
+        Unsupported: the vendor has no function with these results.
     """
     if problem.batched and room_of(problem):
         return _SMALL

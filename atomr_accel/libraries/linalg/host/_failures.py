@@ -1,4 +1,4 @@
-"""What is raised for matrices that have no such factorization."""
+"""Errors for matrices that have no such factorization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def execute_all(handlers: Mapping[type, Callable[[Any], Any]], message: ComputeAll) -> Later | None:
-    """Execute steps, of which the first that fails is told once the device is done with all."""
+    """Run steps; the first failure is raised after the device has finished all of them."""
     answers = [handlers[type(step)](step) for step in message.steps]
     later = [answer for answer in answers if isinstance(answer, Later)]
     if len(later) < 2:
@@ -27,7 +27,7 @@ def execute_all(handlers: Mapping[type, Callable[[Any], Any]], message: ComputeA
 
 
 def _read_all(later: Iterable[Later]) -> None:
-    """Read every answer, as each gives back what it was copied to; raise for the first."""
+    """Read every answer, because each releases its memory; then raise the first error."""
     first: Exception | None = None
     for each in later:
         try:
@@ -49,11 +49,11 @@ def require_success(message: Compute | Require, info: np.ndarray[Any, Any]) -> N
     """Raise for the first matrix of a stack that failed.
 
     Args:
-        message: what was executed.
-        info: what LAPACK says of each matrix.
+        message: the message that ran.
+        info: LAPACK's info of each matrix.
 
     Raises:
-        LinAlgError: of at least one it says something.
+        LinAlgError: the info of a matrix is not 0.
     """
     failed = np.flatnonzero(info)
     if not failed.size:

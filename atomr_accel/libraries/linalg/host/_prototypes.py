@@ -91,7 +91,7 @@ BY_LETTER: Final = {
     "syevjBatched": "int int int ptr int ptr",
     "gesvdaStridedBatched": "int int int int ptr int i64 ptr i64 ptr int i64 ptr int i64",
 }
-"""Likewise of functions with a letter; elements of workspace follow."""
+"""Arguments of functions with a letter; elements of workspace follow."""
 
 TAILS: Final = {
     "Xgesvdp": ("", "ptr"),
@@ -101,7 +101,7 @@ TAILS: Final = {
     "syevjBatched": ("ptr int", "ptr int"),
     "gesvdaStridedBatched": ("int", "ptr int"),
 }
-"""What comes behind the workspace: of ``_bufferSize``, and of the function."""
+"""Arguments after the workspace: of ``_bufferSize``, and of the function."""
 
 _COMPLEX_NAMES: Final = {
     "orgqr": "ungqr",

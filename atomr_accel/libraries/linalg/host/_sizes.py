@@ -1,4 +1,4 @@
-"""How much workspace routines take."""
+"""Sizes of routines' workspaces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
     @property
     def more(self) -> int:
-        """Pointer to what is ours."""
+        """The pointer to our part of the workspace."""
         return self.device + aligned(self.nbytes)
 
 

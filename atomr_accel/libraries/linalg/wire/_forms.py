@@ -1,4 +1,4 @@
-"""What stacks the routines work on."""
+"""Forms of the stacks that routines work on."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _REAL: Final = {"complex64": "float32", "complex128": "float64"}
 
 
 def forms(problem: Problem) -> tuple[Form, ...]:
-    """Those of a problem's buffers, in the order of the routine's arguments."""
+    """Return the forms of a problem's buffers, in the order of the routine's arguments."""
     return _FORMS[problem.routine](problem)
 
 
 def square_u(problem: Problem) -> bool:
-    """Whether all of U is wanted; one call for a whole stack gives nothing less."""
+    """Return True if the routine computes all of U, as one call for a whole stack always does."""
     if problem.routine == "gesvdj" and problem.batched:
         return True
     return problem.routine in ("gesvd", "gesvdj", "gesvdp") and bool(problem.options[1])

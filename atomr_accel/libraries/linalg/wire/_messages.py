@@ -1,8 +1,8 @@
-"""What the solver lane executes: LAPACK's routines, over stacks of matrices.
+"""Messages of the solver lane: LAPACK's routines, over stacks of matrices.
 
-Matrices are column-major without gaps, as the vendor and LAPACK have them, and follow one another.
-The program makes such stacks: a row-major matrix is the transpose of a column-major one, which is
-what most problems are put in terms of; where it takes a copy, kernels of the array lane make it.
+Matrices are column-major without gaps, as for the vendor and LAPACK, and follow one another. The
+program makes such stacks. A row-major matrix is the transpose of a column-major one, and most
+problems are stated for the transpose. Otherwise kernels of the array lane make a copy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BATCHED: Final = {
 method take no larger ones; for the others one matrix after the other keeps a device busy then."""
 
 _NO_ROOM: Final = {("orgqr", "complex128"): 32}
-"""Where that is less."""
+"""Smaller limits of some routines and dtypes."""
 
 _RECTANGULAR: Final = frozenset(("geqrf", "gesvdj", "getrf", "orgqr"))
-"""Of those the ones that have two sizes; of the others the second one is of right-hand sides."""
+"""Routines of ``BATCHED`` with two sizes; the second size of the others counts right-hand sides."""
 
 
 NOT_FINITE: Final = -1000
-"""What stands for LAPACK's info where a matrix holds NaN or infinity; it has no such number."""
+"""Replacement of LAPACK's info for a matrix with NaN or infinity; LAPACK has no such number."""
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
@@ -63,7 +63,7 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def batched(self) -> bool:
-        """Whether one call takes the whole stack, which LU's pivots are int32 for, else int64."""
+        """True if one call takes the whole stack; pivots of LU are then int32, otherwise int64."""
         m, n = self.extents
         if self.batch < 2 or (self.routine == "getrf" and m != n):
             return False
@@ -100,12 +100,12 @@ class Compute(Message, frozen=True):
 
 
 class Require(Message, frozen=True):
-    """Raise ``LinAlgError`` where the program has found something wrong with matrices.
+    """Raise ``LinAlgError`` if the program found matrices invalid.
 
     Attributes:
-        problem: which they are of.
-        info: address of an int32 for each matrix, 0 where nothing is wrong.
-        failure: what the error says.
+        problem: the problem of the matrices.
+        info: address of an int32 for each matrix, 0 for a valid one.
+        failure: the error message.
     """
 
     problem: Problem
@@ -114,10 +114,10 @@ class Require(Message, frozen=True):
 
 
 class ComputeAll(Message, frozen=True):
-    """Problems, and what is computed around them: one after the other, on one stream.
+    """Problems and the steps around them, one after the other, on one stream.
 
     Attributes:
-        steps: as they would be alone, also those of the array lane.
+        steps: the same messages as when sent alone, including those of the array lane.
     """
 
     steps: tuple[Step | Compute | Require, ...]

@@ -319,10 +319,10 @@ def number(value: Scalar) -> complex | float:
 
 
 def taken_as(a: Any, trans: int) -> Any:
-    """A matrix as it is, transposed, or conjugate transposed."""
+    """Return a matrix itself, transposed, or conjugate transposed, for ``trans`` 0, 1 or 2."""
     return a if trans == 0 else a.T if trans == 1 else a.conj().T
 
 
 def wide(array: Array) -> Array:
-    """What is computed with."""
+    """Return an array in the dtype in which it is computed."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array

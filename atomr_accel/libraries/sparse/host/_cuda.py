@@ -1,7 +1,7 @@
 """Sparse calls on CUDA: one cuSPARSE handle on one lane.
 
-Descriptors of operands are made for each call, which costs less than looking for those of an
-earlier one. What cuSPARSE finds out of a matrix is kept for whoever asks for it by a number.
+Descriptors of operands are made for each call, which costs less than finding those of an earlier
+one. Analyses and structures of matrices are kept by number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MOST_KNOWN: Final = 1024
 _SOMEWHERE: Final = 1 << 12
-"""An address for what is only asked about."""
+"""Address for queries, which read nothing there."""
 _ZERO: Final = (0.0, (0.0, 0.0))
 _N: Final = ENUMS["CUSPARSE_OPERATION_NON_TRANSPOSE"]
 _PENTADIAGONAL_BY_QR: Final = 0
@@ -60,7 +60,7 @@ class _Prepared(NamedTuple):
 
 
 class _Analysis(NamedTuple):
-    """What was found of a triangular matrix."""
+    """The analysis of a triangular matrix."""
 
     matrix: int
     state: int
@@ -68,7 +68,7 @@ class _Analysis(NamedTuple):
 
 
 class _Structure(NamedTuple):
-    """What was found of a product of sparse matrices."""
+    """The structure of a product of sparse matrices."""
 
     factors: tuple[int, int]
     product: int
@@ -116,7 +116,7 @@ class CudaSparse:
         load_cusparse()
 
     def close(self) -> None:
-        """Destroy the handle and what was kept."""
+        """Destroy the handle, the analyses and the structures."""
         for number in (*self._analyses, *self._products):
             self._forget(Forget(number))
         self._handle.close()
@@ -269,7 +269,7 @@ class CudaSparse:
         return nnz.value
 
     def _twice(self, function: str, args: tuple[Any, ...], owners: tuple[ExitStack, ...]) -> None:
-        """Call a function without scratch memory, and with what it wants then."""
+        """Call a function without scratch memory, then with the scratch memory that it requests."""
         sizes = [c_size_t() for _ in owners]
         self._handle.call(function, *args, *(x for size in sizes for x in (byref(size), 0)))
         memory = [
@@ -327,7 +327,7 @@ class CudaSparse:
     def _analysed(
         self, number: int, encoded: bytes, matrix: Sequence[int], vectors: Sequence[int]
     ) -> _Analysis:
-        """What is known of a matrix for right sides of a shape, found out if need be."""
+        """Return the analysis of a matrix for right-hand sides of a shape, made if it is new."""
         known = self._analyses.get(number, {}).get(encoded)
         if known is not None:
             return known
@@ -358,7 +358,7 @@ class CudaSparse:
         alpha: Any,
         state: int,
     ) -> tuple[str, tuple[Any, ...]]:
-        """What solves a system, and the arguments that all of its functions have."""
+        """Return the name of a system's solver, and the arguments that its functions share."""
         handle, what = self._handle, _solver(spec)
         b, x = (
             handle.dense(made, each, spec.dtype, place)
@@ -461,7 +461,7 @@ def _row(count: int) -> Dense:
 
 
 def _is_empty(spec: Spec) -> bool:
-    """Whether an extent is zero, so that there is nothing to compute."""
+    """Return True if an extent is zero, so that there is nothing to compute."""
     shapes = (*(each.shape for each in spec.matrices), *(each.shape for each in spec.dense))
     return any(0 in shape for shape in (*shapes, spec.sizes))
 

@@ -120,7 +120,7 @@ class Handle:
         return cell.value
 
     def state(self, made: ExitStack, what: str) -> int:
-        """What functions of a kind keep between their calls."""
+        """Return the state that functions of one kind keep between their calls."""
         cell = c_void_p()
         self.bare(f"cusparse{what}_createDescr", byref(cell))
         made.callback(self._library.functions[f"cusparse{what}_destroyDescr"], cell.value)
@@ -199,7 +199,7 @@ class Handle:
         return memory
 
     def scratch(self, nbytes: int) -> int:
-        """Memory for calls that bring none; what was there before may be a graph's, and stays."""
+        """Return memory for calls that bring none; older memory stays, as graphs may use it."""
         if nbytes > self._scratch_bytes:
             self._scratch = self.allocate(self._made, nbytes)
             self._scratch_bytes = nbytes

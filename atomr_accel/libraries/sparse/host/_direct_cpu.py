@@ -92,10 +92,10 @@ def _whole(system: System, stored: Any) -> Any:
 
 
 def _factorized(system: System, matrix: Any) -> Any:
-    """SuperLU's factors.
+    """Return SuperLU's factors.
 
     Raises:
-        LinAlgError: a pivot is zero, or the matrix is not positive definite, as was told.
+        LinAlgError: a pivot is zero, or a matrix of kind "spd" is not positive definite.
     """
     definite = system.kind == "spd"
     options: dict[str, Any] = {"permc_spec": _ORDERS.get(system.reordering, "COLAMD")}

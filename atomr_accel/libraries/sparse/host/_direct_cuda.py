@@ -1,8 +1,8 @@
 """Direct solvers on CUDA: cuDSS, with its factors.
 
-A program need not have cuDSS, so it is loaded when the lane is first used. The library orders rows
-on the host's processor, and what it says of a factorization it says once the device is done; so the
-lane has a thread of its own, which waits for that.
+A program may run without cuDSS, so it is loaded when the lane is first used. The library orders
+rows on the host's processor. It reports the outcome of a factorization when the device is done, so
+the lane has its own thread, which waits for that.
 """
 
 from __future__ import annotations
@@ -197,11 +197,11 @@ class _Factors:
                 self._execute(phase, *vectors)
 
     def failure(self) -> int:
-        """What the factorization says of itself: 0, or why there is none."""
+        """Return 0, or the reason why the factorization failed."""
         return self._told("INFO") or self._told("NPIVOTS") or self._lost()
 
     def _lost(self) -> int:
-        """How many pivots are zero. The library does not count those of rows by themselves."""
+        """Count the pivots that are zero; the library does not count those of single rows."""
         diagonal = np.empty(self._n, DTYPES[self._system.matrix.dtype])
         args = (self._handle.value, self._data, ENUMS["CUDSS_DATA_DIAG"], diagonal.ctypes.data)
         self._handle.call("cudssDataGet", *args, diagonal.nbytes, byref(c_size_t()))
@@ -265,7 +265,7 @@ def matrix_type(system: System) -> str:
 
 
 def effective(system: System, trans: int) -> int:
-    """How factors are taken: a transpose that is the matrix itself is none."""
+    """Return the transposition that has an effect: 0 if the transpose is the matrix itself."""
     is_complex = DTYPES[system.matrix.dtype].kind == "c"
     if not is_complex:
         return 0 if system.kind != "general" else min(trans, 1)

@@ -1,4 +1,4 @@
-"""What is raised for matrices that have no factors."""
+"""Errors for matrices that have no factors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ def require_regular(info: int) -> None:
     """Raise if a factorization failed.
 
     Args:
-        info: what it says: 0, the row at which it failed, or how many pivots were zero.
+        info: its info: 0, the row at which it failed, or the number of zero pivots.
 
     Raises:
-        LinAlgError: it is not 0.
+        LinAlgError: ``info`` is not 0.
     """
     if info:
         raise LinAlgError(

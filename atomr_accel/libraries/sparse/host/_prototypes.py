@@ -7,7 +7,7 @@ from typing import Final
 from ...host._numbers import DATA_TYPES
 
 LETTERS: Final = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
-"""What names of functions have for element types."""
+"""Letters of element types in names of functions."""
 
 _SPMV: Final = "ptr int ptr ptr ptr ptr ptr int int"
 _SPMM: Final = "ptr int int ptr ptr ptr ptr ptr int int"

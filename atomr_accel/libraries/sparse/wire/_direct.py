@@ -1,4 +1,4 @@
-"""What the lane of direct solvers executes: factorizations, and solves with their factors."""
+"""Messages of the direct solvers' lane: factorizations, and solves with their factors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....wire import Message
 from ._messages import Matrix
 
 Kind = Literal["general", "symmetric", "hermitian", "spd"]
-"""What is known of a matrix."""
+"""Properties of a matrix that a solver may use."""
 Triangle = Literal["full", "lower", "upper"]
 Reordering = Literal["default", "btf_colamd", "colamd", "amd", "nested_dissection", "none"]
 Pivoting = Literal[
@@ -19,19 +19,19 @@ Pivoting = Literal[
 
 
 class System(msgspec.Struct, frozen=True, array_like=True):
-    """A sparse matrix to be factorized, without its content, and how to do that.
+    """A sparse matrix to factorize, without its content, and the options.
 
     Attributes:
         matrix: by rows, square.
-        kind: what is known of it.
-        triangle: which part of a matrix that is no general one is stored.
-        reordering: how rows and columns are ordered, so that factors stay sparse.
-        pivoting: where pivots are looked for.
-        threshold: how much smaller than the largest a pivot may be that is taken instead, from 0
-            to 1; None leaves it to the library.
+        kind: a property of the matrix.
+        triangle: the stored part of a matrix of a kind other than "general".
+        reordering: the order of rows and columns that keeps factors sparse.
+        pivoting: the search for pivots.
+        threshold: the size that a pivot must have relative to the largest one, from 0 to 1; None
+            leaves it to the library.
         epsilon: pivots that are smaller count as zero; None leaves it to the library.
         refinement: steps of iterative refinement of each solve.
-        deterministic: whether results must be the same each time.
+        deterministic: True if results must be the same each time.
     """
 
     matrix: Matrix
@@ -48,11 +48,11 @@ class System(msgspec.Struct, frozen=True, array_like=True):
 class Factorize(Message, frozen=True):
     """Factorize a matrix, and keep the factors under a number.
 
-    If those of a matrix of the same structure are there already, what was found of it serves again.
+    If the number has factors of a matrix of the same structure, their analysis is reused.
 
     Attributes:
-        number: their name from now on.
-        system: what, and how.
+        number: the number of the factors in later messages.
+        system: the matrix and the options.
         parts: addresses of the matrix's three parts.
     """
 
@@ -62,15 +62,15 @@ class Factorize(Message, frozen=True):
 
 
 class SolveBy(Message, frozen=True):
-    """Solve with factors that are kept.
+    """Solve with kept factors.
 
     Attributes:
-        number: what they are kept under.
+        number: the number of the factors.
         parts: addresses of the matrix's three parts, which refinement reads.
-        b: address of the right sides, one after the other.
-        x: address of the solutions, likewise.
+        b: address of the right-hand sides, one after the other.
+        x: address of the solutions, one after the other.
         n: rows of the matrix.
-        count: how many right sides there are.
+        count: the number of right-hand sides.
         trans: 0, 1 (transposed) or 2 (conjugate transposed).
     """
 

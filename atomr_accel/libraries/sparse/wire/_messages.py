@@ -1,7 +1,7 @@
-"""What the sparse lanes execute.
+"""Messages of the sparse lanes.
 
-A call's ``Spec`` is all of it but addresses and numbers; it is sent as bytes, because what a lane
-keeps, such as how much scratch memory a call needs, it keeps by them.
+A call's ``Spec`` holds everything except addresses and numbers. It is sent as bytes, which are the
+key of a lane's records, such as the scratch memory that a call needs.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class Measure(Message, frozen=True):
 
 
 class Call(Message, frozen=True):
-    """Carry out a call.
+    """Run a call.
 
     Attributes:
-        spec: what it is, encoded.
+        spec: its ``Spec``, encoded.
         operands: addresses: three of each matrix, then one of each dense operand.
-        alpha, beta: numbers; with beta 0, what it stands before is not read.
+        alpha, beta: numbers; with beta 0, the output is not read.
         workspace: address of scratch memory.
-        work: bytes of it; a call that needs more has some of the executor's own.
+        work: bytes of it; a call that needs more uses the executor's own memory.
     """
 
     spec: bytes
@@ -123,11 +123,11 @@ class Call(Message, frozen=True):
 
 
 class Analyse(Message, frozen=True):
-    """Look at a triangular matrix, and keep what was found under a number.
+    """Analyse a triangular matrix, and keep the analysis under a number.
 
     Attributes:
-        number: its name from now on.
-        spec: of the solves to come.
+        number: the number of the analysis in later messages.
+        spec: of the later solves.
         matrix: the addresses of the matrix's three parts.
     """
 
@@ -139,13 +139,13 @@ class Analyse(Message, frozen=True):
 
 
 class Solve(Message, frozen=True):
-    """Solve a triangular system by what ``Analyse`` has kept, which is made if it is not there.
+    """Solve a triangular system with the analysis of ``Analyse``, which is made if it is missing.
 
     Attributes:
-        number: what it is kept under; 0 keeps nothing.
-        spec: as there.
-        operands: addresses of the matrix's parts, the right side and the solution.
-        alpha: what the right side is multiplied with.
+        number: the number of the analysis; 0 keeps none.
+        spec: as for ``Analyse``.
+        operands: addresses of the matrix's parts, the right-hand side and the solution.
+        alpha: a factor for the right-hand side.
     """
 
     number: int
@@ -169,14 +169,14 @@ class Multiply(Message, frozen=True):
 
 
 class Product(Message, frozen=True):
-    """Write a product whose structure is kept.
+    """Compute a product whose structure is kept.
 
     Attributes:
-        number: what it is kept under.
+        number: the number of the structure.
         spec: as for ``Multiply``.
         operands: addresses of the parts of both matrices and of the product.
-        structure: whether to write the product's indices, too.
-        alpha: what the product is multiplied with.
+        structure: also write the product's indices.
+        alpha: a factor for the product.
     """
 
     number: int
@@ -187,7 +187,7 @@ class Product(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Drop what is kept under a number."""
+    """Drop the analysis or the structure that is kept under a number."""
 
     everywhere: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What the lane of structured sparsity executes."""
+"""Messages of the lane of structured sparsity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....wire import encode as encode_part
 Algorithm = Literal["strip", "tile"]
 
 GROUP: Final = {"float32": 2}
-"""How many elements of a row half of which are zero; 4 of other types."""
+"""Number of elements of a row of which half are zero; 4 for other types."""
 
 
 class Structured(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +30,7 @@ class Structured(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def group(self) -> int:
-        """How many elements of a row half of which are zero."""
+        """The number of elements of a row of which half are zero."""
         return GROUP.get(self.dtype, 4)
 
 
@@ -86,10 +86,10 @@ class Prune(Message, frozen=True):
     """Set the smaller half of each group of elements to zero.
 
     Attributes:
-        matrix: what is pruned.
-        algorithm: which elements are one group's.
+        matrix: the matrix to prune.
+        algorithm: the shape of groups.
         source: its address.
-        target: where the result goes, perhaps there.
+        target: address of the result, possibly the same.
     """
 
     matrix: Structured
@@ -119,9 +119,9 @@ class Compress(Message, frozen=True):
     """Compress a matrix.
 
     Attributes:
-        matrix: what is compressed.
+        matrix: the matrix to compress.
         source: its address.
-        target: where the result goes.
+        target: address of the result.
         scratch: scratch memory.
     """
 

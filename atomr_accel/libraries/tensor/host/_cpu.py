@@ -55,7 +55,7 @@ class CpuTensors:
         return False
 
     def _tune(self, message: Tune) -> None:
-        """There is one way to compute."""
+        """Run the operation; there is only one way to compute it."""
         self._run(message.run)
 
     def _run(self, message: Run) -> None:
@@ -94,7 +94,7 @@ def _applied(operator: str, x: _Array) -> Any:
 
 
 def _computed(operation: Operation, terms: list[Any], scalars: list[Any]) -> Any:
-    """The result without what is added."""
+    """Return the result without the added array."""
     output = operation.output.modes
     modes = [each.modes for each in operation.inputs]
     match operation.kind:

@@ -53,7 +53,7 @@ _VENDOR: Final = {
     Kind.BINARY: ("cutensorCreateElementwiseBinary", "cutensorElementwiseBinaryExecute"),
     Kind.TRINARY: ("cutensorCreateElementwiseTrinary", "cutensorElementwiseTrinaryExecute"),
 }
-"""What describes and what executes an operation."""
+"""Functions that describe and that execute an operation."""
 
 
 @cache
@@ -195,15 +195,15 @@ class CudaTensors:
 
 @final
 class _Plan:
-    """An operation as the library knows it.
+    """The library's plan of an operation.
 
     Attributes:
-        operation: what it is.
+        operation: the operation.
         execute: the function that executes it.
         plan: the library's handle.
         scalar_type: the dtype of its scalars.
         work: bytes of scratch memory that it needs.
-        graphs: how many have it, so that it must stay.
+        graphs: the number of graphs that use it, so that it must stay.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class _CompiledKernels:
         self._known: bytes | None = None
 
     def read(self, library: VendorLibrary, handle: int) -> None:
-        """Give the library what is there, once."""
+        """Pass the kernels that are kept on disk to the library, once."""
         if self._known is not None:
             return
         self._known = self._kept.get(_key(library)) or b""

@@ -1,8 +1,8 @@
-"""What the lane of tensors executes.
+"""Messages of the tensor lane.
 
-All operations are one message, whose ``Operation`` is sent as bytes: executors keep what they have
-made for it by these bytes, which are equal only if extents, strides, modes, dtypes, operators,
-compute type and alignments are.
+All operations are one message, whose ``Operation`` is sent as bytes. These bytes are the key of
+executors' plans: they are equal if all extents, strides, modes, dtypes, operators, compute types
+and alignments are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scalar = float | tuple[float, float]
 
 
 class Kind(StrEnum):
-    """What an operation computes of its operands x, y, z, scalars and what is added."""
+    """The result of an operation on its operands x, y, z, its scalars and the added array c."""
 
     CONTRACT = "contract"
     """``alpha x y + beta c``, summed along the modes that the result has not."""
@@ -35,18 +35,18 @@ class Kind(StrEnum):
 
 
 ADDS: Final = frozenset((Kind.CONTRACT, Kind.CONTRACT_TRINARY, Kind.REDUCE))
-"""Those that add ``beta c``; their scalars are ``(alpha, beta)``."""
+"""Operations that add ``beta c``; their scalars are ``(alpha, beta)``."""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """An array as an operation sees it.
+    """The layout of an array of an operation.
 
     Attributes:
         extents: elements along each axis.
         strides: elements from one to the next along each.
         modes: the index of each axis, all different.
-        alignment: bytes that its address is a multiple of.
-        operator: what is done to each element first.
+        alignment: bytes to which its address is aligned.
+        operator: an operator for each element, applied first.
     """
 
     extents: tuple[int, ...]
@@ -57,17 +57,17 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Operation(msgspec.Struct, frozen=True, array_like=True):
-    """An operation with everything but addresses and scalars.
+    """An operation without addresses and scalars.
 
     Attributes:
-        kind: which.
+        kind: its kind.
         dtype: of all arrays, by name.
-        compute: the compute type, as the vendor calls it without its prefix.
+        compute: the compute type, as the vendor names it without its prefix.
         inputs: one, two or three.
-        output: the result; what is added lies in the same way.
-        operators: that of the reduction, or those that join operands.
-        jit: whether a kernel may be compiled for it.
-        tuned: whether the fastest of several kernels is wanted, once ``Tune`` has found that.
+        output: the result; the added array has the same layout.
+        operators: the operator of the reduction, or those that join operands.
+        jit: True if a kernel may be compiled for it.
+        tuned: True to use the fastest kernel that ``Tune`` found.
     """
 
     kind: Kind
@@ -92,9 +92,9 @@ class Run(Message, frozen=True):
     Attributes:
         operation: encoded.
         inputs: their addresses.
-        added: that of what is added; may be that of the output. 0 where nothing is.
+        added: the added array's address; may be that of the output. 0 if there is none.
         output: the result's address.
-        scalars: as the kind has them.
+        scalars: those of the kind.
         workspace: the address of scratch memory.
         workspace_bytes: its size.
     """
@@ -109,10 +109,10 @@ class Run(Message, frozen=True):
 
 
 class Tune(Message, frozen=True):
-    """Try the kernels that there are, and use the fastest from now on.
+    """Time all kernels of an operation, and use the fastest from now on.
 
     Attributes:
-        run: the operation, on memory that nobody reads afterwards.
+        run: the operation, on memory whose contents are discarded.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""Operators, under NumPy's names where it has them, and compute types."""
+"""Operators, with NumPy's names if it has them, and compute types."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ UNARY: Final = {
     "softplus": "SOFT_PLUS",
     "softsign": "SOFT_SIGN",
 }
-"""What may be done to each element, and what the vendor calls it."""
+"""Operators for each element, and the vendor's names for them."""
 
 COMPLEX_UNARY: Final = ("identity", "conjugate")
-"""Those for complex numbers."""
+"""Operators for complex numbers."""
 
 BINARY: Final = {"add": "ADD", "multiply": "MUL", "maximum": "MAX", "minimum": "MIN"}
-"""What joins two operands, and what the vendor calls it."""
+"""Operators that join two operands, and the vendor's names for them."""
 
 REDUCTIONS: Final = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-"""Reductions, and by what they join elements."""
+"""Reductions, and the operators by which they join elements."""
 
 COMPUTE: Final = {
     "float16": ("32F",),
