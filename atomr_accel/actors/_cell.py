@@ -620,7 +620,7 @@ class Cell(Node):
             self.system._dead_letter(self.ref, [message], what)
 
     def _survives(self, entry: Entry, failure: BaseException) -> bool:
-        """Whether the actor goes on with its next message after a handler failed."""
+        """Return True if the actor takes its next message after a handler failed."""
         if not isinstance(failure, Exception):
             # Cancelled, most likely. If by the supervisor, the asker need not wait for
             # our end to learn of it; if by our own nursery, that will say why.
@@ -641,7 +641,7 @@ class Cell(Node):
         return True
 
     def _log_failed(self, failure: Exception) -> None:
-        """Nobody has asked, so nobody else learns of it."""
+        """Log a failure of a message without an asker."""
         text = "%s: a message failed, and the actor goes on"
         extra = fields(failure, actor=self.path)
         _log.error(text, self.path, exc_info=failure, extra=extra)

@@ -136,7 +136,7 @@ class Instruments:
             told()
 
     def tell_late(self, told: Callable[[], None]) -> None:
-        """Have a function called by ``tell``, which tells what was not told yet."""
+        """Register a function that ``tell`` calls to deliver late events."""
         self._late.append(told)
 
     def tell_no_more(self, told: Callable[[], None]) -> None:
@@ -145,7 +145,7 @@ class Instruments:
             self._late.remove(told)
 
     def wants(self, *names: str) -> bool:
-        """Whether anybody overrides one of these methods."""
+        """Return True if an instrument overrides one of these methods."""
         return any(name in self.methods for name in names)
 
     def _drop(self, instrument: Instrument) -> bool:

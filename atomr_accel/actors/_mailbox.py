@@ -189,7 +189,7 @@ class Line:
         return None
 
     def withdraw(self, ask: Ask) -> None:
-        """Forget the message of an entry that nobody waits for any more."""
+        """Forget the message of an entry whose asker has left."""
         del ask.message  # it may hold much, and the line may hold the rest for long
         self.withdrawn += 1
         if self.withdrawn > max(SWEEP, len(self)):
@@ -255,7 +255,7 @@ class Inbox:
         self.receiver: trio.lowlevel.Task | None = None
 
     def put(self, entry: Entry, *, urgent: bool) -> bool:
-        """Queue an entry; False if there is no room and the policy is to wait for some."""
+        """Queue an entry. Return False if the mailbox is full and its policy is to wait."""
         line = self.line
         if urgent:
             if self.urgent is None:
@@ -313,7 +313,7 @@ class Inbox:
         self._set_limit()
 
     def _admit(self, line: Line) -> None:
-        """An entry has left: let in whoever is first in line for it."""
+        """Admit the first waiting entry, after another has left."""
         waiting = self.waiting if line is self.line else self.waiting_urgent
         if waiting is not None and len(line) < self.capacity:
             first = waiting.pop()
@@ -350,7 +350,7 @@ class Inbox:
         return left
 
     def full(self) -> MailboxFull:
-        """The error for a message that there is no room for."""
+        """Return the error for a message that finds no room."""
         path = self.owner.path
         return MailboxFull(f"the mailbox of {path} is full ({self.capacity})", path=path)
 

@@ -47,11 +47,11 @@ class ChildStatistics:
     restart: RestartType
     significant: bool
     restarts: int
-    """How often it was started again."""
+    """Number of times that it was started again."""
     last_failure: str | None
     """Its last failure in one line, also where a restart has dealt with it."""
     overdue: bool
-    """It was cancelled more than its grace ago and has not left."""
+    """True if it was cancelled more than its grace ago and has not left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class SupervisorStatistics:
     restarts: int
     """Restarts so far; that of a whole group counts once."""
     restarts_in_window: int
-    """Those that the intensity counts at present."""
+    """Restarts that the intensity counts at present."""
     failures: int
     """Children's failures so far, whatever became of them."""
 
 
 class Family(Protocol):
-    """Who hears what becomes of a supervisor's children: a parent in the tree of actors."""
+    """Receiver of the events of a supervisor's children: a parent in the tree of actors."""
 
     def child_starting(self, name: str, cause: BaseException | None) -> None:
         """A child is about to be started, on account of a failure if it is a restart."""
@@ -99,7 +99,7 @@ class Family(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the supervisor, or anything above it, is being stopped."""
+        """True if the supervisor, or a node above it, is being stopped."""
 
 
 class _Slot:
@@ -122,7 +122,7 @@ class _Slot:
 
 
 class _TaskStatus:
-    """What a child's ``run`` gets as ``task_status``."""
+    """Object that a child's ``run`` gets as ``task_status``."""
 
     __slots__ = ("_scope", "_slot", "_supervisor", "called")
 
@@ -257,7 +257,7 @@ class Supervisor(metaclass=NoPublicConstructor):
         If you are cancelled meanwhile, the child still stops.
 
         Raises:
-            NoSuchChild: there is none of that name, or it had ended.
+            NoSuchChild: no child has this name, or the child had ended.
             BaseException: what the child raised while it was leaving.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -326,7 +326,7 @@ class Supervisor(metaclass=NoPublicConstructor):
         return self._machine.state is not SupervisorState.RUNNING
 
     def _resumes(self, failure: Exception) -> bool:
-        """Whether an actor keeps its state and goes on, if a message failed so."""
+        """Return True if an actor keeps its state and continues after this failure."""
         try:
             return judge(self._machine.decider, failure) is Directive.RESUME
         except Exception:  # noqa: BLE001

@@ -357,7 +357,7 @@ class CollectiveGroup(Collectives):
     async def _carry_out(
         self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
     ) -> T:
-        """Note what is to be done; all of it is planned anew when it is sent."""
+        """Note a call of the group; all calls are planned again when the group is sent."""
         del sent
         self._require_open()
         await trio.lowlevel.checkpoint()
@@ -372,7 +372,7 @@ class CollectiveGroup(Collectives):
                 return result
 
     def _try(self, plan: Callable[[Plan], T]) -> T:
-        """Plan all that was planned so far, and what comes now: later checks see earlier ones."""
+        """Plan all calls of the group so far, and this one: later checks see earlier calls."""
         trial = Plan(self._cores, self._term.at, self._outputs)
         for each in self._planned:
             each(trial)
