@@ -1,7 +1,7 @@
 """The errors of the package, in one tree.
 
     AccelError
-    ├── DeviceUnavailable        there is no such device, driver or backend here
+    ├── DeviceUnavailable        no such device, driver or backend here
     │   └── LibraryMissing       a vendor library is not installed
     ├── DeviceLost               the device will not come back in this program
     ├── ContextPoisoned          a fault, or the death of its host, took a context down

@@ -44,7 +44,7 @@ class Part(Cell):
     Parts that are mere places live from ``place`` to ``end``, and end with what they are in.
 
     Args:
-        parent: the cell of what it is a part of.
+        parent: the cell to which the part belongs.
         name: among the children of that.
         kind: for the tree.
         run: like that of a `ChildSpec`; it looks after its own protection from Ctrl-C. None

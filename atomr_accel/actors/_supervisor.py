@@ -84,7 +84,7 @@ class Family(Protocol):
         """A child's task has ended; what follows is still open.
 
         Returns:
-            Whether it had failed before it was told to end.
+            True if the child failed before it was stopped.
         """
 
     def child_removed(self, name: str) -> None:
@@ -461,7 +461,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             _log.error(text, self._name, name, verdict.value, exc_info=failure, extra=extra)
 
     def _path_of(self, name: str) -> str:
-        """The path of a child; where it is in no tree, its supervisor's name stands for that."""
+        """Return the path of a child. Outside a tree it begins with the supervisor's name."""
         above = self._name if self._family is None else self._family.path
         return f"{above}/{name}"
 
@@ -537,7 +537,7 @@ async def _raise(failure: BaseException) -> None:
 
 
 def _only_missed_others(failure: BaseException) -> bool:
-    """Whether it failed for want of actors that had been stopped, and for nothing else."""
+    """Return True if every part of a failure is a missing actor that had been stopped."""
     return all(isinstance(leaf, ActorStopped) and not leaf.__cause__ for leaf in leaves(failure))
 
 

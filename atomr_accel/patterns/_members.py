@@ -117,7 +117,7 @@ class Member:
 
 
 def opened(factory: Factory[In, Out], what: str) -> AbstractAsyncContextManager[Any]:
-    """What a factory makes."""
+    """Call a factory, and return its context manager."""
     made: object = factory()
     if not hasattr(made, "__aenter__"):
         raise TypeError(
@@ -145,6 +145,6 @@ def check_factory(factory: object) -> None:
 
 
 def check_call(call: object, what: str) -> None:
-    """Raise a `TypeError` unless what was opened can be called."""
+    """Raise `TypeError` unless the opened object can be called."""
     if not callable(call):
         raise TypeError(f"{what} must open as a coroutine function, got {call!r}")

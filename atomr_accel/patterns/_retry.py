@@ -65,7 +65,7 @@ class RetryBudget:
 
     Args:
         ratio: what a call adds.
-        reserve: what it holds at most, and to begin with.
+        reserve: the maximum of retries it holds, and the initial number.
     """
 
     __slots__ = ("_left", "_ratio", "_reserve")
@@ -337,7 +337,7 @@ class CircuitBreaker:
         return _Attempt(self)
 
     def would_admit(self) -> bool:
-        """Whether a call made now would be let through."""
+        """Return True if a call made now would pass."""
         state = self.state
         return state is CircuitState.CLOSED or (
             state is CircuitState.HALF_OPEN
@@ -384,7 +384,7 @@ class CircuitBreaker:
                 self._open()
 
     def _forget(self, now: float) -> None:
-        """Drop what is no longer in the window."""
+        """Drop outcomes that have left the window."""
         outcomes = self._outcomes
         while outcomes and (len(outcomes) > self._window or outcomes[0][0] <= now - self._within):
             self._failures -= outcomes.popleft()[1]

@@ -72,7 +72,7 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
         The fault, as the op that caused it saw it.
 
     Raises:
-        ValueError: there is no fault of that name.
+        ValueError: the name is not a known fault.
     """
     if fault not in FAULTS:
         raise ValueError(f"fault must be one of {', '.join(FAULTS)}, not {fault!r}")

@@ -215,8 +215,8 @@ class World(Collectives):
 
         Its calls give buffers at once, which hold their results when the block was left; all are
         sent then, as one op of each rank (``ncclGroupStart``). If the block raises nothing is sent.
-        If it raises, or what was sent is not done, buffers that the group has made are freed.
-        There is no ``barrier`` in a group, and no ``split``.
+        If it raises, or if the op is not done, the buffers that the group made are freed. There is
+        no ``barrier`` in a group, and no ``split``.
 
         Raises:
             WorldBroken: on leaving, if a rank failed meanwhile.
