@@ -59,42 +59,42 @@ def number_kind(dtype: np.dtype[Any]) -> str:
     ``dtype.kind`` does not tell: it is ``"f"`` for float8_e5m2, and ``"V"`` for the others.
 
     Returns:
-        ``"b"``, ``"i"``, ``"u"``, ``"f"`` or ``"c"``; another letter for what is no number.
+        ``"b"``, ``"i"``, ``"u"``, ``"f"`` or ``"c"``; another letter if elements are not numbers.
     """
     return _ADDED_KINDS.get(dtype.type, dtype.kind)
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are real floats."""
+    """Return True if elements are real floats."""
     return number_kind(dtype) == "f"
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are floats, real or complex."""
+    """Return True if elements are floats, real or complex."""
     return number_kind(dtype) in "fc"
 
 
 def is_added(dtype: np.dtype[Any]) -> bool:
-    """Whether the dtype is one that ``ml_dtypes`` adds."""
+    """Return True if ``ml_dtypes`` adds the dtype."""
     return dtype.type in _ADDED_KINDS
 
 
 SCALARS: Final = frozenset((bool, int, float, complex, *np.sctypeDict.values(), *_ADDED_KINDS))
-"""Classes that name a dtype. Nobody can change them; attributes of a program's own may change."""
+"""Classes that name a dtype. They are immutable, unlike attributes of a program's classes."""
 
 HALVES: Final = frozenset(dtype for dtype in NAMES if is_float(dtype) and dtype.itemsize < 4)
 """Floats narrower than 32 bits, whose sums are made in float32."""
 
 
 def as_dtype(dtype: object) -> np.dtype[Any]:
-    """``dtype`` as one of the table's dtypes.
+    """Return ``dtype`` as one of the table's dtypes.
 
     Args:
-        dtype: whatever ``numpy.dtype`` takes, or a name of the table.
+        dtype: any argument of ``numpy.dtype``, or a name of the table.
 
     Raises:
-        TypeError: it is no dtype, or one that device memory cannot hold (objects,
-            strings, structures, dates, foreign byte order).
+        TypeError: this is not a dtype, or device memory cannot hold it (objects, strings,
+            structures, dates, foreign byte order).
     """
     if isinstance(dtype, np.dtype):
         # Not ``dtype`` itself: equal ones need not be identical (unpickled ones are not),

@@ -1,7 +1,7 @@
 """The errors of the package, in one tree.
 
     AccelError
-    ├── DeviceUnavailable        there is no such device, driver or backend here
+    ├── DeviceUnavailable        no such device, driver or backend here
     │   └── LibraryMissing       a vendor library is not installed
     ├── DeviceLost               the device will not come back in this program
     ├── ContextPoisoned          a fault, or the death of its host, took a context down
@@ -44,8 +44,8 @@ class AccelError(Exception):
 class DeviceUnavailable(AccelError):
     """No device of that index and backend can be opened here.
 
-    You get it from ``open_device`` before its body runs; never from a device that
-    was open. The message says what was looked for.
+    You get it from ``open_device`` before its body runs; never from a device that was open. The
+    message names the missing device, driver or backend.
     """
 
 
@@ -53,7 +53,7 @@ class LibraryMissing(DeviceUnavailable):
     """A vendor library is not installed; the message has a command that installs it.
 
     Attributes:
-        library: what was looked for, such as ``"cublas"``.
+        library: the name of the library, such as ``"cublas"``.
     """
 
     _fields = ("library",)
@@ -122,12 +122,13 @@ class GpuRefSealed(AccelError, ValueError):
 class WorldBroken(AccelError):
     """A collective was not done: a rank of its world failed, or left.
 
-    Every op in flight gets an instance of its own; ``__cause__`` is what went wrong, one instance
-    for all. The world is being formed anew when you see it, and the next op waits for that. What
-    the op should have written holds anything; what it only read is whole, but for the failed rank.
+    Every op in flight raises its own instance; ``__cause__`` is the original error, shared by all.
+    The world is already forming again when you see this error, and the next op waits for that.
+    Buffers that the op should have written have undefined contents. Buffers that it only read are
+    intact, except on the failed rank.
 
     Attributes:
-        rank: the rank that failed, as it was in that epoch; None where that cannot be told.
+        rank: the rank that failed, numbered as in that epoch; None if it is unknown.
         epoch: the world's epoch that ended.
     """
 
@@ -140,7 +141,7 @@ class WorldBroken(AccelError):
 
 
 class OutOfMemory(AccelError):
-    """There is no room for a request. Nothing else is affected.
+    """A request for memory found no room. Other work is not affected.
 
     Attributes:
         requested: bytes asked for.
@@ -209,7 +210,7 @@ class CompileError(LibraryError):
 
 
 class LinAlgError(AccelError, np.linalg.LinAlgError):
-    """A matrix has no such factorization, or what was to find it did not converge.
+    """A matrix has no such factorization, or its iteration did not converge.
 
     The lane goes on, and the other matrices of the stack have their results.
 
@@ -242,7 +243,7 @@ class RemoteError(AccelError):
 
 
 class Unsupported(AccelError):
-    """What was asked for is not available on this platform, device or dtype."""
+    """The request is not available on this platform, device or dtype."""
 
 
 class CpuFallbackWarning(RuntimeWarning):
@@ -254,11 +255,11 @@ class StandbyWarning(RuntimeWarning):
 
 
 class EarlierErrors:
-    """What the attempts before the last ended with, in words.
+    """Notes about the errors of earlier attempts.
 
-    The errors themselves are let go. The frames in their tracebacks hold what the attempts had on
-    devices, and the next attempt wants that memory. Who kept a list of them would be one of these
-    frames, too: a cycle, which stays until garbage is collected.
+    The errors themselves are released. The frames in their tracebacks refer to buffers of the
+    attempts, and the next attempt needs that memory. A frame that kept a list of the errors would
+    be in those tracebacks itself, and such a cycle lasts until garbage collection.
     """
 
     __slots__ = ("_notes",)
@@ -289,7 +290,7 @@ class EarlierErrors:
 
 
 class LastError(EarlierErrors):
-    """The same for who goes on without knowing whether an error is the last: it is kept itself.
+    """Like ``EarlierErrors``, but keeps the latest error, because it may be the last.
 
     ``with LastError() as failed:`` keeps it until the block is left.
     """
@@ -324,7 +325,7 @@ class LastError(EarlierErrors):
 
 
 def said_of(thing: object) -> str:
-    """What a message says that an argument is, where it is not what it should be.
+    """Return a description of an argument of the wrong type, for an error message.
 
     The most common mistake with async functions is to forget ``await``, so that is said; and
     the coroutine is closed, so that no warning about it hides the message.

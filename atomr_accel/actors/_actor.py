@@ -1,4 +1,4 @@
-"""The base class of actors: what one overrides, and what it has at hand."""
+"""The base class of actors: the methods to override, and those to call."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Terminated(Message[None]):
 class Restarted(Message[None]):
     """An actor that this one watches has been started again: its state is a new one.
 
-    Only those are told that have a handler for it. For a device and its libraries it means
-    that the device was rebuilt.
+    Only actors with a handler for it receive it. For a device and its libraries it means that the
+    device was rebuilt.
 
     Attributes:
         ref: the actor that was started again.
@@ -61,9 +61,9 @@ class Actor:
                 self.total += message.k
                 return self.total
 
-    Make one with ``await system.spawn(Counter, start=3)``. An instance is one life of
-    the actor: for a restart, a new one is made from the same arguments, while the ref,
-    the mailbox and the name stay. There is no need to call ``super().__init__()``.
+    Make one with ``await system.spawn(Counter, start=3)``. An instance is one life of the actor:
+    for a restart, a new one is made from the same arguments, while the ref, the mailbox and the
+    name stay. You need not call ``super().__init__()``.
 
     Attributes:
         mailbox: the mailbox of instances; ``spawn(mailbox=...)`` takes precedence.
@@ -170,9 +170,9 @@ class Actor:
     def watch(self, ref: ActorRef) -> None:
         """Ask for a `Terminated` message when another actor ends for good.
 
-        It comes at once if that has happened, is urgent, and needs no room in the
-        mailbox. If this actor has a handler for `Restarted`, it is told of the other's
-        restarts, too. A restart of either does not end the watch.
+        It comes at once if that has happened, is urgent, and needs no room in the mailbox. If this
+        actor has a handler for `Restarted`, it gets the other's restarts, too. A restart of either
+        does not end the watch.
 
         Raises:
             TypeError: this actor has no handler for `Terminated`.

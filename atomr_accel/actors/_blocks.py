@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Block(_AsyncGeneratorContextManager[T]):
-    """What ``asynccontextmanager`` makes, with errors for whoever uses it otherwise."""
+    """A block that ``asynccontextmanager`` makes, with errors for any other use."""
 
     if not TYPE_CHECKING:  # to checkers any attribute would be there
 

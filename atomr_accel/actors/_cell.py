@@ -46,16 +46,16 @@ class ActorStatistics:
     failed: int
     """Messages that a handler failed on."""
     unhandled: int
-    """Messages that there is no handler for."""
+    """Messages for which the actor has no handler."""
     mailbox: MailboxStatistics
     children: SupervisorStatistics | None
-    """How it supervises its children; None if it has had none in this life."""
+    """Statistics of its children's supervisor; None without children in this life."""
     generation: int | None = None
-    """Of a device and its parts, the present generation."""
+    """Present generation of a device or one of its parts, else None."""
 
 
 class Condition(NamedTuple):
-    """What a tree shows of an actor."""
+    """State of an actor, as a tree shows it."""
 
     state: ChildState
     restarts: int
@@ -166,7 +166,7 @@ class Node:
 
     @property
     def stopping(self) -> bool:
-        """Whether it or anything above it is being stopped, so that nothing here lasts."""
+        """True if this node or one above it is being stopped."""
         node: Node = self
         while True:
             if node._nursery is None or (node.supervisor and node.supervisor._is_stopping):
@@ -187,11 +187,11 @@ class Node:
         self.children[name].starting(cause)
 
     def child_stopping(self, name: str, *, restarting: bool) -> None:
-        """A child is told to end, for good or to begin again."""
+        """Handle a request to end a child, for good or for its next life."""
         self.children[name].halting(restarting=restarting)
 
     def child_exited(self, name: str, failure: BaseException | None) -> bool:
-        """A life of a child has ended; returns whether it had failed before it was told to."""
+        """Handle the end of a child's life. Return True if it failed before it was stopped."""
         return self.children[name].exited(failure)
 
     def child_removed(self, name: str) -> None:
@@ -199,7 +199,7 @@ class Node:
         self.children[name].end()
 
     def children_failed(self, *, unprompted: bool) -> None:
-        """Only the failures of actors are somebody's to judge."""
+        """Do nothing: only actors have a parent that decides about their failures."""
 
 
 class Cell(Node):
@@ -303,12 +303,12 @@ class Cell(Node):
         return self._nursery
 
     def condition(self) -> Condition:
-        """What a tree shows of the actor."""
+        """Return the state of the actor, as a tree shows it."""
         condition = Condition(self.state, self.restarts, self.inbox.statistics().depth)
         return condition if self.shown is None or self.ended else self.shown(condition)
 
     def statistics(self) -> ActorStatistics:
-        """The actor at this moment."""
+        """Return the statistics of this moment."""
         condition = self.condition()
         return ActorStatistics(
             path=self.path,
@@ -326,7 +326,7 @@ class Cell(Node):
     # --- messages in
 
     def accept(self, entry: Entry, *, urgent: bool) -> bool:
-        """Queue an entry; False if there is no room and the policy is to wait for some."""
+        """Queue an entry. Return False if the mailbox is full and its policy is to wait."""
         if self.ended:
             raise self._stopped_error()
         accepted = self.inbox.put(entry, urgent=urgent)
@@ -341,17 +341,17 @@ class Cell(Node):
             self.system._instruments("message_sent", self.ref, ask.message)
 
     def handles(self, ask: Ask) -> bool:
-        """Whether that was taken, and is being handled."""
+        """Return True if the actor is handling this ask."""
         return self._current is ask
 
     def dropped(self, message: Message[Any]) -> None:
-        """A message that was told had to go."""
+        """Turn a dropped message into a dead letter."""
         self.system._dead_letter(self.ref, [message], "its full mailbox drops the oldest")
 
     # --- what the parent's supervisor tells
 
     def starting(self, cause: BaseException | None) -> None:
-        """A life begins: the first, or another because of ``cause``."""
+        """Begin a life: the first, or another because of ``cause``."""
         if self._was_up:
             self.restarts += 1
             if self.system._instruments.active:
@@ -361,21 +361,21 @@ class Cell(Node):
         self._halted = self._restarting = self._leaving = False
 
     def halting(self, *, restarting: bool) -> None:
-        """This life is told to end, for good or for the next one."""
+        """Note that this life was asked to end, for good or for the next one."""
         self._halted = True
         self._restarting = restarting
 
     def exited(self, failure: BaseException | None) -> bool:
-        """This life has ended; returns whether it had failed before it was told to."""
+        """Handle the end of this life. Return True if it failed before it was stopped."""
         self._failure = failure
         return self._unprompted is True
 
     def children_failed(self, *, unprompted: bool) -> None:
-        """The supervisor of the children has given up."""
+        """Handle that the supervisor of the children has given up."""
         self._failing(unprompted=unprompted)
 
     def _failing(self, *, unprompted: bool) -> None:
-        """There is a failure. One that somebody's order to end has caused outweighs others."""
+        """Note a failure. One that an order to end has caused takes precedence."""
         if self._unprompted is not False:
             self._unprompted = unprompted
 
@@ -620,7 +620,7 @@ class Cell(Node):
             self.system._dead_letter(self.ref, [message], what)
 
     def _survives(self, entry: Entry, failure: BaseException) -> bool:
-        """Whether the actor goes on with its next message after a handler failed."""
+        """Return True if the actor takes its next message after a handler failed."""
         if not isinstance(failure, Exception):
             # Cancelled, most likely. If by the supervisor, the asker need not wait for
             # our end to learn of it; if by our own nursery, that will say why.
@@ -641,7 +641,7 @@ class Cell(Node):
         return True
 
     def _log_failed(self, failure: Exception) -> None:
-        """Nobody has asked, so nobody else learns of it."""
+        """Log a failure of a message without an asker."""
         text = "%s: a message failed, and the actor goes on"
         extra = fields(failure, actor=self.path)
         _log.error(text, self.path, exc_info=failure, extra=extra)

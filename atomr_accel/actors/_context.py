@@ -34,7 +34,7 @@ def enter(context: Context) -> Entered:
 
 
 def leave(entered: Entered) -> None:
-    """Have the variables as they were."""
+    """Restore the variables."""
     while entered:
         variable, token = entered.pop()
         variable.reset(token)

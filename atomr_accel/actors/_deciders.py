@@ -1,4 +1,4 @@
-"""Deciders: what is to be done about a failure."""
+"""Deciders: functions from a failure to a directive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._util import check_member
 
 
 class Directive(enum.Enum):
-    """What to do about a failure."""
+    """Action after a failure."""
 
     RESUME = "resume"
     """Go on. An actor keeps its state and takes its next message. A child whose task

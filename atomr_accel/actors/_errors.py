@@ -61,9 +61,9 @@ class ActorRestarted(_AboutAnActor):
 
 
 class UnhandledMessage(_AboutAnActor, TypeError):
-    """The actor has no handler for the message. It is unharmed and goes on.
+    """The actor has no handler for the message. The actor is unharmed and continues.
 
-    You get it from ``ask``. A message that was told becomes a dead letter.
+    You get it from ``ask``. A message sent by ``tell`` becomes a dead letter.
     """
 
 
@@ -83,7 +83,7 @@ class MessageDropped(_AboutAnActor):
 
 
 class NoSuchActor(_AboutAnActor, LookupError):
-    """There is no actor of that path, or there is none any more."""
+    """No actor has this path, or the actor has ended."""
 
 
 class NoSuchChild(ActorError, LookupError):

@@ -16,19 +16,18 @@ _log = logging.getLogger("atomr_accel.actors")
 
 
 class Instrument:
-    """Base of instruments, which a system tells what happens in it.
+    """Base of instruments, which a system calls when something happens in it.
 
-    Override what you want to know; the rest costs nothing, and a system without
-    instruments does not even look for them. The methods are called in the middle of
-    things, so they must be quick and must not wait. One that raises is logged, and the
-    instrument it belongs to is not called again.
+    Override the methods that you need. The others cost nothing, and a system without instruments
+    does not even look for them. The methods are called in the middle of other work, so they must be
+    quick and must not wait. An error of a method is logged, and its instrument is not called again.
 
-    The messages of one actor are handled one at a time, so what ``message_started``
-    opens, the next ``message_finished`` of the same ref closes. (Libraries of devices handle
-    theirs side by side.)
+    An actor handles its messages one at a time. So each ``message_started`` is followed by
+    ``message_finished`` of the same ref before the next one. (Libraries of devices handle theirs
+    side by side.)
 
-    A class that adds methods which others are told by says so, as ``DeviceInstrument`` does:
-    ``class DeviceInstrument(Instrument, hooks=True)``.
+    A class that adds methods for others to call passes ``hooks=True``, as in ``class
+    DeviceInstrument(Instrument, hooks=True)``.
     """
 
     _hooks: ClassVar[dict[str, Callable[..., None]]] = {}
@@ -51,7 +50,7 @@ class Instrument:
         """A message was sent, in the task of its sender. It may still have to wait for room."""
 
     def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
-        """Who has asked goes on: with an answer, or an error, or cancelled. In the asker's task."""
+        """An ask ended: with an answer, an error or a cancellation. Runs in the asker's task."""
 
     def message_started(self, ref: ActorRef, message: Message[Any]) -> None:
         """An actor is about to handle a message."""
@@ -59,10 +58,10 @@ class Instrument:
     def message_finished(
         self, ref: ActorRef, message: Message[Any], failure: BaseException | None
     ) -> None:
-        """It has, or failed to, or was cancelled on the way."""
+        """An actor has handled a message, has failed to, or was cancelled."""
 
     def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
-        """A message that was told will not be handled."""
+        """A message without an asker will not be handled."""
 
 
 def _declared(cls: type) -> dict[str, Callable[..., None]]:
@@ -78,17 +77,17 @@ Instrument._hooks = _declared(Instrument)
 
 
 class Instruments:
-    """The instruments of a system, by method: only those that override it are called.
+    """The instruments of a system, by method. Only those that override a method are called.
 
-    They come and go while the system runs. Whoever has something to tell looks at ``active``
-    first, which is all that it costs where there are none.
+    Instruments come and go while the system runs. Callers check ``active`` first, so a system
+    without instruments has no other cost.
 
     Attributes:
-        active: whether there is anybody to tell.
-        each_op: whether anybody is told of each op of a device, by methods named ``op_...`` or
+        active: whether there are any instruments.
+        each_op: whether an instrument has methods for each op of a device, named ``op_...`` or
             ``ops_...``.
-        sampled: whether all of those are content with the times of some ops.
-        methods: what is called, by name. Where names are many it pays to look here first.
+        sampled: whether all of those accept the times of only some ops.
+        methods: the functions to call, by method name. If there are many names, check here first.
     """
 
     __slots__ = ("_followers", "_instruments", "_late", "active", "each_op", "methods", "sampled")
@@ -137,7 +136,7 @@ class Instruments:
             told()
 
     def tell_late(self, told: Callable[[], None]) -> None:
-        """Have a function called by ``tell``, which tells what was not told yet."""
+        """Register a function that ``tell`` calls to deliver late events."""
         self._late.append(told)
 
     def tell_no_more(self, told: Callable[[], None]) -> None:
@@ -146,7 +145,7 @@ class Instruments:
             self._late.remove(told)
 
     def wants(self, *names: str) -> bool:
-        """Whether anybody overrides one of these methods."""
+        """Return True if an instrument overrides one of these methods."""
         return any(name in self.methods for name in names)
 
     def _drop(self, instrument: Instrument) -> bool:

@@ -17,24 +17,24 @@ from ._util import check_member, check_whole
 
 
 class Overflow(enum.Enum):
-    """What a full mailbox does with one more message."""
+    """Action of a full mailbox when one more message arrives."""
 
     WAIT = "wait"
     """``send`` and ``ask`` wait for room, first come, first served."""
     REJECT = "reject"
     """``send`` and ``ask`` raise `MailboxFull`."""
     DROP_OLDEST = "drop_oldest"
-    """The oldest message makes room: one that was asked is answered with
-    `MessageDropped`, one that was told becomes a dead letter."""
+    """The oldest message makes room: an ask is answered with `MessageDropped`, and any other
+    message becomes a dead letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mailbox:
-    """How much a mailbox holds, and what happens when it is full.
+    """Capacity of a mailbox, and its action when it is full.
 
-    Urgent messages have a queue of their own with the same capacity, which is emptied
-    first; they are never dropped. ``tell`` never waits, whatever the policy: where there
-    is no room, and none is made, it raises `MailboxFull`, which is a `trio.WouldBlock`.
+    Urgent messages have a queue of their own with the same capacity, which is emptied first; they
+    are never dropped. ``tell`` never waits, whatever the policy. If the mailbox is full and no
+    message is dropped, it raises `MailboxFull`, which is a `trio.WouldBlock`.
     """
 
     capacity: int = 1024
@@ -64,7 +64,7 @@ class MailboxStatistics:
 
 
 class Told:
-    """A message that nobody waits for, from where context variables may have other values."""
+    """A message without an asker, with the context variables of its sender."""
 
     __slots__ = ("context", "message")
 
@@ -115,7 +115,7 @@ class Ask:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def admitted(self) -> Entry:
-        """It waited for room, and there is some now: what to queue."""
+        """Return the entry to queue, now that there is room for it."""
         return self
 
 
@@ -135,32 +135,32 @@ Entry: TypeAlias = Message[Any] | Told | Ask
 
 
 def message_of(entry: Entry) -> Message[Any]:
-    """What was sent, whichever way."""
+    """Return the message of an entry of any kind."""
     return entry if isinstance(entry, Message) else entry.message
 
 
 class Owner(Protocol):
-    """What a mailbox needs to know of its actor."""
+    """The part of an actor that its mailbox needs."""
 
     @property
     def path(self) -> str: ...
 
     def handles(self, ask: Ask, /) -> bool:
-        """Whether that was taken, and is being handled."""
+        """Return True if the actor is handling this ask."""
 
     def dropped(self, message: Message[Any], /) -> None:
-        """A message that was told had to go."""
+        """Handle a message that was dropped and has no asker."""
 
 
 SWEEP = 32
-"""Withdrawn entries that a line keeps whatever else is in it."""
+"""Withdrawn entries that a line keeps in any case."""
 
 
 class Line:
     """Entries in a row.
 
-    To take one out of the middle would cost time in proportion to all of them. So what is
-    withdrawn stays, without its message, until it is in front or half of all are such.
+    Removing an entry from the middle takes time proportional to the length. So a withdrawn entry
+    stays, without its message, until it is in front or half of all entries are withdrawn.
     """
 
     __slots__ = ("entries", "inbox", "withdrawn")
@@ -189,7 +189,7 @@ class Line:
         return None
 
     def withdraw(self, ask: Ask) -> None:
-        """Forget the message of an entry that nobody waits for any more."""
+        """Forget the message of an entry whose asker has left."""
         del ask.message  # it may hold much, and the line may hold the rest for long
         self.withdrawn += 1
         if self.withdrawn > max(SWEEP, len(self)):
@@ -255,7 +255,7 @@ class Inbox:
         self.receiver: trio.lowlevel.Task | None = None
 
     def put(self, entry: Entry, *, urgent: bool) -> bool:
-        """Queue an entry; False if there is no room and the policy is to wait for some."""
+        """Queue an entry. Return False if the mailbox is full and its policy is to wait."""
         line = self.line
         if urgent:
             if self.urgent is None:
@@ -313,7 +313,7 @@ class Inbox:
         self._set_limit()
 
     def _admit(self, line: Line) -> None:
-        """An entry has left: let in whoever is first in line for it."""
+        """Admit the first waiting entry, after another has left."""
         waiting = self.waiting if line is self.line else self.waiting_urgent
         if waiting is not None and len(line) < self.capacity:
             first = waiting.pop()
@@ -350,7 +350,7 @@ class Inbox:
         return left
 
     def full(self) -> MailboxFull:
-        """The error for a message that there is no room for."""
+        """Return the error for a message that finds no room."""
         path = self.owner.path
         return MailboxFull(f"the mailbox of {path} is full ({self.capacity})", path=path)
 

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # again; at run time they are in any case. This tells them.
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, Generic[Reply_co], frozen=True):
-    """Base of all messages: a frozen struct that states what it is answered with.
+    """Base of all messages: a frozen struct that states the type of its answer.
 
     ::
 
@@ -59,7 +59,7 @@ _UNSTATED = object()
 
 
 def reply_type(message_type: type) -> Any:
-    """What a message type is answered with; a `TypeVar` where that is left open."""
+    """Return the type of a message's answer; a `TypeVar` if it is left open."""
     for base in message_type.__dict__.get("__orig_bases__", ()):
         origin = get_origin(base)
         if origin is Message:
@@ -104,7 +104,7 @@ def handler(function: F) -> F:
 
 
 LATER = object()
-"""What a handler returns that has given its message to a task."""
+"""Result of a handler that has passed its message to a task."""
 
 
 def side_by_side(
@@ -117,7 +117,7 @@ def side_by_side(
     the task raises is the asker's alone, and no failure of the actor.
 
     Args:
-        *message_types: what it takes.
+        *message_types: the types of messages that it takes.
     """
 
     def mark(method: Callable[[Any, Any], Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
@@ -232,14 +232,14 @@ def _plain(annotation: Any) -> Any:
 
 
 _PROMOTED: dict[Any, tuple[Any, ...]] = {int: (float, complex), float: (complex,)}
-"""What type checkers take for what by convention."""
+"""Types that type checkers accept for each type, by convention."""
 
 
 def _fits(actual: Any, expected: Any) -> bool:
-    """Whether a value of one type may be returned where another is expected.
+    """Return True if a value of one type is accepted for another.
 
-    It errs on the side of yes: type checkers do this well, and this is for programs
-    that do not use one.
+    In doubt it returns True: type checkers do this well, and this is for programs that do not use
+    one.
     """
     actual = type(None) if actual is None else actual
     expected = type(None) if expected is None else expected

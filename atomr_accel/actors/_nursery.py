@@ -60,7 +60,7 @@ class PlainNursery:
 
 
 def plain(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong, where a group was made of whatever was raised."""
+    """Return the failure itself if a group was made only to wrap it."""
     failures = [part for part in group.exceptions if not isinstance(part, trio.Cancelled)]
     if not failures:
         return group.exceptions[0]
@@ -95,7 +95,7 @@ def _only_missed(failure: BaseException, reasons: set[int]) -> bool:
 
 
 def _causes(failure: BaseException) -> Iterator[BaseException]:
-    """All that is in a failure, and what it was raised from."""
+    """Yield all exceptions of a failure, and their causes."""
     seen: set[int] = set()
     todo = [*leaves(failure)]
     while todo:

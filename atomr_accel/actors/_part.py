@@ -22,7 +22,7 @@ Run = Callable[..., Awaitable[None]]
 
 
 class _Status:
-    """What a part's function gets as ``task_status``."""
+    """Object that a part's function gets as ``task_status``."""
 
     __slots__ = ("_part", "_status")
 
@@ -44,7 +44,7 @@ class Part(Cell):
     Parts that are mere places live from ``place`` to ``end``, and end with what they are in.
 
     Args:
-        parent: the cell of what it is a part of.
+        parent: the cell to which the part belongs.
         name: among the children of that.
         kind: for the tree.
         run: like that of a `ChildSpec`; it looks after its own protection from Ctrl-C. None
@@ -95,7 +95,7 @@ class Part(Cell):
         )
 
     async def stop(self) -> NoReturn:
-        """Refuse: a part ends with what it is a part of."""
+        """Raise `RuntimeError`. A part ends with the actor that it belongs to."""
         raise RuntimeError(f"{self.path} is a part of {self.parent.path}: stop that")
 
     def announce(self, cause: BaseException | None) -> None:

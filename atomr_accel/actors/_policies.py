@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 
 
 class Loaded(Protocol):
-    """What has requests. It stays the same object for as long as it takes part."""
+    """A member that has requests. It stays the same object as long as it takes part."""
 
     @property
     def in_flight(self) -> int:
-        """How many requests it has."""
+        """Number of requests in flight."""
         ...
 
 
@@ -62,7 +62,7 @@ class PowerOfTwo:
     do not all run to the same one.
 
     Args:
-        rng: what they are drawn by; pass ``random.Random(seed)`` to make that repeatable.
+        rng: the random numbers; pass ``random.Random(seed)`` to make the choice repeatable.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:

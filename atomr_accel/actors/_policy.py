@@ -1,6 +1,6 @@
-"""What a program says of its children: how each is started, restarted and stopped.
+"""Options of children: how each is started, restarted and stopped.
 
-Values that check themselves; what they mean `_supervision` decides.
+These values check themselves. `_supervision` applies them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._util import check_instance, check_member, check_number, check_whole
 
 
 class Strategy(enum.Enum):
-    """Which children a restart concerns. The children keep the order they started in."""
+    """The children that a restart concerns. They keep the order in which they started."""
 
     ONE_FOR_ONE = "one_for_one"
     """Only the child that failed."""
@@ -26,7 +26,7 @@ class Strategy(enum.Enum):
 
 
 class RestartType(enum.Enum):
-    """When a child is restarted at all."""
+    """The ends after which a child is restarted."""
 
     PERMANENT = "permanent"
     """Always, also when it returns."""
@@ -37,22 +37,21 @@ class RestartType(enum.Enum):
 
 
 class AutoShutdown(enum.Enum):
-    """When the end of significant children stops their supervisor."""
+    """The ends of significant children that stop their supervisor."""
 
     ANY = "any"
-    """As soon as one of them ends by itself."""
+    """The first end of a significant child."""
     ALL = "all"
-    """When the last of them ends by itself."""
+    """The end of the last significant child."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intensity:
-    """How often a supervisor may restart.
+    """Number of restarts in a period that a supervisor allows.
 
-    With more than ``restarts`` within ``within`` seconds it stops all children and
-    escalates. The count is the supervisor's, not each child's. Restarts multiply down a
-    tree: with the default at three levels, a leaf can be started 64 times before the top
-    gives up.
+    After more than ``restarts`` within ``within`` seconds it stops all children and escalates. The
+    count is the supervisor's, not each child's. Restarts multiply down a tree: with the default at
+    three levels, a leaf can be started 64 times before the top gives up.
     """
 
     restarts: int = 3
@@ -70,10 +69,10 @@ class Intensity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long after a failure its restart begins.
+    """Wait between a failure and its restart.
 
-    The first restart in the intensity's window waits ``initial``, the n-th after it
-    ``base * factor ** (n - 1)``, at most ``maximum``; each is then spread by up to
+    The first restart in the intensity's window waits ``initial`` seconds. The n-th restart after it
+    waits ``base * factor ** (n - 1)``, at most ``maximum``. Each wait is then spread by up to
     ``jitter`` (a fraction) in both directions. ``rng`` returns floats in [0, 1); pass
     ``random.Random(seed).random`` to make jitter repeatable.
     """
@@ -116,17 +115,17 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
-    """How a supervisor looks after its children.
+    """Options of a supervisor.
 
     Attributes:
-        strategy: which children a restart concerns.
-        decider: what to do about each failure. By default, restart.
-        intensity: how often it may restart.
-        backoff: how long it waits before it does.
-        escalation: makes the exception to raise when the supervisor gives up, from its
-            name and the last failure, which becomes the ``__cause__``. By default,
-            `SupervisionFailed`. Failures that are no `Exception` leave as themselves.
-        auto_shutdown: when the end of significant children stops the supervisor.
+        strategy: the children that a restart concerns.
+        decider: a function from a failure to a directive. By default, restart.
+        intensity: the number of restarts allowed in a period.
+        backoff: the wait before a restart.
+        escalation: makes the exception to raise when the supervisor gives up, from its name and the
+            last failure, which becomes the ``__cause__``. By default, `SupervisionFailed`. Failures
+            that are not an `Exception` are raised unchanged.
+        auto_shutdown: the ends of significant children that stop the supervisor.
     """
 
     strategy: Strategy = Strategy.ONE_FOR_ONE
@@ -155,19 +154,18 @@ class Supervision:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How to start and stop one child.
+    """Options to start and stop one child.
 
     Attributes:
-        name: unique among the supervisor's children.
-        run: ``async def run(*, task_status) -> None``, which calls
-            ``task_status.started(value)`` when it is ready for work, as with
-            `trio.Nursery.start`. It is called anew for each restart. To stop the child,
-            its cancel scope is cancelled.
-        restart: when it is restarted.
-        grace: the seconds it gets to leave after it was cancelled. A task cannot be
-            killed, so a child that takes longer is waited for all the same, but it is
-            reported: in the log and in the statistics.
-        significant: its end stops the supervisor, as ``auto_shutdown`` says. Permanent
+        name: the child's name, unique among the supervisor's children.
+        run: ``async def run(*, task_status) -> None``, which calls ``task_status.started(value)``
+            when it is ready for work, as with `trio.Nursery.start`. It is called again for each
+            restart. To stop the child, the supervisor cancels its cancel scope.
+        restart: the ends after which the child is restarted.
+        grace: the seconds that the child gets to leave after it was cancelled. A task cannot be
+            killed, so the supervisor still waits for a child that takes longer, and reports it in
+            the log and in the statistics.
+        significant: whether its end stops the supervisor, as ``auto_shutdown`` says. Permanent
             children never end by themselves, so they cannot be significant.
     """
 

@@ -56,7 +56,7 @@ class ActorRef(metaclass=NoPublicConstructor):
 
     @property
     def stopped(self) -> bool:
-        """Whether the actor has ended for good."""
+        """True if the actor has ended for good."""
         return self._cell.ended
 
     # The three ways to send share their common case: there is room.
@@ -76,7 +76,7 @@ class ActorRef(metaclass=NoPublicConstructor):
             urgent: ahead of all messages that are not.
 
         Raises:
-            MailboxFull: there is no room (a `trio.WouldBlock`).
+            MailboxFull: the mailbox is full (a `trio.WouldBlock`).
             ActorStopped: the actor has ended for good.
             RuntimeError: the actor lives in the trio run of another thread.
         """
@@ -110,7 +110,7 @@ class ActorRef(metaclass=NoPublicConstructor):
             urgent: ahead of all messages that are not.
 
         Raises:
-            MailboxFull: there is no room, and the mailbox's policy is to reject.
+            MailboxFull: the mailbox is full, and its policy is to reject.
             ActorStopped: the actor has ended for good, perhaps while you waited.
         """
         if not isinstance(message, Message):
@@ -154,7 +154,7 @@ class ActorRef(metaclass=NoPublicConstructor):
             ActorStopped: the actor has ended for good, perhaps with this message.
             ActorRestarted: it was restarted while it handled this message, and not
                 because of it.
-            MailboxFull: there is no room, and the mailbox's policy is to reject.
+            MailboxFull: the mailbox is full, and its policy is to reject.
             MessageDropped: the message was dropped for another, as is the mailbox's policy.
             Exception: what the handler raised.
         """

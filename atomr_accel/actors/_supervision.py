@@ -1,4 +1,4 @@
-"""What a supervisor decides: a state machine without I/O.
+"""Decisions of a supervisor: a state machine without I/O.
 
 Events go in as method calls (`SupervisionMachine.exited` and its siblings), each with
 the present time where time matters; actions come out as a list. Nothing here waits,
@@ -12,8 +12,8 @@ has something better:
   supervisor is one process that does one thing at a time.
 * An error passes through a decider, so a failure can also stop its child for good
   or be escalated at once.
-* What a child raises because it was told to stop is raised, never only logged, when the
-  supervisor itself is stopping: nobody else is left to look at it.
+* If the supervisor itself is stopping, an error that a child raises while it stops is raised, never
+  only logged, because no other code can handle it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ._util import describe
 
 
 class ChildState(enum.Enum):
-    """Where a child is in its life."""
+    """State of a child."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -47,7 +47,7 @@ class ChildState(enum.Enum):
 
 
 class SupervisorState(enum.Enum):
-    """Where a supervisor is in its life."""
+    """State of a supervisor."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -89,7 +89,7 @@ class Wake:
 class Removed:
     """The child is gone for good.
 
-    A failure here is for whoever waits for the child's first start or for its stop.
+    A failure is raised in the task that waits for the child's first start or for its stop.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Removed:
 
 
 class Verdict(enum.Enum):
-    """What became of a child that failed, for the log."""
+    """Outcome of a child's failure, for the log."""
 
     RESTARTING = "it will be restarted"
     GONE = "it will not be restarted"
@@ -140,14 +140,14 @@ Action: TypeAlias = Start | Stop | Wake | Removed | Report | Raise | Escalate | 
 
 
 class _Mark(enum.Enum):
-    """What follows when a child that is being stopped has left."""
+    """Action after a child that is being stopped has left."""
 
     RESTART = "restart"
     REMOVE = "remove"
 
 
 class Child:
-    """What the machine knows of one child."""
+    """State of one child, as the machine keeps it."""
 
     __slots__ = (
         "cause",
@@ -168,7 +168,7 @@ class Child:
         self.state = ChildState.WAITING
         self.mark: _Mark | None = None
         self.was_up = False
-        """Whether its first start is complete. Until then, a failure is its starter's."""
+        """True if its first start is complete. Before that, a failure goes to its starter."""
         self.due = 0.0
         self.cause: BaseException | None = None
         self.restarts = 0
@@ -182,8 +182,8 @@ class SupervisionMachine:
     """The decisions of one supervisor. See the module's docstring."""
 
     validate = False
-    """Whether to check the invariants after every event. The tests switch it on; it
-    costs time in proportion to the number of children."""
+    """True to check the invariants after every event, as the tests do. This takes time proportional
+    to the number of children."""
 
     def __init__(self, supervision: Supervision) -> None:
         self.strategy = supervision.strategy
@@ -243,11 +243,11 @@ class SupervisionMachine:
         """A child's task ended, by a failure or without one.
 
         Args:
-            name: the child's.
-            failure: what it raised.
+            name: the name of the child.
+            failure: the exception that it raised, if any.
             now: the time.
-            unprompted: the failure was there before the child was told to stop, even if
-                that has been done meanwhile.
+            unprompted: whether the child failed before it was asked to stop, even if that has
+                happened meanwhile.
         """
         child = self.children[name]
         assert child.state in _ALIVE, (name, child.state)
@@ -297,7 +297,7 @@ class SupervisionMachine:
         return self._settle(now)
 
     def restarts_in_window(self, now: float) -> int:
-        """How many restarts the intensity counts at present."""
+        """Return the number of restarts that the intensity counts at present."""
         return sum(1 for at in self._window if now - at <= self.intensity.within)
 
     # --- what an exit means
@@ -452,7 +452,7 @@ class SupervisionMachine:
         self._waiting[self._turn(child)] = child
 
     def _turn(self, child: Child) -> tuple[float, int]:
-        """Who starts first: children of a group in order, others when they are due."""
+        """Return the key of the starting order: children of a group in order, others when due."""
         return (child.due if self.strategy is Strategy.ONE_FOR_ONE else 0.0, child.place)
 
     def _start(self, child: Child) -> list[Action]:

@@ -47,11 +47,11 @@ class ChildStatistics:
     restart: RestartType
     significant: bool
     restarts: int
-    """How often it was started again."""
+    """Number of times that it was started again."""
     last_failure: str | None
     """Its last failure in one line, also where a restart has dealt with it."""
     overdue: bool
-    """It was cancelled more than its grace ago and has not left."""
+    """True if it was cancelled more than its grace ago and has not left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class SupervisorStatistics:
     restarts: int
     """Restarts so far; that of a whole group counts once."""
     restarts_in_window: int
-    """Those that the intensity counts at present."""
+    """Restarts that the intensity counts at present."""
     failures: int
     """Children's failures so far, whatever became of them."""
 
 
 class Family(Protocol):
-    """Who hears what becomes of a supervisor's children: a parent in the tree of actors."""
+    """Receiver of the events of a supervisor's children: a parent in the tree of actors."""
 
     def child_starting(self, name: str, cause: BaseException | None) -> None:
         """A child is about to be started, on account of a failure if it is a restart."""
@@ -84,7 +84,7 @@ class Family(Protocol):
         """A child's task has ended; what follows is still open.
 
         Returns:
-            Whether it had failed before it was told to end.
+            True if the child failed before it was stopped.
         """
 
     def child_removed(self, name: str) -> None:
@@ -99,7 +99,7 @@ class Family(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the supervisor, or anything above it, is being stopped."""
+        """True if the supervisor, or a node above it, is being stopped."""
 
 
 class _Slot:
@@ -122,7 +122,7 @@ class _Slot:
 
 
 class _TaskStatus:
-    """What a child's ``run`` gets as ``task_status``."""
+    """Object that a child's ``run`` gets as ``task_status``."""
 
     __slots__ = ("_scope", "_slot", "_supervisor", "called")
 
@@ -257,7 +257,7 @@ class Supervisor(metaclass=NoPublicConstructor):
         If you are cancelled meanwhile, the child still stops.
 
         Raises:
-            NoSuchChild: there is none of that name, or it had ended.
+            NoSuchChild: no child has this name, or the child had ended.
             BaseException: what the child raised while it was leaving.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -326,7 +326,7 @@ class Supervisor(metaclass=NoPublicConstructor):
         return self._machine.state is not SupervisorState.RUNNING
 
     def _resumes(self, failure: Exception) -> bool:
-        """Whether an actor keeps its state and goes on, if a message failed so."""
+        """Return True if an actor keeps its state and continues after this failure."""
         try:
             return judge(self._machine.decider, failure) is Directive.RESUME
         except Exception:  # noqa: BLE001
@@ -461,7 +461,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             _log.error(text, self._name, name, verdict.value, exc_info=failure, extra=extra)
 
     def _path_of(self, name: str) -> str:
-        """The path of a child; where it is in no tree, its supervisor's name stands for that."""
+        """Return the path of a child. Outside a tree it begins with the supervisor's name."""
         above = self._name if self._family is None else self._family.path
         return f"{above}/{name}"
 
@@ -537,7 +537,7 @@ async def _raise(failure: BaseException) -> None:
 
 
 def _only_missed_others(failure: BaseException) -> bool:
-    """Whether it failed for want of actors that had been stopped, and for nothing else."""
+    """Return True if every part of a failure is a missing actor that had been stopped."""
     return all(isinstance(leaf, ActorStopped) and not leaf.__cause__ for leaf in leaves(failure))
 
 

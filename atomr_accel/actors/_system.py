@@ -43,9 +43,9 @@ class SystemStatistics:
     actors: int
     """Actors in the whole tree."""
     dead_letters: int
-    """Messages that were told so far and not handled."""
+    """Messages that were sent without an asker and not handled."""
     children: SupervisorStatistics
-    """How the system supervises the actors at the top."""
+    """Statistics of the supervisor of the actors at the top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ActorTree:
     """Messages in its mailbox; for parts of a device, the ops that are not answered."""
     children: tuple[ActorTree, ...]
     generation: int | None = None
-    """Of a device and its parts, the present generation."""
+    """Present generation of a device or one of its parts, else None."""
 
     def __str__(self) -> str:
         # With a list of what is still to draw: a tree may be deeper than Python's stack.
@@ -239,7 +239,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
             instrument: what to tell, as those of ``open_system(instruments=...)``.
 
         Raises:
-            TypeError: it is no Instrument.
+            TypeError: the argument is not an Instrument.
         """
         self._instruments.add(instrument)
         try:
@@ -248,7 +248,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
             self._instruments.remove(instrument)
 
     def tell_instruments(self) -> None:
-        """Tell instruments now what they would be told later, some dozens of things at a time."""
+        """Deliver late events to instruments now. Otherwise they arrive some dozens at a time."""
         self._instruments.tell()
 
     def _watch_messages(self) -> None:
@@ -332,7 +332,7 @@ async def open_system(
 S = TypeVar("S", bound=ActorSystem)
 
 Companion = Callable[["ActorSystem"], AbstractAsyncContextManager[object]]
-"""What is opened beside a system, and closed before it."""
+"""A context manager that is opened next to a system, and closed before it."""
 
 _companions: list[Companion] = []
 

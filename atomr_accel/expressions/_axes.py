@@ -1,4 +1,4 @@
-"""Which axes reductions have, and what comes of shapes and dtypes, as NumPy has it."""
+"""Axes, shapes and dtypes of reductions, by NumPy's rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole(axis: Any) -> Axis:
     """An axis, or several, as whole numbers, so that those that are equal are the same.
 
     Raises:
-        TypeError: one is no whole number, in NumPy's words, or a bool.
+        TypeError: an axis is not a whole number, or is a bool; the message is NumPy's.
     """
     if axis is None or type(axis) is int:
         return axis
@@ -38,10 +38,10 @@ def whole_number(axis: Any) -> int:
 
 
 def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes that are meant, in their order.
+    """Return the axes as numbers from 0, in order.
 
     Raises:
-        numpy.exceptions.AxisError: there is none of that number.
+        numpy.exceptions.AxisError: an axis is out of bounds.
         ValueError: one is named twice.
     """
     axis = whole(axis)
@@ -72,14 +72,14 @@ def reduction(
     dtype: np.dtype[Any] | None,
     keepdims: bool,
 ) -> tuple[tuple[tuple[int, ...], bool], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:
-    """What a ufunc's reduction comes to.
+    """Return the parameters of a ufunc's reduction.
 
     Returns:
         Its axes, and whether they stay; the shape; the dtypes that it is computed in, and of the
         result.
 
     Raises:
-        numpy.exceptions.AxisError: there is none of that number.
+        numpy.exceptions.AxisError: an axis is out of bounds.
         ValueError: an axis is named twice, or nothing is reduced that has no identity.
     """
     axes = reduced_axes(axis, len(extents))

@@ -1,4 +1,4 @@
-"""Errors about calls whose arguments do not fit, in the words of who calls."""
+"""Errors about calls whose arguments do not fit, in terms of the caller."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def clarify(
     """Have an error say how to call the function, if its arguments do not fit.
 
     Args:
-        error: what the call raised. Its message is changed, and it is to be raised again.
-        function: what was called.
-        args: what it was called with.
-        kwargs: what it was called with, by name.
+        error: the exception of the call. Its message is changed, and it is to be raised again.
+        function: the function that was called.
+        args: the positional arguments.
+        kwargs: the named arguments.
     """
     signature = inspect.signature(function)
     try:

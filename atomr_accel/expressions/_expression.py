@@ -1,4 +1,4 @@
-"""Expressions: immutable, typed, and computed by nobody yet."""
+"""Expressions: immutable and typed values that a device computes on request."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _COMPARISONS: Final = {
 
 
 class Operand(Methods):
-    """What takes part in expressions: Python's operators, NumPy's ufuncs and functions.
+    """Base of refs and expressions, with Python's operators, NumPy's ufuncs and functions.
 
-    Each of them makes an expression, by NumPy's rules for shapes and dtypes. Nothing is
-    computed before ``await device.evaluate(expression)``, or ``batch.evaluate(expression)``.
+    Each operation makes an expression, by NumPy's rules for shapes and dtypes. Nothing is computed
+    before ``await device.evaluate(expression)``, or ``batch.evaluate(expression)``.
 
     Attributes:
         shape: as in NumPy.
@@ -63,7 +63,7 @@ class Operand(Methods):
     if TYPE_CHECKING:
 
         def __hash__(self) -> int:
-            """By identity, as == makes an expression."""
+            """Hash by identity, because ``==`` makes an expression."""
 
     else:
         __hash__ = object.__hash__
@@ -231,7 +231,7 @@ class Operand(Methods):
     # --- NumPy ------------------------------------------------------------------------------
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """What NumPy's ufuncs do with it."""
+        """Make an expression of a NumPy ufunc's call."""
         name = PLAIN.get(function)
         if name is not None and method == "__call__" and not options:
             return ufunc(name, *values_of(inputs))
@@ -244,7 +244,7 @@ class Operand(Methods):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """What NumPy's other functions do with it."""
+        """Make an expression of the call of another NumPy function."""
         found = FUNCTIONS.get(function)
         if found is None:
             raise TypeError(
@@ -263,23 +263,23 @@ class Operand(Methods):
 
     @property
     def real(self) -> Operand:
-        """The real part; of real numbers they themselves."""
+        """The real part; the operand itself if it is real."""
         return self if self.dtype.kind != "c" else _part("real", self)
 
     @property
     def imag(self) -> Operand:
-        """The imaginary part; of real numbers zeros."""
+        """The imaginary part; zeros if the operand is real."""
         return (
             cast(_part("imag", self), self.dtype) if self.dtype.kind != "c" else _part("imag", self)
         )
 
 
 Value = Operand | Number
-"""What expressions are made of."""
+"""A value that an expression can have as an operand."""
 
 
 def _instead(function: Callable[..., Any]) -> str:
-    """The call to write in the place of one of NumPy's functions."""
+    """Return the call to write instead of one of NumPy's functions."""
     call = ELSEWHERE.get(function.__module__, {}).get(function.__name__)
     if call is None:
         return "fetch the arrays first: host = await device.get(x)"
@@ -291,7 +291,7 @@ def _what(x: Operand) -> str:
 
 
 def _fetched(x: Operand) -> str:
-    """How to get at the values."""
+    """Return the code that fetches the values."""
     if isinstance(x, Expression):
         return "await device.get(await device.evaluate(expression))"
     return "await device.get(ref)"
@@ -325,7 +325,7 @@ for _name in ("lshift", "rshift", "and", "or", "xor"):
 
 @final
 class Expression(Operand, msgspec.Struct, eq=False, weakref=True):
-    """A value that a device is to compute: made of refs by operators and NumPy's functions.
+    """A value that a device can compute, made from refs by operators and NumPy's functions.
 
     It has shape and dtype as NumPy's result would have; ``await device.evaluate(expression)``
     gives it. Nothing is computed before, and an expression can be part of several others.
@@ -355,7 +355,7 @@ class Expression(Operand, msgspec.Struct, eq=False, weakref=True):
 
     @property
     def T(self) -> Operand:  # noqa: N802 - NumPy's name
-        """With its axes in reverse order."""
+        """The expression with its axes in reverse order."""
         return self.transpose()
 
     def transpose(self, *axes: int | tuple[int, ...] | None) -> Operand:
@@ -375,7 +375,7 @@ class Expression(Operand, msgspec.Struct, eq=False, weakref=True):
         return made
 
     def reshape(self, *_shape: object, **_options: object) -> NoReturn:
-        """Shapes are given to what it is made of, or to what it gives.
+        """Raise `Unsupported`. Reshape the refs in the expression, or its result.
 
         Raises:
             Unsupported: always.
@@ -383,26 +383,26 @@ class Expression(Operand, msgspec.Struct, eq=False, weakref=True):
         raise _no_view("reshape")
 
     def ravel(self, *_order: object) -> NoReturn:
-        """As ``reshape``."""
+        """Raise `Unsupported`, like ``reshape``."""
         raise _no_view("ravel")
 
     def flatten(self, *_order: object) -> NoReturn:
-        """As ``reshape``."""
+        """Raise `Unsupported`, like ``reshape``."""
         raise _no_view("flatten")
 
     def diagonal(self, *_axes: object, **_options: object) -> NoReturn:
-        """As ``reshape``."""
+        """Raise `Unsupported`, like ``reshape``."""
         raise _no_view("diagonal")
 
     def view(self, *_dtype: object) -> NoReturn:
-        """As ``reshape``."""
+        """Raise `Unsupported`, like ``reshape``."""
         raise _no_view("view")
 
     def __getitem__(self, key: object) -> Operand:
-        """New axes, ``expression[:, None]``. Parts are taken of what it is made of.
+        """Add new axes, as in ``expression[:, None]``. To take a part, index the refs instead.
 
         Raises:
-            IndexError: more axes than there are.
+            IndexError: the key has more axes than the expression.
             Unsupported: another index.
         """
         return _indexed(self, key if isinstance(key, tuple) else (key,))
@@ -434,22 +434,22 @@ class Expression(Operand, msgspec.Struct, eq=False, weakref=True):
 
 
 def constant(value: Number, dtype: np.dtype[Any] | None = None) -> Expression:
-    """A number as an expression of no dimensions.
+    """Return a number as an expression without dimensions.
 
     Args:
         value: the number.
-        dtype: what it is to be; by default what NumPy makes of it.
+        dtype: the dtype of the expression; by default the one that NumPy gives the number.
 
     Raises:
-        OverflowError: integers that do not hold it, in NumPy's words.
-        TypeError: what it is does not live in device memory.
+        OverflowError: the dtype's integers do not hold the number; the message is NumPy's.
+        TypeError: device memory cannot hold a value of this type.
     """
     number, kind = number_of(value, dtype)
     return Expression("constant", "", (), number, (), kind)
 
 
 def index(shape: tuple[int, ...], axis: int) -> Expression:
-    """Each element's index along an axis, int64."""
+    """Return each element's index along an axis, as int64."""
     axis = normalize_axis_index(axis, len(shape))
     return Expression("index", "", (), (axis,), shape, _INT64)
 
@@ -488,7 +488,7 @@ def ufunc(
     dtype: np.dtype[Any] | None = None,
     casting: str = "same_kind",
 ) -> Expression:
-    """What a ufunc gives; that of two results is named with the one that is meant."""
+    """Return a ufunc's expression. A ufunc with two results has one name for each."""
     shape, result, takes, as_given = typed(name, _forms(values), dtype, casting)
     if as_given:
         given: Any = values
@@ -502,7 +502,7 @@ def ufunc(
 
 
 def _side(value: Any, dtype: np.dtype[Any]) -> int:
-    """Whether a Python integer is below or above all that a dtype of integers holds."""
+    """Return 1 or -1 if a Python integer is above or below a dtype's range, else 0."""
     if type(value) is not int or dtype.kind not in "iu":
         return 0
     bounds = np.iinfo(dtype)
@@ -518,9 +518,9 @@ def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number)
 
 
 def _branch(value: Any, dtype: np.dtype[Any]) -> Operand:
-    """One of the two that ``where`` chooses from.
+    """Return one of the two values that ``where`` chooses from.
 
-    As ``converted``, but integers out of bounds are for ``numpy.where`` to say: it wraps them
+    This is like ``converted``, but integers out of bounds go through ``numpy.where``. It wraps them
     before NumPy 2.5, and raises ``OverflowError`` since then.
     """
     if _side(value, dtype):
@@ -557,10 +557,10 @@ def view(x: Operand, axes: tuple[int | None, ...], shape: tuple[int, ...]) -> Op
     """``x`` with its axes in other places.
 
     Args:
-        x: what is seen.
-        axes: for each axis the one of ``x`` that it is; None for one that repeats all of it.
-            Those that are left out have one element.
-        shape: what it is then.
+        x: the operand to view.
+        axes: the axis of ``x`` for each axis of the view; None for an axis that repeats all of
+            ``x``. Axes of ``x`` that are left out have one element.
+        shape: the shape of the view.
     """
     if axes == tuple(range(len(x.shape))) and shape == x.shape:
         return x
@@ -626,7 +626,7 @@ def _no_view(name: str) -> Unsupported:
 
 
 def _part(name: str, x: Operand) -> Expression:
-    """Of complex numbers the real or the imaginary parts; of others ``imag`` is zero."""
+    """Return the real or imaginary parts of complex numbers; zeros for real ones."""
     if x.dtype.kind != "c":
         return broadcast_constant(x.shape, x.dtype)
     dtype = as_dtype(np.float32 if x.dtype.itemsize == 8 else np.float64)
@@ -636,7 +636,7 @@ def _part(name: str, x: Operand) -> Expression:
 def broadcast_constant(
     shape: tuple[int, ...], dtype: np.dtype[Any], value: Number = 0
 ) -> Expression:
-    """One number everywhere."""
+    """Return a constant broadcast to a shape."""
     number = constant(value, dtype)
     return Expression("view", "", (number,), ((None,) * len(shape),), shape, dtype)
 
@@ -680,10 +680,10 @@ def _not_there(value: object) -> TypeError:
 
 
 def values_of(values: Sequence[Any]) -> tuple[Value, ...]:
-    """What a function was given, as far as expressions are made of it.
+    """Return a function's arguments as values of expressions.
 
     Raises:
-        TypeError: something is neither a ref, nor an expression, nor a number.
+        TypeError: an argument is neither a ref, nor an expression, nor a number.
     """
     plain = True
     for value in values:

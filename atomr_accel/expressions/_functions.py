@@ -1,4 +1,4 @@
-"""What NumPy's functions make of refs and expressions, beside its ufuncs."""
+"""NumPy's functions for refs and expressions, except ufuncs."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _ptp(a: Any, axis: Axis = None, out: None = None, keepdims: bool = False) ->
 
 
 def _divisor(x: Operand, axis: Axis, mask: Any, dtype: np.dtype[Any]) -> Value:
-    """How many elements go into each result."""
+    """Return the number of elements that go into each result."""
     if mask is not True:
         counted = broadcast(_operand(mask), x.shape)
         return cast(counted.sum(axis, np.int64, keepdims=True), dtype)

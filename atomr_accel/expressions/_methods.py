@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
-"""What NumPy's functions do with refs and expressions; under ``numpy.ufunc`` what ufuncs do."""
+"""Implementations of NumPy's functions for refs and expressions; those of ufuncs under
+``numpy.ufunc``."""
 
 ELSEWHERE: Final[dict[str, dict[str, str]]] = {}
 """Calls of libraries that do what NumPy's functions do, by module and name."""
@@ -74,7 +75,7 @@ class Methods:
         initial: Number | None = None,
         where: Value = True,
     ) -> Operand:
-        """``numpy.ndarray.max``: NaN where there is one."""
+        """``numpy.ndarray.max``: NaN if an element is NaN."""
         options = {"keepdims": keepdims, "initial": initial, "where": where}
         made: Operand = FUNCTIONS[np.max](self, axis, **options)
         return made
@@ -87,7 +88,7 @@ class Methods:
         initial: Number | None = None,
         where: Value = True,
     ) -> Operand:
-        """``numpy.ndarray.min``: NaN where there is one."""
+        """``numpy.ndarray.min``: NaN if an element is NaN."""
         options = {"keepdims": keepdims, "initial": initial, "where": where}
         made: Operand = FUNCTIONS[np.min](self, axis, **options)
         return made

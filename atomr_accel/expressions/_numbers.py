@@ -12,7 +12,7 @@ from .._dtypes import as_dtype
 from ._promotion import MANY
 
 Number = complex | np.generic
-"""What a number may be; complex stands for float, int and bool, too."""
+"""A number; complex stands for float, int and bool, too."""
 
 Known = tuple[tuple[np.generic, tuple[int, ...]], np.dtype[Any]]
 """A number, also as words of four bytes, and its dtype."""
@@ -23,7 +23,7 @@ def number_of(value: Number, dtype: np.dtype[Any] | None = None) -> Known:
 
     Raises:
         OverflowError: integers that do not hold it, in NumPy's words.
-        TypeError: what it is does not live in device memory.
+        TypeError: device memory cannot hold a value of this type.
     """
     if type(value) is int or (type(value) is float and value):
         return _known_number(value, dtype)

@@ -1,4 +1,4 @@
-"""Expressions taken apart: what they have in common, their operands, their numbers."""
+"""Forms, operands and numbers of expressions, separated and joined again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def parts_of(root: Operand) -> Iterator[Any]:
-    """All that an expression is made of, each once, and after what it is made of itself.
+    """Yield each part of an expression once, after its own parts.
 
-    No stack is as deep as they.
+    It uses no recursion, because expressions can be deeper than the stack.
     """
     done: set[int] = set()
     waiting: list[Any] = [root]
@@ -35,12 +35,12 @@ def parts_of(root: Operand) -> Iterator[Any]:
 
 
 def apart(root: Expression) -> tuple[tuple[object, ...], list[Any], list[int]]:
-    """What an expression has in common with others that are alike.
+    """Separate an expression's form from its operands and numbers.
 
     Returns:
-        What is left without operands and numbers, equal for expressions that differ in these
-        alone; shapes of what functions make follow from those of operands. Then the operands, and
-        the numbers as words of four bytes.
+        The form, which is equal for expressions that differ only in operands and numbers; shapes of
+        functions' results follow from those of the operands. Then the operands, and the numbers as
+        words of four bytes.
     """
     form: list[object] = []
     operands: list[Any] = []
@@ -70,7 +70,7 @@ def apart(root: Expression) -> tuple[tuple[object, ...], list[Any], list[int]]:
 
 
 def joined(root: Expression, operands: Sequence[Any], words: Sequence[Any]) -> Expression:
-    """The same expression with others in the places of what ``apart`` has taken out."""
+    """Return an expression with the operands and numbers replaced that ``apart`` returned."""
     places: dict[int, Any] = {id(root): None}
     given, numbers = iter(operands), iter(words)
     found: list[Any] = [root]

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Kind = np.dtype[Any] | type
-"""What NumPy decides by: a dtype, or int, float or complex for Python's numbers."""
+"""A value's kind in NumPy's rules: a dtype, or int, float or complex for Python's numbers."""
 
 Form = tuple[tuple[int, ...], np.dtype[Any]] | Kind
-"""What tells what a function makes of a value: shape and dtype, or the kind of a number."""
+"""A value's form, which decides a function's result: shape and dtype, or a number's kind."""
 
 MANY: Final = 4096
-"""How many combinations are known."""
+"""Number of combinations that the caches hold."""
 FLOAT32: Final = as_dtype(np.float32)
 
 
 def kind_of(value: object) -> Kind:
-    """What decides, of a number: a Python number takes the dtype of what it meets."""
+    """Return a number's kind. A Python number takes the dtype of the other operand."""
     if type(value) in (int, float, complex):
         return type(value)
     return as_dtype(np.asarray(value).dtype)
@@ -42,8 +42,8 @@ def resolve(
 
     Args:
         name: the ufunc.
-        kinds: of what it is given.
-        dtype: what the result shall be, if that was asked for.
+        kinds: the kinds of its inputs.
+        dtype: the dtype of the result, if the caller gave one.
         casting: which casts of inputs are allowed.
 
     Raises:
@@ -107,13 +107,13 @@ def joint(forms: tuple[Form, ...]) -> tuple[int, ...]:
 
 
 class Typed(NamedTuple):
-    """What a function of values of some forms gives.
+    """Shape and dtypes of a function's result, for inputs of given forms.
 
     Attributes:
-        shape: that of the result.
-        dtype: likewise.
-        takes: the dtypes of what it is given.
-        as_given: whether values have these already.
+        shape: the shape of the result.
+        dtype: the dtype of the result.
+        takes: the dtypes to which the inputs are converted.
+        as_given: whether the inputs have these dtypes already.
     """
 
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class Typed(NamedTuple):
 
 @lru_cache(MANY)
 def typed(name: str, forms: tuple[Form, ...], dtype: np.dtype[Any] | None, casting: str) -> Typed:
-    """What a ufunc gives; arguments and errors are those of ``resolve`` and ``joint``."""
+    """Return a ufunc's result type; arguments and errors are those of ``resolve`` and ``joint``."""
     base, _, which = name.partition(":")
     kinds = tuple([form[1] if isinstance(form, tuple) else form for form in forms])
     shape = joint(forms)

@@ -1,4 +1,4 @@
-"""How an expression is written."""
+"""Text of expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NumPy's ufuncs, and their methods, make of refs and expressions."""
+"""NumPy's ufuncs, and their methods, for refs and expressions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _apply(
 
 
 def _mask(given: Value) -> Value:
-    """What is given as ``where=``, which is of bools."""
+    """Return the argument of ``where=``, which must be of bools."""
     if isinstance(given, Operand) and given.dtype.kind != "b":
         raise TypeError(
             f"Cannot cast array data from dtype('{given.dtype}') to dtype('bool') according to the "

@@ -1,4 +1,4 @@
-"""One call for many requests: a function of a list becomes a function of one item."""
+"""Batchers: they call a function of a list once for many requests of one item."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ Out = TypeVar("Out")
 Key = TypeVar("Key", bound=Hashable)
 
 _SILENCE = 4
-"""With ``adaptive``, a batch waits no longer than so many times between two arrivals."""
+"""Bound of the wait with ``adaptive``, in average gaps between two arrivals."""
 
 _IDLE_BUCKETS = 256
-"""So many empty buckets are kept for what they know of their arrivals."""
+"""Empty buckets that are kept, because they hold the statistics of their arrivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatcherStatistics:
-    """A batcher at one moment.
+    """Statistics of a batcher, at one moment.
 
-    Every request that was submitted is in one of these: ``queued``, ``outside``, ``running``,
-    ``answered``, ``failed``, ``refused``, ``dropped``.
+    Every submitted request counts in one of ``queued``, ``outside``, ``running``, ``answered``,
+    ``failed``, ``refused`` and ``dropped``.
     """
 
     submitted: int = 0
@@ -66,9 +66,9 @@ class BatcherStatistics:
     answered: int = 0
     """Requests that got a result."""
     failed: int = 0
-    """Requests that got an error of the function's."""
+    """Requests that raised an error of the function."""
     refused: int = 0
-    """Requests that got a refusal: there was no room, or the block was left."""
+    """Requests that were refused: there was no room, or the block was left."""
     dropped: int = 0
     """Requests whose callers were cancelled."""
     in_flight: int = 0
@@ -78,18 +78,18 @@ class BatcherStatistics:
     largest: int = 0
     """Requests in the largest batch so far."""
     calls: int = 0
-    """Calls of the function so far: batches, and what was asked again."""
+    """Calls of the function so far: batches, retries and halves."""
     faults: int = 0
-    """Those of them that a device's fault ended."""
+    """Calls that a device's fault ended."""
     abandoned: int = 0
-    """Those of them that were cancelled because nobody waited any more."""
+    """Calls that were cancelled because all their callers had left."""
     seconds: float = 0.0
-    """How long a batch takes: an average in which each next one has a weight of an eighth."""
+    """Average duration of a batch. Each new batch has a weight of an eighth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    """What can be tuned while a batcher runs."""
+    """Options that can be changed while a batcher runs."""
 
     max_size: int
     max_wait: float
@@ -116,19 +116,19 @@ class _Settings:
 
     @property
     def target(self) -> int:
-        """How many requests make a batch that waits for no more."""
+        """Number of requests with which a batch is full."""
         return self.preferred_sizes[-1] if self.preferred_sizes else self.max_size
 
     def size(self, waiting: int) -> int:
-        """How many go, of so many that wait."""
+        """Return the size of the next batch, for this number of waiting requests."""
         at = bisect.bisect_right(self.preferred_sizes, waiting)
         return self.preferred_sizes[at - 1] if at else min(waiting, self.max_size)
 
 
 def _real(priority: object) -> float:
-    """A priority as a number that compares with all others; raise if it is none."""
+    """Return a priority as a number that compares with all others, or raise."""
     check_number("priority", priority)
-    # Of others, such as NumPy's, some do not negate: there, -uint8(1) is 255.
+    # NumPy's numbers are converted, because unsigned ones do not negate: -uint8(1) is 255.
     number = priority if isinstance(priority, (int, float)) else float(cast("Any", priority))
     if not number <= math.inf:
         raise ValueError(f"priority must be a number, got {priority!r}")
@@ -137,7 +137,10 @@ def _real(priority: object) -> float:
 
 @final
 class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
-    """What `open_batcher` gives: ``await batcher(item)`` is one request."""
+    """Collects requests into batches, as `open_batcher` returns it.
+
+    ``await batcher(item)`` makes one request.
+    """
 
     _made_by = "open_batcher"
 
@@ -190,20 +193,20 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
     async def ask(self, item: In, *, priority: float = 0) -> Out:
         """Ask for one item, and wait for its result.
 
-        Of the requests that wait, those of the highest priority go first, and among these the one
-        whose caller's deadline is the earliest. (Deadlines are scopes, as in ``trio.fail_after``.)
-        If you are cancelled, the request is withdrawn. A batch that has begun goes on for the
-        others; when nobody waits for it any more it is cancelled.
+        Waiting requests of the highest priority go first. Among these, the request whose caller has
+        the earliest deadline goes first. (Deadlines are scopes, as in ``trio.fail_after``.) If you
+        are cancelled, the request is withdrawn. A batch that has begun continues for the other
+        callers, and is cancelled once all of them have left.
 
-        The deadline is read once, when you ask. One that is set or moved later still cancels you,
-        but it hastens nothing.
+        The deadline is read once, when you ask. A deadline that is set or moved later still cancels
+        you, but does not change the order.
 
         Raises:
-            TypeError: the priority is no real number, or ``bucket`` returned what cannot be hashed
-                and compared.
+            TypeError: the priority is not a real number, or the key that ``bucket`` returned cannot
+                be hashed and compared.
             ValueError: the priority is NaN.
             Overloaded: the queue is full, and its policy is to reject.
-            Dropped: it was full, and this was the oldest request in it.
+            Dropped: the queue was full, and this was its oldest request.
             Closed: the block was left.
             WrongResults: the function returned too few or too many results.
             RuntimeError: the batcher lives in the trio run of another thread.
@@ -245,10 +248,10 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         preferred_sizes: Iterable[int] | None = None,
         adaptive: bool | None = None,
     ) -> None:
-        """Change options of `open_batcher`; those not given stay as they are.
+        """Change options of `open_batcher`. Options that are not given keep their values.
 
-        Batches that have begun are not touched, and no request that waits is refused. If this
-        raises, nothing has changed.
+        Batches that have begun are not affected, and no waiting request is refused. If this raises,
+        nothing has changed.
 
         Raises:
             RuntimeError: the batcher lives in the trio run of another thread.
@@ -266,7 +269,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         self._wake()
 
     def statistics(self) -> BatcherStatistics:
-        """A snapshot."""
+        """Return the statistics of this moment."""
         return BatcherStatistics(
             queued=self._queued,
             outside=self._outside.live,
@@ -279,9 +282,10 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
     # --- requests come and go ----------------------------------------------------------
 
     def _bucket_for(self, item: In) -> Bucket:
-        """The bucket of an item.
+        """Return the bucket of an item.
 
-        It is looked for here only, in the caller: what keys do is the program's, and may fail.
+        The key is looked up only here, in the caller's task, because the key's methods belong to
+        the program and may raise.
         """
         key = None if self._bucket_of is None else self._bucket_of(item)
         try:
@@ -295,7 +299,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         return bucket
 
     def _make_room(self, request: Request) -> bool:
-        """Whether there is room after all; otherwise the request has to wait outside."""
+        """Return True if there is room now, else False: the request has to wait outside."""
         capacity = self._settings.capacity
         if self._overflow is Overflow.REJECT:
             error = Overloaded(
@@ -317,7 +321,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         return False
 
     def _admit(self, entry: Entry, now: float) -> None:
-        """Put a request into the queue; wake the task that forms batches if it has to look."""
+        """Put a request into the queue, and wake the task that forms batches if it has to look."""
         bucket = entry[3].bucket
         bucket.outside -= 1
         settings = self._settings
@@ -339,11 +343,11 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             self._wake()
 
     def _withdraw(self, request: Request) -> None:
-        """The caller was cancelled."""
+        """Withdraw a request whose caller was cancelled."""
         place = request.place
         if place is Place.TAKEN:
             self._end(request, None, "dropped")
-            if request.part is not None:  # or its batch has not come to run yet
+            if request.part is not None:  # else its batch has not started yet
                 request.part.left()
         elif place is Place.QUEUED:
             self._leave_queue(request)
@@ -372,13 +376,13 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
 
     def _tidy(self, bucket: Bucket) -> None:
         if not (bucket.heap.live or bucket.outside) and len(self._buckets) > _IDLE_BUCKETS:
-            with suppress(Exception):  # one whose key is not found any more stays
+            with suppress(Exception):  # a bucket whose key is not found any more stays
                 del self._buckets[bucket.key]
 
     def _end(
         self, request: Request, error: Exception | None, count: str, *, wake: bool = True
     ) -> None:
-        """A request ends without a result: with an error, or because nobody waits for it."""
+        """End a request without a result: with an error, or because its caller left."""
         if request.place is Place.TAKEN:
             self._taken -= 1
         request.place = Place.ENDED
@@ -400,7 +404,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
     # --- batches are formed ------------------------------------------------------------
 
     def _due(self, bucket: Bucket) -> float:
-        """When the requests in a bucket go, if none come until then."""
+        """Return the time at which a bucket's requests go if no more arrive before."""
         settings = self._settings
         if (
             self._closing
@@ -417,7 +421,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         return due if due <= latest else latest if self._seconds else -math.inf
 
     def _next(self, now: float) -> tuple[Bucket | None, float]:
-        """The bucket whose turn it is, or none and when the first one is due."""
+        """Return the bucket whose batch is due, or None and the time of the first due one."""
         first: Bucket | None = None
         earliest = math.inf
         for bucket in self._buckets.values():
@@ -431,7 +435,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def _form(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """The task that forms batches, until the block is left and all is answered."""
+        """Form batches until the block is left and all requests are answered."""
         self._former = trio.lowlevel.current_task()
         task_status.started()  # it parks before anybody can ask
         while True:
@@ -457,7 +461,10 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _wake(self) -> None:
-        """Have the task that forms batches look again; many reasons in one turn wake it once."""
+        """Wake the task that forms batches.
+
+        Many reasons in one turn of the scheduler wake it once.
+        """
         if self._parked:
             self._woken_otherwise(None)
             trio.lowlevel.reschedule(self._former)
@@ -479,7 +486,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         self._wake()
 
     def _abandon(self, error: BaseException | None) -> None:
-        """The nursery has ended: whoever still waits is told."""
+        """Refuse the requests that still wait. The nursery has ended."""
         self._closing = True
         self._closed_by = error
         rest = self._left_over
@@ -549,52 +556,59 @@ def open_batcher(
 ) -> AbstractAsyncContextManager[Batcher[In, Out]]:
     """Collect requests, and call a function of a list for many at a time.
 
-    ``async with open_batcher(function, max_size=32) as batcher:``, and then ``await batcher(item)``
-    from as many tasks as there are. Leaving the block waits until all requests are answered; an
-    exception or a cancellation that leaves it cancels the batches, and those who wait get `Closed`.
+    Use ``async with open_batcher(function, max_size=32) as batcher:``, and call ``await
+    batcher(item)`` from any number of tasks. Leaving the block waits until all requests are
+    answered. An exception or a cancellation that leaves the block cancels the batches, and their
+    callers get `Closed`.
 
-    A batch begins when it is full, or when its oldest request has waited ``max_wait`` seconds, or
-    when the earliest deadline among its requests, whatever their priorities, leaves but twice the
-    time that batches take on average (at once while that is unknown); and not before one of the
-    ``max_in_flight`` places is free. While none is, requests collect. So ``max_wait=0`` makes
-    batches, too, wherever it pays.
+    A batch begins when one of the ``max_in_flight`` places is free and one of these is true:
 
-    **When a batch fails,** by a fault of the device or any other error, it is asked again in
-    halves, and the half that fails in halves again, until each request that fails has failed
-    alone. It gets the error; the others have their results. That is at most ``2 * n - 1`` calls
-    for ``n`` requests beside the retries, and for one request that fails, two of each size. After
-    a fault of the device nothing else runs until that is settled, since one request's fault takes
-    down all. Each such fault is one of the restarts that ``open_device(max_restarts=...)`` bounds.
-    Requests are asked more than once then, so the function must stand being called again for the
-    same item.
+    - It is full.
+    - Its oldest request has waited ``max_wait`` seconds.
+    - The earliest deadline among its requests, regardless of priority, leaves twice the average
+      duration of a batch. Before the first batch has ended, any deadline starts a batch at once.
 
-    **The function must not ask its own batcher:** its batch has a place until it returns. With
-    ``max_in_flight=1`` it would wait for itself for ever, and with more, so would as many batches.
+    Requests collect while no place is free. So even ``max_wait=0`` forms batches under load.
+
+    **When a batch fails,** by a fault of the device or any other error, its requests are asked
+    again in halves. A half that fails is halved again, until each failing request has failed alone
+    and gets the error. The others get their results. For ``n`` requests that takes at most ``2 * n
+    - 1`` calls in addition to retries; for one failing request, two calls of each size. After a
+    fault of the device no other batch runs until the failing requests are found, because such a
+    fault ends all batches. Each fault is one of the restarts that ``open_device(max_restarts=...)``
+    limits. Requests may therefore be asked more than once, so the function must tolerate repeated
+    calls for the same item.
+
+    **The function must not ask its own batcher,** because its batch holds a place until it returns.
+    With ``max_in_flight=1`` the batch would wait for itself forever. With more places, as many such
+    batches would block each other.
 
     Args:
-        function: an async function of a list, which returns as many results in the same order. A
-            result that is an exception is raised at who asked for that item. With ``bucket``, it
-            gets the bucket as its second argument.
-        max_size: how many requests a batch has at most.
-        max_wait: how many seconds a request waits for others at most while a place is free.
-        max_in_flight: how many batches may run at a time.
-        preferred_sizes: sizes that suit the function. A batch is full with the largest, and one
-            that is due takes the largest there are requests for.
-        adaptive: whether to wait only for as long as it seems to pay. The batcher keeps an average
-            of the time between two arrivals, in each bucket. Where that is ``max_wait`` or more,
-            a request does not wait. Otherwise a batch begins when nothing has arrived for four
-            times the average. ``max_wait`` stays the bound.
-        bucket: says which requests may share a batch: those for which it returns equal values. See
+        function: an async function of a list. It returns one result for each item, in the same
+            order. A result that is an exception is raised in the task that asked for that item.
+            With ``bucket``, the function gets the bucket as its second argument.
+        max_size: the maximum number of requests in a batch.
+        max_wait: the maximum number of seconds that a request waits for others while a place is
+            free.
+        max_in_flight: the maximum number of batches that run at the same time.
+        preferred_sizes: sizes that suit the function. A batch is full at the largest. A batch that
+            is due takes the largest size for which there are enough requests.
+        adaptive: whether to wait only as long as more requests are likely. The batcher keeps an
+            average of the time between two arrivals in each bucket. If that average is ``max_wait``
+            or more, a request does not wait. Otherwise a batch begins when no request has arrived
+            for four times the average. ``max_wait`` stays the bound.
+        bucket: returns the key of an item. Requests with equal keys may share a batch. See
             `by_length`.
-        capacity: how many requests wait at most. A full queue does not wait for more.
-        overflow: what a request does that finds no room: wait for it, raise `Overloaded`, or have
-            the oldest request raise `Dropped`.
-        retry: how often the whole batch, and a request that is alone, are tried before an error is
-            taken for theirs. By default twice after a fault of the device, and once otherwise.
-        halve: which errors are looked for in halves. Others are for the whole batch: all of its
-            requests get them; as they get what this raises, if it does. By default, all but those
-            that no part of a batch would be spared.
-        observer: is told what happens.
+        capacity: the maximum number of waiting requests. When the queue is full, a batch begins
+            without waiting for more.
+        overflow: the action for a request that finds no room: wait for room, raise `Overloaded`, or
+            have the oldest request raise `Dropped`.
+        retry: the number of times that a whole batch, and a single request, is tried before its
+            error counts. By default twice after a fault of the device, and once otherwise.
+        halve: returns whether the batch is halved after an error. Otherwise all requests of the
+            batch get the error. If this function raises, they get that exception. By default, a
+            batch is halved unless the error would affect any part of it.
+        observer: receives the events of requests.
     """
     if not callable(function):
         raise TypeError(f"open_batcher takes an async function of a list, got {function!r}")

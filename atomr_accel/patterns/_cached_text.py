@@ -1,4 +1,4 @@
-"""A model's side of a text: its cache of keys and values, and how it follows what is kept."""
+"""The cache of keys and values that a model keeps for a text, and its use over steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CachedText(Protocol[ScoresT_co]):
         ...
 
     def close(self) -> None:
-        """Free what is there. It is called once, also after the device has lost it."""
+        """Free the cache. It is called once, even after the device has lost it."""
         ...
 
 

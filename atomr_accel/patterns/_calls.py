@@ -22,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Tally:
-    """What becomes of the requests of a pattern: counted, and told to its observer."""
+    """Counts the requests of a pattern by outcome, and reports them to its observer."""
 
     __slots__ = ("answered", "dropped", "failed", "observer", "refused", "submitted")
 
@@ -40,30 +40,30 @@ class Tally:
         return self.submitted - self.answered - self.failed - self.refused - self.dropped
 
     def submit(self, item: object) -> float:
-        """A request was made; the time, which its end wants to know."""
+        """Count a new request, and return the time, which its end needs."""
         self.submitted += 1
         if self.observer is not None:
             self.observer.submitted(item)
         return trio.current_time()
 
     def start(self, item: object) -> None:
-        """A function is about to be called for it."""
+        """Report that a function is about to be called for a request."""
         if self.observer is not None:
             self.observer.started((item,))
 
     def retry(self, item: object, error: Exception) -> None:
-        """It failed, and is asked again."""
+        """Report that a request failed and is asked again."""
         if self.observer is not None:
             self.observer.retried((item,), error)
 
     def answer(self, item: object, began: float) -> None:
-        """A request has its result."""
+        """Count a request that has a result."""
         self.answered += 1
         if self.observer is not None:
             self.observer.answered(item, trio.current_time() - began)
 
     def fail(self, item: object, error: BaseException, began: float) -> None:
-        """A request has an error for its answer."""
+        """Count a request that has an error."""
         if isinstance(error, Refused):
             self.refused += 1
         else:
@@ -72,7 +72,7 @@ class Tally:
             self.observer.failed(item, error, trio.current_time() - began)
 
     def drop(self, item: object, began: float) -> None:
-        """Nobody waits for it any more."""
+        """Count a request whose caller has left."""
         self.dropped += 1
         if self.observer is not None:
             self.observer.dropped(item, trio.current_time() - began)
@@ -81,10 +81,10 @@ class Tally:
 class Calls:
     """The calls in progress of one pattern.
 
-    What a caller asks for is done in its own task, so its deadlines, its cancellation and its
-    context variables reach all of it, and nothing of it outlives the caller. What is left to do
-    is to refuse calls once the pattern closes, to wait for those in progress, and to end them
-    where the pattern cannot go on.
+    Each call runs in its caller's task, so the caller's deadlines, cancellation and context
+    variables apply to all of it, and no part of it outlives the caller. This class refuses calls
+    once the pattern closes, waits for those in progress, and ends them if the pattern cannot
+    continue.
     """
 
     def __init__(self, what: str, observer: Observer | None) -> None:
@@ -101,31 +101,30 @@ class Calls:
 
     @property
     def closing(self) -> bool:
-        """Whether further calls are refused."""
+        """True if further calls are refused."""
         return self._closing
 
     def one(self, item: object) -> _Call:
-        """``with calls.one(item):`` around what is done for a caller, which counts it, too.
+        """Return a context manager for one call, which also counts the call.
 
         Raises:
-            Closed: no calls are taken any more; or, at its end, the pattern was closed meanwhile
-                and did not wait.
+            Closed: the pattern takes no more calls; or, on leaving, it was closed without waiting.
         """
         return _Call(self, item)
 
     def check(self) -> None:
-        """Whether it can be used at all, here and now.
+        """Raise unless the pattern can be used here and now.
 
         Raises:
-            Closed: no calls are taken any more.
-            RuntimeError: it belongs to another thread.
+            Closed: the pattern takes no more calls.
+            RuntimeError: the pattern belongs to another thread.
         """
         self.check_thread()
         if self._closing:
             raise self.closed()
 
     def check_thread(self, call: str | None = None) -> None:
-        """Raise a `RuntimeError` where it belongs to another thread, which tells to ``call``."""
+        """Raise `RuntimeError` in another thread than the pattern's; the message names ``call``."""
         if get_ident() != self._thread:
             raise elsewhere(self._what, call or f"run({self._what}, ...)")
 
@@ -153,7 +152,7 @@ class Calls:
             await self.close()
 
     def closed(self, when: str = "is closed: ask it inside its block") -> Closed:
-        """What the callers are told."""
+        """Return the error that callers get."""
         error = Closed(f"the {self._what} {when}")
         error.__cause__ = self._why
         return error

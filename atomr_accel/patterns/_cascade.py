@@ -1,4 +1,4 @@
-"""Cascades: cheap stages answer what is easy, and costly ones the rest."""
+"""Cascades: cheap stages answer easy requests, and costly stages the rest."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CascadeAnswer(Generic[Out]):
     stage: str
     """The name of the stage that has given it."""
     cost: float
-    """What all stages that were asked have cost."""
+    """Sum of the costs of all stages that were asked."""
     skipped: tuple[str, ...]
     """Stages that would have been asked, had budget and deadline allowed it, or had they not
     failed by a device's fault or a refusal."""
@@ -80,9 +80,9 @@ class CascadeStageStatistics:
     failed: int
     """Requests that have failed there, for whatever reason."""
     over_budget: int
-    """How often it was skipped because of its cost."""
+    """Number of times that it was skipped because of its cost."""
     out_of_time: int
-    """How often it was skipped, or ended, because of the caller's deadline."""
+    """Number of times that it was skipped, or cancelled, because of the caller's deadline."""
     seconds: float
     """Nine of ten requests take no longer; zero before the first."""
 
@@ -104,7 +104,7 @@ class CascadeStatistics:
     dropped: int
     """Requests whose callers were cancelled."""
     cost: float
-    """What all of them have cost."""
+    """Sum of the costs of all requests."""
     stages: tuple[CascadeStageStatistics, ...]
 
 
@@ -122,7 +122,10 @@ class _Stage:
 
 @final
 class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
-    """What ``open_cascade`` gives: ``await cascade(item)`` is one request."""
+    """Asks one stage after another, as `open_cascade` returns it.
+
+    ``await cascade(item)`` makes one request.
+    """
 
     _made_by: ClassVar[str] = "open_cascade(stage, ...)"
 
@@ -149,19 +152,20 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
     async def ask(self, item: In, *, budget: float | None = None) -> CascadeAnswer[Out]:
         """Ask stage after stage until one is confident enough, and give the most confident answer.
 
-        The stages run in your own task. Once there is an answer, a stage that would cost too much,
-        or that in nine of ten cases takes longer than your deadline leaves, is skipped; and one
-        that takes too long after all is cancelled in time for you to have the answer there is.
+        The stages run in your own task. Once a stage has answered, a later stage is skipped if it
+        would exceed the budget or if nine of ten of its requests take longer than your deadline
+        allows. A stage that takes too long is cancelled in time for you to get the best answer so
+        far.
 
         Args:
-            item: what to ask.
-            budget: what the stages may cost together; by default, what the cascade was told.
+            item: the argument of the request.
+            budget: the total cost that the stages may have; by default, the cascade's budget.
 
         Raises:
             ValueError: no stage costs as little as the budget.
             Closed: the block was left.
-            Exception: what a stage raised. A device's fault and a refusal are raised only if no
-                stage has answered.
+            Exception: any error that a stage raised. A device's fault and a refusal are raised only
+                if no stage has answered.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         limit = self._budget if budget is None else budget
@@ -269,11 +273,13 @@ async def open_cascade(
     a cancellation leaves it, those get ``Closed``.
 
     Args:
-        stages: from the cheapest to the best.
-        confidence: says how sure an answer is: the thresholds of stages are compared with it.
-        budget: what the stages may cost together for one request, unless that says otherwise.
+        stages: the stages, from the cheapest to the best.
+        confidence: returns the confidence of an answer, which is compared with the stages'
+            thresholds.
+        budget: the total cost that the stages may have for one request, unless the request sets its
+            own.
         reserve: how many seconds before a caller's deadline it gets the best answer so far.
-        observer: is told what becomes of requests.
+        observer: receives the outcomes of requests.
     """
     if not stages:
         raise TypeError("a cascade wants one stage or more")

@@ -1,4 +1,4 @@
-"""How many drafts in a row are worth their time."""
+"""Number of drafts in a row that are worth their time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..actors._util import check_number, check_whole
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveLength:
-    """As many drafts in a row as pay, by how many were kept of late.
+    """Chooses the number of drafts in a row by the fraction that was kept recently.
 
-    If a draft is kept with probability ``a``, and a step of the draft takes ``cost`` times as long
-    as one of the target, ``n`` drafts in a row give ``(1 - a**(n + 1)) / (1 - a)`` tokens in the
-    time of ``1 + n * cost`` steps of the target (Leviathan et al., section 3.3). Each text takes
-    the ``n`` for which that is most tokens for the time. The tokens' distribution stays what it
-    is, since a step's ``n`` depends on the steps before it alone.
+    Suppose a draft is kept with probability ``a``, and a step of the draft takes ``cost`` times as
+    long as one of the target. Then ``n`` drafts in a row give ``(1 - a**(n + 1)) / (1 - a)`` tokens
+    in the time of ``1 + n * cost`` steps of the target (Leviathan et al., section 3.3). Each text
+    takes the ``n`` with the most tokens for the time. The tokens' distribution does not change,
+    because a step's ``n`` depends only on the steps before it.
 
     Attributes:
         maximum: the most.
@@ -45,7 +45,7 @@ class AdaptiveLength:
             )
 
     def best(self, kept: float) -> int:
-        """How many drafts in a row pay if each is kept with this probability; of equals, fewer."""
+        """Return the best number of drafts in a row for this probability; of equals, the least."""
 
         def worth(length: int) -> float:
             return sum(kept**n for n in range(length + 1)) / (1 + length * self.cost)
@@ -55,7 +55,7 @@ class AdaptiveLength:
 
 _KEPT: Final = 0.7
 _TRIED: Final = 4.0
-"""What a text begins with: as if so many drafts had been tried, and this fraction of them kept."""
+"""Initial state of a text: this number of drafts tried, and this fraction of them kept."""
 
 
 class LengthSeen:
@@ -70,7 +70,7 @@ class LengthSeen:
         self.now: int = length if isinstance(length, int) else length.best(_KEPT)
 
     def saw(self, depth: int, kept: int) -> None:
-        """Of drafts that many in a row, the first ``kept`` were kept."""
+        """Note that the first ``kept`` of ``depth`` drafts in a row were kept."""
         if isinstance(self._length, int) or not depth:
             return
         for success in [1.0] * kept + [0.0] * (kept < depth):

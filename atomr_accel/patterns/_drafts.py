@@ -1,4 +1,4 @@
-"""What drafts are made of: a smaller model, or what the text has said before."""
+"""Drafts, from a smaller model or from the earlier text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class DraftText(Protocol):
 
 
 class Draft(Protocol):
-    """Where drafts come from."""
+    """Source of drafts."""
 
     def begin(self, prompt: Sequence[int]) -> DraftText:
         """Drafts for one more text, which begins with this prompt."""

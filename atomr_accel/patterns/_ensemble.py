@@ -40,16 +40,19 @@ class EnsembleStatistics:
     dropped: int
     """Requests whose callers were cancelled."""
     answers: tuple[int, ...]
-    """How many answers of each member were in time."""
+    """Number of answers of each member that were in time."""
     errors: tuple[int, ...]
-    """How often each member has failed."""
+    """Number of failures of each member."""
     stragglers: tuple[int, ...]
-    """How often each member was cancelled because enough others had answered, or had failed."""
+    """Number of cancellations of each member because enough others had answered or failed."""
 
 
 @final
 class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
-    """What ``open_ensemble`` gives: ``await ensemble(item)`` is one request."""
+    """Asks all members for each request, as `open_ensemble` returns it.
+
+    ``await ensemble(item)`` makes one request.
+    """
 
     _made_by: ClassVar[str] = "open_ensemble(member, ...)"
 
@@ -70,14 +73,14 @@ class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def __call__(self, item: In) -> Out:
-        """Ask all members at once, and combine what the quorum answers.
+        """Ask all members at once, and combine the answers of the quorum.
 
-        If you are cancelled, or your deadline passes, so are they.
+        If you are cancelled, or your deadline passes, the members are cancelled too.
 
         Raises:
-            QuorumMissed: so many members have failed that there can be no quorum.
+            QuorumMissed: too many members have failed for a quorum.
             Closed: the block was left.
-            Exception: what a member raised, where all have to answer.
+            Exception: any error of a member, if all have to answer.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(item), ExitStack() as leaving:
@@ -138,19 +141,19 @@ async def open_ensemble(
 ) -> AsyncIterator[Ensemble[In, Out]]:
     """Open an ensemble: each request goes to all members, and their answers become one.
 
-    As soon as a quorum has answered, the others are cancelled. What a member raises, be it a
-    device's fault or not, is an answer less: a member that is to be asked again is a function with
-    a ``Retry`` around it, or a replica pool.
+    As soon as a quorum has answered, the others are cancelled. A member that raises any error, even
+    a device's fault, does not answer. To repeat its calls, wrap it in a ``Retry`` or use a replica
+    pool.
 
     Leaving the block takes no more requests and waits for those in progress. Where an exception or
     a cancellation leaves it, those get ``Closed``.
 
     Args:
-        members: coroutine functions, or what is called like them.
+        members: coroutine functions, or objects that are called like them.
         combine: makes one answer of a list of answers, which are in the order of the members. A
             list may be longer than the quorum, where several answer at the same moment.
-        quorum: how many have to answer; by default, all.
-        observer: is told what becomes of requests.
+        quorum: the number of answers required; by default, all.
+        observer: receives the outcomes of requests.
     """
     if not members:
         raise TypeError("an ensemble wants one member or more")

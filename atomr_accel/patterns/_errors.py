@@ -35,11 +35,11 @@ class Refused(PatternError):
 
 
 class Overloaded(Refused):
-    """There was no room for one more request, and the pattern does not wait for it.
+    """A request found no room, and the pattern does not wait for it.
 
     Attributes:
-        waiting: how many requests were waiting.
-        capacity: how many may.
+        waiting: the number of waiting requests.
+        capacity: the maximum of waiting requests.
     """
 
     _fields = ("waiting", "capacity")
@@ -64,11 +64,11 @@ class Closed(Refused):
 
 
 class CircuitOpen(Refused):
-    """Too much has failed of late, so nothing is tried for a while.
+    """Too many calls have failed recently, so none is tried for a while.
 
     Attributes:
-        retry_in: seconds until the next try is let through; zero where one is being made, whose
-            outcome decides.
+        retry_in: seconds until the next call passes; zero while a trial call runs, whose outcome
+            decides.
     """
 
     _fields = ("retry_in",)
@@ -81,13 +81,13 @@ class CircuitOpen(Refused):
 class WrongResults(PatternError):
     """A function that is given a list must return one result for each item, in their order.
 
-    Every request of the batch gets it: with a result too few or too many, nobody can tell whose
-    is whose. In speculative decoding a model has returned no cache, no logits or no drafts where
-    these were asked for; the message tells what came instead.
+    Every request of the batch gets this error, because results cannot be assigned to requests if
+    their number is wrong. In speculative decoding, a model returned something else than a cache,
+    logits or drafts; the message names it.
 
     Attributes:
-        expected: how many results there should have been.
-        got: how many there were, or None where what came has no length.
+        expected: the number of results that were expected.
+        got: the number of results, or None if the returned object has no length.
     """
 
     _fields = ("expected", "got")
@@ -119,12 +119,12 @@ class ReplicaLost(PatternError):
 
 
 class RolledBack(PatternError):
-    """A new version did not take over: its gate has failed, or somebody called it back.
+    """A new version did not take over: its gate failed, or ``rollback`` was called.
 
-    ``__cause__`` is what it failed with, if it has failed by itself.
+    ``__cause__`` is the version's error, if it failed by itself.
 
     Attributes:
-        version: its name.
+        version: the name of the version.
     """
 
     _fields = ("version",)
@@ -135,11 +135,11 @@ class RolledBack(PatternError):
 
 
 class QuorumMissed(PatternError):
-    """Too few members of an ensemble have answered; ``__cause__`` is a group of what they raised.
+    """Too few members of an ensemble have answered; ``__cause__`` is a group of their errors.
 
     Attributes:
-        quorum: how many had to.
-        answered: how many did.
+        quorum: the number of answers required.
+        answered: the number of answers received.
     """
 
     _fields = ("quorum", "answered")

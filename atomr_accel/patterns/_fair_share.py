@@ -36,7 +36,7 @@ class TenantStatistics:
     serving: int
     """Requests that have a slot."""
     work: float
-    """What was begun since it was last forgotten, in units of cost."""
+    """Work begun since the tenant was last forgotten, in units of cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class FairShareStatistics:
     dropped: int
     """Requests whose callers were cancelled while they waited."""
     work: float
-    """What was begun so far, in units of cost."""
+    """Work begun so far, in units of cost."""
     tenants: tuple[TenantStatistics, ...]
-    """Those that are not idle, and some that were not of late, sorted by path."""
+    """Tenants that are not idle, and some that were active recently, sorted by path."""
 
 
 @final
@@ -80,7 +80,7 @@ class Slot(metaclass=NoPublicConstructor):
 
     @property
     def cost(self) -> float:
-        """What the turn costs, as far as is known."""
+        """Cost of the turn, as far as it is known."""
         return self._said if self._waiting is None else self._waiting.cost
 
     def charge(self, more: float) -> None:
@@ -114,7 +114,10 @@ class Slot(metaclass=NoPublicConstructor):
 
 
 class FairShare(metaclass=NoPublicConstructor):
-    """What `open_fair_share` gives: ``async with share.slot("tenant"):`` is one turn."""
+    """Gives tenants turns in proportion to their weights, as `open_fair_share` returns it.
+
+    ``async with share.slot("tenant"):`` is one turn.
+    """
 
     _made_by = "open_fair_share"
 
@@ -159,7 +162,7 @@ class FairShare(metaclass=NoPublicConstructor):
 
         Raises:
             ValueError: the cost is not positive and finite, or the tenant's name is malformed.
-            TypeError: the cost is no number.
+            TypeError: the cost is not a number.
             Overloaded: by the ``async with``: too many of the tenant's requests wait already.
             Closed: by the ``async with``: the block was left.
         """
@@ -299,7 +302,7 @@ class FairShare(metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def _look_in_time(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """The clerk: looks again when a budget lets somebody go."""
+        """Wait until a budget lets a request go, then look again."""
         task_status.started()
         while True:
             # While no slot is free there is nothing to look for: who gives one back looks.
@@ -410,25 +413,25 @@ def open_fair_share(
     exception or a cancellation that leaves it has them get `Closed`.
 
     Requests are begun by hierarchical start-time fair queueing (Goyal, Vin and Cheng, 1996), with
-    up to ``capacity`` in service. While two tenants of one group both have requests waiting, the
-    work begun for each, divided by its weight, differs by at most the sum of what the largest
-    request of each costs, divided by its weight. So nobody starves, however much others ask for,
-    and how long requests take need not be known. What a tenant does not use goes to the others. A
-    pause earns nothing: who comes back competes from then on, and no debt is left of having used
-    what others did not want.
+    up to ``capacity`` in service. While two tenants of one group both have requests waiting,
+    compare the work begun for each, divided by its weight. The two differ by at most the sum of the
+    largest request's cost of each, divided by its weight. So each tenant makes progress regardless
+    of the others' requests, and the durations of requests need not be known. Work that a tenant
+    does not use goes to the others. A pause earns nothing: a tenant that returns competes from then
+    on. It has no debt for work that the others did not want.
 
     Args:
-        function: what to call for each item, in its turn. Without it, there are only slots.
-        capacity: how many slots there are: for a batcher, some batches' worth.
-        tenant: whose request an item is.
-        cost: what it costs; one by default.
+        function: the function to call for each item, in its turn. By default there are only slots.
+        capacity: the number of slots: for a batcher, enough for some batches.
+        tenant: returns the tenant of an item.
+        cost: returns the cost of an item; one by default.
         weights: by tenant or group, such as ``{"paid": 3, "paid/ann": 2}``. One by default.
         budgets: bounds for tenants and groups, such as ``{"free": Budget(rate=100, burst=500)}``;
-            ``""`` is all of them together. Who has used up a budget waits. What it cannot use
-            goes to the others, and is not made up for later.
-        max_waiting: how many requests of one tenant wait at most; more raise `Overloaded`. It is
-            for each tenant, so that one who floods the queue gets in nobody's way.
-        observer: is told what happens. For slots, the items it is told of are the tenants.
+            ``""`` is all of them together. A tenant that has used up its budget waits. The others
+            get its unused turns, and it does not get them back later.
+        max_waiting: the maximum number of waiting requests of each tenant; more raise `Overloaded`.
+            So a tenant that floods the queue does not affect the others.
+        observer: receives the events of requests. For slots, the items are the tenants.
     """
     for path, budget in (budgets or {}).items():
         check_instance(f"the budget of {path!r}", budget, Budget)

@@ -1,4 +1,4 @@
-"""Whether a new version does as well as the present one."""
+"""Gates, which decide whether a new version performs as well as the present one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ Out = TypeVar("Out")
 # With slots ``Shadow[...](...)`` would fail, on Python 3.11.
 @dataclass(frozen=True)
 class Shadow(Generic[In, Out]):
-    """How a new version is tried on copies of requests, which it does not answer.
+    """Options to try a new version on copies of requests, whose answers are only compared.
 
-    A copy is made when the present version has answered, and is compared with that answer. It has
-    a task of its own, so nobody waits for it; items and answers must be good as long.
+    A copy is made when the present version has answered, and is compared with that answer. The copy
+    runs in its own task, so callers do not wait for it. Items and answers must stay valid that
+    long.
 
     Attributes:
         compare: gets the item, the answer given and that of the new version, and says whether
             the two agree.
-        share: of the requests, that are copied.
-        max_in_flight: how many copies may be in progress; requests that come while there are as
-            many are not copied.
+        share: the share of the requests that are copied.
+        max_in_flight: the maximum number of copies in progress. Further requests are not copied
+            meanwhile.
     """
 
     compare: Callable[[In, Out, Out], bool]
@@ -49,7 +50,7 @@ class Shadow(Generic[In, Out]):
 
 
 class Outcomes:
-    """What became of the requests of a version in one step of a roll-out."""
+    """Outcomes of a version's requests in one step of a roll-out."""
 
     __slots__ = ("compared", "count", "failures", "latencies", "mismatches")
 
@@ -61,32 +62,32 @@ class Outcomes:
         self.latencies: Latencies = Latencies()
 
     def answered(self, seconds: float) -> None:
-        """A request was answered."""
+        """Count a request that was answered."""
         self.count += 1
         self.latencies.add(seconds)
 
     def failed(self) -> None:
-        """A request failed, in a way that tells of the version."""
+        """Count a request whose failure counts against the version."""
         self.count += 1
         self.failures += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What a new version must do to take over.
+    """Conditions that a new version must meet to take over.
 
-    It is looked at in each step of a roll-out, once ``minimum`` requests of that step have come to
-    an end at either version, and sooner where the new one has failed so often that it cannot pass.
+    The gate decides in each step of a roll-out, once ``minimum`` requests of that step have ended
+    at each version. It decides earlier if the new version has failed so often that it cannot pass.
 
     Attributes:
-        minimum: requests that have to be seen of each version.
-        error_margin: how much larger a share of its requests may fail than of the present one's.
-        latency_quantile: which of the times that answers took are compared.
-        latency_ratio: how many times as long as the present one it may take at that quantile.
+        minimum: the number of requests that each version must have ended.
+        error_margin: the amount by which its share of failed requests may exceed the present one's.
+        latency_quantile: the quantile at which the times of answers are compared.
+        latency_ratio: the maximum ratio of its time to the present version's time at that quantile.
         mismatches: the share of its shadowed answers that may differ.
-        counts: which errors count as failures. By default all but those that blame the request,
-            which are `ValueError` and `TypeError`, and those that say that there was no room. A
-            request that its caller has given up because of its deadline counts as a failure by
+        counts: returns whether an error counts as a failure. By default all errors do, except those
+            that blame the request (`ValueError` and `TypeError`) and those that report a lack of
+            room. A request that ended because of its caller's deadline counts as a failure by
             `trio.TooSlowError`.
     """
 

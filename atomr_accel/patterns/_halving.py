@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE = 64
-"""So many callers resume in one turn of the loop, so that the program's other tasks run, too."""
+"""Callers that resume in one turn of the loop, so that other tasks of the program run too."""
 
 
 def is_for_one(error: Exception) -> bool:
-    """Whether another part of a batch may do better than all of it: the default of ``halve``.
+    """Return True if a part of a batch may succeed after this error: the default of ``halve``.
 
-    Not where the device is gone for good, something is not available at all, or a pattern behind
-    the function has refused: the error is then that of each request.
+    It is False if the device is lost for good, if something is not available at all, or if a
+    pattern behind the function refused. Such an error applies to each request.
     """
     if isinstance(error, ExceptionGroup):
         return all(map(is_for_one, error.exceptions))
@@ -106,7 +106,7 @@ class Run:
             self._end()
 
     def _unless_halved(self, error: Exception) -> Exception | None:
-        """What a batch's requests get for an error; None if it is looked for in halves."""
+        """Return the error that a batch's requests get, or None if the batch is halved."""
         try:
             return None if self._batcher._halve(error) else error
         except Exception as raised:  # noqa: BLE001 (the program's function: it is answered)
@@ -240,7 +240,7 @@ class Run:
 
 
 def waiting(requests: Iterable[Request]) -> list[Request]:
-    """Those whose callers still wait."""
+    """Return the requests whose callers still wait."""
     return [request for request in requests if request.place is Place.TAKEN]
 
 
@@ -253,7 +253,7 @@ async def _called(function: Callable[..., Awaitable[Any]], *args: object) -> Any
 
 
 def _one_for_each(expected: int, results: Any) -> Sequence[object]:
-    """What a function returned, if that is one result for each; otherwise raise `WrongResults`."""
+    """Return a function's results if there is one for each item, or raise `WrongResults`."""
     listed: Sequence[object] | None = None
     if isinstance(results, list):
         listed = results

@@ -1,4 +1,4 @@
-"""Hot swaps: a new version takes over from the present one, under the eyes of a gate."""
+"""Hot swaps: a new version takes over from the present one if it passes a gate."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ _log = logging.getLogger("atomr_accel.patterns")
 
 
 class SwapState(enum.Enum):
-    """What a hot swap is doing."""
+    """State of a hot swap."""
 
     SERVING = "serving"
-    """One version serves, and there is no other."""
+    """The only version serves."""
     LOADING = "loading"
     """Another version is being opened."""
     WARMING_UP = "warming_up"
-    """The other version answers requests that nobody made."""
+    """The other version answers the requests of ``warm_up``."""
     SHADOWING = "shadowing"
     """The other version gets copies of requests."""
     CANARY = "canary"
     """The other version answers a share of the requests."""
     DRAINING = "draining"
-    """A version that serves no longer comes to an end of its requests."""
+    """A version that has retired finishes its requests."""
 
 
 class VersionRole(enum.Enum):
-    """What a version is there for."""
+    """Role of a version."""
 
     PRESENT = "present"
-    """It answers the requests, or all but a share."""
+    """Answers the requests, except for the candidate's share."""
     CANDIDATE = "candidate"
-    """It may take over."""
+    """Is being rolled out, and may take over."""
     LEAVING = "leaving"
-    """It gets no further requests."""
+    """Gets no further requests, and finishes those it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionStatistics:
-    """One version, at one moment."""
+    """Statistics of one version, at one moment."""
 
     name: str
     role: VersionRole
@@ -68,47 +68,47 @@ class VersionStatistics:
     answered: int
     """Requests that it has answered."""
     failed: int
-    """Requests that have failed there, for whatever reason."""
+    """Requests that have failed there, for any reason."""
     copies: int
-    """Copies of requests that it has got."""
+    """Copies of requests that it received."""
     compared: int
-    """Answers of it that were compared with the present version's."""
+    """Answers that were compared with the present version's."""
     mismatches: int
-    """Those of them that differ."""
+    """Compared answers that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotSwapStatistics:
-    """A hot swap at one moment.
+    """Statistics of a hot swap, at one moment.
 
-    Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
-    ``refused``, ``dropped``.
+    Every submitted request counts in one of ``running``, ``answered``, ``failed``, ``refused`` and
+    ``dropped``.
     """
 
     state: SwapState
     share: float
-    """Of the requests, that the candidate answers."""
+    """Share of the requests that the candidate answers, from 0 to 1."""
     submitted: int
     running: int
     answered: int
     failed: int
-    """Requests that got an error of a version's."""
+    """Requests that raised an error of a version."""
     refused: int
-    """Requests that got a refusal: the block was left."""
+    """Requests that were refused because the block was left."""
     dropped: int
     """Requests whose callers were cancelled."""
     asked_again: int
-    """Requests that had failed at the candidate, and were given to the present version."""
+    """Requests that failed at the candidate and were passed to the present version."""
     promoted: int
-    """How often a version has taken over."""
+    """Number of roll-outs in which the candidate took over."""
     rolled_back: int
-    """How often one has not."""
+    """Number of roll-outs in which it did not."""
     versions: tuple[VersionStatistics, ...]
-    """Those that are there, in the order in which they were loaded."""
+    """The open versions, in the order in which they were loaded."""
 
 
 class _Version:
-    """A version, and its life."""
+    """A version, with its context manager and its counts."""
 
     def __init__(self, name: str, factory: Factory[Any, Any]) -> None:
         self.name = name
@@ -121,7 +121,7 @@ class _Version:
 
 
 class _RollOut:
-    """A candidate on its way."""
+    """The roll-out of a candidate."""
 
     def __init__(self, candidate: _Version, gate: Gate, salt: bytes) -> None:
         self.candidate = candidate
@@ -140,7 +140,7 @@ class _RollOut:
         self.failure: Exception | None = None
 
     def back(self, reason: str, failure: Exception | None = None) -> None:
-        """It is not to take over."""
+        """End the roll-out without promotion. The first reason given counts."""
         if self.reason is None:
             self.reason, self.failure = reason, failure
             self.scope.cancel()
@@ -148,7 +148,10 @@ class _RollOut:
 
 @final
 class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
-    """What ``open_hot_swap`` gives: ``await swap(item)`` is one request."""
+    """A function whose version can change while it serves, as `open_hot_swap` returns it.
+
+    ``await swap(item)`` makes one request.
+    """
 
     _made_by: ClassVar[str] = "open_hot_swap(factory)"
 
@@ -164,7 +167,8 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         self._present = present
         self._idempotent = idempotent
         self._rng = rng
-        # Apart, so that which keys a roll-out reaches does not hang on how much was asked before.
+        # Separate, so that the keys that a roll-out reaches do not depend on the number of
+        # requests.
         self._salts = random.Random(rng.random())  # noqa: S311 (no secret)
         self._calls = Calls("swap", observer)
         self._tally = self._calls.tally
@@ -182,24 +186,26 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def ask(self, item: In, *, key: str | bytes | None = None) -> Out:
-        """Ask the version whose turn it is, and wait for its answer.
+        """Ask a version, and wait for its answer.
 
-        The version's function runs in your own task. If you are cancelled, or your deadline
-        passes, so is it.
+        The version's function runs in your own task. If you are cancelled, or your deadline passes,
+        the function is cancelled too.
 
         Args:
-            item: what to ask.
-            key: whom it is for. Requests of one key get the same version throughout a roll-out
-                as long as its share does not reach them; without a key, each draws its own. Of
-                few keys, a small share may reach none.
+            item: the argument of the request.
+            key: the user or session of the request. Requests with the same key get the same version
+                throughout a roll-out, until its share grows to reach them. Without a key, each
+                request is assigned at random. If there are few keys, a small share may reach none
+                of them.
 
         Raises:
             TypeError: the key is neither text nor bytes.
-            ReplicaLost: the version ended meanwhile, and requests are not idempotent.
+            ReplicaLost: the version ended while it ran the request, and requests are not
+                idempotent.
             Closed: the block was left.
-            Exception: what the version raised.
+            Exception: any error that the version raised.
         """
-        if key is not None and not isinstance(key, str | bytes):  # also while no roll-out needs it
+        if key is not None and not isinstance(key, str | bytes):  # even without a roll-out
             raise TypeError(
                 f"key must be a str or bytes, not {type(key).__name__}; give str(key) for one"
             )
@@ -209,7 +215,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             try:
                 result = await self._ask(version, item)
             except Exception as error:
-                # What a candidate does wrong is not its callers' matter, if that can be helped.
+                # A candidate's error is hidden from callers if the request can run again.
                 candidate = version is not self._present
                 if not candidate or not (self._idempotent or is_fault(error)):
                     raise
@@ -319,40 +325,45 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         canary: Sequence[float] = (),
         gate: Gate = Gate(),  # noqa: B008 (frozen)
     ) -> str:
-        """Open a version beside the present one, and let it take over if it does well.
+        """Open a version next to the present one, and promote it if it passes its gate.
 
-        The steps are: it is opened; it answers the requests of ``warm_up``; it gets copies of
-        requests, where ``shadow`` is given; it answers a share of them, for each share of
-        ``canary``; it answers all, and the version before it comes to an end of its requests and
-        is closed. Each step of copies or shares ends when the gate has seen enough. Where nobody
-        asks, that takes for ever: deadlines are scopes.
+        The steps are:
 
-        Until it has taken over, whatever goes wrong changes nothing: if opening it or warming it up
-        fails, if the gate fails, if ``rollback`` is called, or if you are cancelled, the present
-        version goes on, and the new one comes to an end of its requests and is closed. After that
-        your cancellation only ends the wait for the one before.
+        1. The version is opened.
+        2. It answers the requests of ``warm_up``.
+        3. If ``shadow`` is given, it gets copies of requests.
+        4. For each share of ``canary``, it answers that share of the requests.
+        5. It answers all requests. The version before it finishes its requests and is closed.
 
-        A request that fails at the new version is given to the present one, if that was a device's
-        fault or requests are idempotent. That it failed counts for the gate all the same.
+        Each step of copies or shares ends when the gate has seen enough. Without requests that
+        takes forever, so set a deadline with a cancel scope.
+
+        Until the new version has taken over, a failure does not affect the present one. If opening
+        or warm-up fails, if the gate fails, if ``rollback`` is called, or if you are cancelled, the
+        present version continues. The new one finishes its requests and is closed. Once the new
+        version has taken over, your cancellation ends only the wait for the version before it.
+
+        A request that fails at the new version is passed to the present one if a device's fault
+        ended it or if requests are idempotent. The failure still counts for the gate.
 
         Args:
-            factory: makes its context manager.
-            name: its name; by default, ``v2`` and so on.
-            warm_up: requests to begin with, one after the other.
-            shadow: how it gets copies of requests. Without it, it gets none.
-            canary: the shares of the requests that it answers, one after the other: growing, and
-                between 0 and 1.
-            gate: what it must do.
+            factory: makes the version's context manager.
+            name: the name of the version; by default, ``v2`` and so on.
+            warm_up: the first requests, run one after the other.
+            shadow: the share and comparison of copied requests. By default, none are copied.
+            canary: the shares of the requests that it answers, one after the other. They must grow,
+                and lie between 0 and 1.
+            gate: the conditions that the version must meet.
 
         Returns:
-            Its name, when it has taken over and the version before it is closed.
+            The version's name, after it has taken over and the version before it is closed.
 
         Raises:
-            SwapInProgress: there is another version already.
-            RolledBack: it did not take over.
-            NameTaken: there is a version of that name.
+            SwapInProgress: another version is open already.
+            RolledBack: the version did not take over.
+            NameTaken: the present version has this name.
             Closed: the block was left.
-            Exception: what opening it, or warming it up, raised.
+            Exception: any error of opening the version or warming it up.
         """
         check_factory(factory)
         check_instance("gate", gate, Gate)
@@ -393,7 +404,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         shadow: Shadow[Any, Any] | None,
         canary: Sequence[float],
     ) -> None:
-        """Take a candidate through its steps; it is promoted afterwards, or retired."""
+        """Take a candidate through its steps, then promote or retire it."""
         candidate = roll_out.candidate
         self._roll_out = roll_out
         self._versions[candidate.name] = candidate
@@ -436,7 +447,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             finally:
                 candidate.member.leave()
             if ended:
-                await candidate.gone.wait()  # and with that, the roll-out is over
+                await candidate.gone.wait()  # the candidate's end cancels the roll-out
 
     async def _step(self, roll_out: _RollOut, state: SwapState, share: float) -> None:
         if roll_out.at_once:
@@ -447,13 +458,13 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         await roll_out.passed.wait()
 
     def promote(self) -> None:
-        """Let the version that is being rolled out take over without further steps.
+        """Promote the version that is being rolled out without further steps.
 
-        It is opened and warmed up all the same.
+        The version is still opened and warmed up.
 
         Raises:
-            RuntimeError: none is being rolled out, or the swap lives in the trio run of another
-                thread.
+            RuntimeError: no version is being rolled out, or the swap lives in the trio run of
+                another thread.
         """
         self._calls.check_thread("run_sync(swap.promote)")
         roll_out = self._in_progress()
@@ -461,14 +472,14 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         roll_out.passed.set()
 
     def rollback(self, reason: str = "it was called back") -> None:
-        """Do not let the version take over that is being rolled out.
+        """End the roll-out without promotion.
 
-        ``load`` then raises `RolledBack`. Once a version has taken over, the one before it is gone:
-        load that again.
+        ``load`` then raises `RolledBack`. After a version has taken over, the one before it is
+        closed; load that version again.
 
         Raises:
-            RuntimeError: none is being rolled out, or the swap lives in the trio run of another
-                thread.
+            RuntimeError: no version is being rolled out, or the swap lives in the trio run of
+                another thread.
         """
         self._calls.check_thread("run_sync(swap.rollback)")
         self._in_progress().back(reason)
@@ -484,7 +495,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
 
     @property
     def state(self) -> SwapState:
-        """What it is doing."""
+        """State of the swap."""
         if self._roll_out is not None:
             return self._roll_out.state
         return SwapState.DRAINING if len(self._versions) > 1 else SwapState.SERVING
@@ -495,7 +506,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         return self._present.name
 
     def statistics(self) -> HotSwapStatistics:
-        """A snapshot."""
+        """Return the statistics of this moment."""
         tally = self._tally
         return HotSwapStatistics(
             state=self.state,
@@ -535,7 +546,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def _live(self, version: _Version, *, task_status: trio.TaskStatus[None]) -> None:
-        """A version's task, from its opening to its closing."""
+        """Run a version's task, from its opening to its closing."""
         member = version.member
         began = False
 
@@ -552,7 +563,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
                 await member.serve(retired)
         except Exception as error:
             if not began or version is self._present:
-                raise  # to who loads it; or the block cannot go on
+                raise  # raised to the caller of load; or the block ends
             roll_out = self._roll_out
             if roll_out is not None and version is roll_out.candidate:
                 roll_out.back("it has ended by itself", error)
@@ -572,29 +583,29 @@ async def open_hot_swap(
     rng: random.Random | None = None,
     observer: Observer | None = None,
 ) -> AsyncIterator[HotSwap[In, Out]]:
-    """Open a function that can be exchanged for another while it serves.
+    """Open a function whose version can change while it serves.
 
-    A version is what its factory makes: an async context manager that gives a coroutine function,
-    and that owns what this needs. ``await swap.load(factory)`` opens another version beside it,
-    tries it as it is told, and lets it take over or not. Each request is answered by one version,
-    and those that the old one has begun it also ends.
+    A factory makes each version: an async context manager that gives a coroutine function and owns
+    the resources this needs. ``await swap.load(factory)`` opens another version next to the present
+    one, tries it, and promotes it if it passes its gate. One version answers each request. A
+    version that retires finishes the requests that it has begun.
 
-    Versions are not restarted. If the present one's context manager fails, so does the block; one
-    made by ``open_replica_pool`` looks after itself.
+    Versions are not restarted. If the present version's context manager fails, the block fails too.
+    A version made by ``open_replica_pool`` restarts its own replicas.
 
-    Leaving the block takes no more requests, ends roll-outs, waits for the requests in progress
-    and closes the versions. Where an exception or a cancellation leaves it, those in progress get
-    ``Closed``. What the present version raises as it is closed leaves the block; what one raises
-    that another took over from is logged.
+    Leaving the block refuses further requests, ends roll-outs, waits for the requests in progress
+    and closes the versions. If an exception or a cancellation leaves the block, the requests in
+    progress raise ``Closed``. An error raised while the present version closes leaves the block. An
+    error of a version that was replaced is logged.
 
     Args:
-        factory: makes the first version. What opening it raises leaves the block.
-        name: its name.
-        idempotent: whether requests may be done twice: by the candidate, and where that fails, by
-            the present version. Copies for ``Shadow`` are made in any case.
-        rng: what decides which requests the candidate gets; pass ``random.Random(seed)`` to make
-            that repeatable.
-        observer: is told what becomes of requests.
+        factory: makes the first version. An error of opening it leaves the block.
+        name: the name of the first version.
+        idempotent: whether requests may run twice: at the candidate, and after a failure, at the
+            present version. Copies for ``Shadow`` are made in any case.
+        rng: the random numbers that choose the candidate's requests. Pass ``random.Random(seed)``
+            to make the choice repeatable.
+        observer: receives the outcomes of requests.
     """
     check_factory(factory)
     async with PlainNursery() as nursery:

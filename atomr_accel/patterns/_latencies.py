@@ -1,4 +1,4 @@
-"""How long things took of late."""
+"""Durations of recent requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Latencies:
         return len(self._order)
 
     def add(self, seconds: float) -> None:
-        """One more; the oldest goes where there is no room."""
+        """Add a duration, and drop the oldest one if the window is full."""
         if len(self._order) == self._size:
             self._sorted.remove(self._order.popleft())
         self._order.append(seconds)

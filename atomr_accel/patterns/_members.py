@@ -1,4 +1,4 @@
-"""What is asked in the tasks of callers, and may end under them: replicas and versions."""
+"""Replicas and versions: functions that run in callers' tasks and may end during a call."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ the like give such context managers. For a function that owns nothing,
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether a device's fault is all that went wrong: what was asked had no effect outside it."""
+    """Return True if an error is only a device's fault, without effects outside the device."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_fault, error.exceptions))
     return is_transient(error) or isinstance(error, DeviceLost)
 
 
 def tells_of_member(error: Exception) -> bool:
-    """Whether a failure is held against where it happened.
+    """Return True if a failure counts against the member where it happened.
 
-    All are, but those that blame the request (`ValueError`, `TypeError`) and those that say that
-    there was no room for it.
+    All failures do, except those that blame the request (`ValueError`, `TypeError`) and those that
+    report a lack of room.
     """
     return not isinstance(error, (ValueError, TypeError, Overloaded, Dropped))
 
@@ -56,9 +56,9 @@ class Member:
         self._idle = trio.Event()
 
     async def serve(self, retire: Callable[[], Awaitable[None]]) -> None:
-        """Be there to be asked until ``retire`` returns, and be left by all then.
+        """Serve calls until ``retire`` returns, then end the calls in progress and wait for them.
 
-        So nobody uses what belongs to it when that is closed.
+        So no call uses the member's resources when they are closed.
         """
         try:
             await retire()
@@ -117,7 +117,7 @@ class Member:
 
 
 def opened(factory: Factory[In, Out], what: str) -> AbstractAsyncContextManager[Any]:
-    """What a factory makes."""
+    """Call a factory, and return its context manager."""
     made: object = factory()
     if not hasattr(made, "__aenter__"):
         raise TypeError(
@@ -145,6 +145,6 @@ def check_factory(factory: object) -> None:
 
 
 def check_call(call: object, what: str) -> None:
-    """Raise a `TypeError` unless what was opened can be called."""
+    """Raise `TypeError` unless the opened object can be called."""
     if not callable(call):
         raise TypeError(f"{what} must open as a coroutine function, got {call!r}")

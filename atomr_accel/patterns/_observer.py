@@ -32,16 +32,16 @@ class Observer:
         """A function is about to be called for these: a batch, or one alone."""
 
     def retried(self, items: Sequence[object], error: Exception) -> None:
-        """These failed together, and are asked again: all, or in parts."""
+        """These requests failed together, and are asked again: all, or in parts."""
 
     def answered(self, item: object, seconds: float) -> None:
-        """A request has its result, so many seconds after it was made."""
+        """A request has its result, this number of seconds after it was made."""
 
     def failed(self, item: object, error: BaseException, seconds: float) -> None:
         """A request has an error for its answer: its own, or a refusal."""
 
     def dropped(self, item: object, seconds: float) -> None:
-        """Who made the request was cancelled, and waits no more."""
+        """The caller of a request was cancelled."""
 
     def circuit_changed(self, state: CircuitState) -> None:
         """A circuit breaker opened, closed, or lets a try through."""

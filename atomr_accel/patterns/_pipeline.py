@@ -57,7 +57,7 @@ class Stage(Generic[In, Out]):
 
 
 AsStage: TypeAlias = Callable[[In], Awaitable[Out]] | Stage[In, Out]
-"""What a stage is made of: a coroutine function, or a ``Stage`` that says more."""
+"""A stage as callers give it: a coroutine function, or a ``Stage`` with options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatistics:
-    """A pipeline at one moment. What was submitted has one of these ends, or is in it."""
+    """Statistics of a pipeline, at one moment. Each submitted item is in one count, or inside."""
 
     submitted: int
     answered: int
@@ -106,7 +106,7 @@ class _Ticket:
         self.scope: trio.CancelScope | None = None
 
     def answer(self, error: Exception | None = None) -> None:
-        """It has a result, or this error for one."""
+        """Set the result, or this error instead."""
         if self.gone:
             return
         self.error = error
@@ -118,7 +118,7 @@ class _Ticket:
                 self.tally.fail(self.item, error, self.began)
 
     def withdraw(self) -> None:
-        """Nobody waits for it any more: what is being done for it ends."""
+        """Withdraw the item: its caller has left, so work on it is cancelled."""
         if self.gone or self.done.is_set():
             return
         self.gone = True
@@ -255,8 +255,8 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
     async def _work(self, station: _Station) -> None:
         """One of the hands of a stage.
 
-        The hands take items in turn, and give them on in the turn in which they took them. What
-        nobody waits for any more, and what has failed, is not given on.
+        The hands take items in turn, and give them on in the turn in which they took them. Items
+        that were withdrawn, or have failed, are not passed on.
         """
         while True:
             async with station.intake:
@@ -274,7 +274,7 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
             station.in_progress -= 1
 
     async def _at(self, station: _Station, ticket: _Ticket) -> bool:
-        """Whether the stage has made something of the item."""
+        """Run the stage on an item. Return True if it gave a result."""
         if station is self._stations[0]:
             self._tally.start(ticket.item)
         ticket.scope = trio.CancelScope(deadline=ticket.deadline)
@@ -320,7 +320,7 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
 
 
 class _RunState:
-    """What a run's two ends share. It does not know the end that the consumer holds."""
+    """State that both ends of a run share. It has no reference to the consumer's end."""
 
     __slots__ = (
         "closed",
@@ -345,7 +345,7 @@ class _RunState:
         self.closed: bool = False
 
     def close(self) -> None:
-        """End the run: read no more of its source, and withdraw what is in the stages."""
+        """End the run: stop reading its source, and withdraw its items from the stages."""
         self.scope.cancel()
         self.pipeline._runs.discard(self)
         self.withdraw()
@@ -355,13 +355,13 @@ class _RunState:
             self.consumer.cancel()
 
     def withdraw(self) -> None:
-        """Nobody waits for what is in the stages."""
+        """Withdraw the run's items from the stages."""
         for ticket in self.tickets:
             ticket.withdraw()
         self.tickets.clear()
 
     def over(self) -> Exception:
-        """Why there is no further result."""
+        """Return the reason that no further result comes."""
         calls = self.pipeline._calls
         return calls.closed() if calls.closing else StopAsyncIteration()
 
@@ -529,7 +529,7 @@ async def open_pipeline(
     Args:
         stages: coroutine functions of one argument, or ``Stage`` objects, in their order.
         buffer: how many items may wait before each stage.
-        observer: is told what becomes of the items.
+        observer: receives the outcomes of items.
     """
     if not stages:
         raise TypeError("a pipeline wants one stage or more")

@@ -1,4 +1,4 @@
-"""Replica pools: one function, served by several that may die."""
+"""Replica pools: several replicas serve one function, and may fail and restart."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 PolicyName = Literal["round_robin", "least_loaded", "power_of_two"]
-"""A policy of the package's own."""
+"""Name of a policy that the package provides."""
 
 _INTENSITY: Final = Intensity(restarts=10, within=60.0)
 _BACKOFF: Final = Backoff(initial=0.0, base=1.0, factor=2.0, maximum=30.0)
 
 
 def usual_breaker() -> CircuitBreaker:
-    """What ejects a replica unless the pool is told otherwise: half of ten outcomes have failed."""
+    """Return the default breaker of a replica. It opens when half of at least ten outcomes failed."""
     return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=tells_of_member)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPoolStatistics:
-    """A replica pool at one moment.
+    """Statistics of a replica pool, at one moment.
 
-    Every request that was submitted is in one of these: ``waiting``, ``running``, ``answered``,
-    ``failed``, ``refused``, ``dropped``.
+    Every submitted request counts in one of ``waiting``, ``running``, ``answered``, ``failed``,
+    ``refused`` and ``dropped``.
     """
 
     submitted: int
@@ -63,17 +63,17 @@ class ReplicaPoolStatistics:
     running: int
     answered: int
     failed: int
-    """Requests that got an error of a replica's."""
+    """Requests that raised an error of a replica."""
     refused: int
-    """Requests that got a refusal: there was no room, or the block was left."""
+    """Requests that were refused: there was no room, or the block was left."""
     dropped: int
     """Requests whose callers were cancelled."""
     asked_elsewhere: int
-    """How often a request was asked again because its replica, or its device, had failed."""
+    """Repeated requests, because a replica or its device had failed."""
     hedged: int
-    """How many were made a second time because they took long."""
+    """Requests that were made a second time because they took long."""
     hedges_won: int
-    """How many of these were answered by the second first."""
+    """Hedged requests that the second replica answered first."""
     replicas: tuple[ReplicaStatistics, ...]
 
 
@@ -87,7 +87,10 @@ class _Waiter:
 
 @final
 class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
-    """What ``open_replica_pool`` gives: ``await pool(item)`` is one request."""
+    """Shares requests out among replicas, as `open_replica_pool` returns it.
+
+    ``await pool(item)`` makes one request.
+    """
 
     _made_by: ClassVar[str] = "open_replica_pool(factories)"
 
@@ -133,19 +136,19 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
     async def ask(self, item: In, *, idempotent: bool | None = None) -> Out:
         """Ask one of the replicas, and wait for its answer.
 
-        The replica's function runs in your own task. If you are cancelled, or your deadline
-        passes, so is it.
+        The replica's function runs in your own task. If you are cancelled, or your deadline passes,
+        the function is cancelled too.
 
         Args:
-            item: what to ask.
-            idempotent: whether it may be done twice; by default, what the pool was told.
+            item: the argument of the request.
+            idempotent: whether the request may run twice; by default, the pool's setting.
 
         Raises:
             Overloaded: too many requests wait, and the pool's policy is to reject.
             Dropped: too many waited, and this was the oldest of them.
             ReplicaLost: the replica ended meanwhile, and the request is not idempotent.
             Closed: the block was left.
-            Exception: what the replica raised.
+            Exception: any error that the replica raised.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         twice = self._idempotent if idempotent is None else idempotent
@@ -174,7 +177,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                     self._tally.retry(item, error)
 
     def statistics(self) -> ReplicaPoolStatistics:
-        """A snapshot."""
+        """Return the statistics of this moment."""
         tally = self._tally
         return ReplicaPoolStatistics(
             submitted=tally.submitted,
@@ -193,7 +196,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
     # --- which replica
 
     def _candidates(self, tried: list[Replica]) -> list[Replica]:
-        """The replicas with room that may be asked now, if there are any: rather untried ones."""
+        """Return the replicas that may be asked now and have room, untried ones if possible."""
         up = [replica for replica in self._replicas.values() if replica._up]
         healthy = [replica for replica in up if replica._breaker.would_admit()]
         # Where all have been ejected there is nobody better, so none is.
@@ -211,7 +214,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         return chosen
 
     async def _take(self, tried: list[Replica]) -> Replica:
-        """A replica, with one request more in flight."""
+        """Return a replica, and count one more request in flight there."""
         if not self._waiting and (candidates := self._candidates(tried)):
             return self._choose(candidates)
         if len(self._waiting) >= self._capacity and self._overflow is not Overflow.WAIT:
@@ -250,12 +253,12 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         oldest.event.set()
 
     def _wake(self) -> None:
-        """There may be a replica with room: the first in the queue looks."""
+        """Wake the first waiter, because there may be a replica with room."""
         if self._waiting:
             next(iter(self._waiting)).event.set()
 
     def _next_return(self) -> float:
-        """When the next ejected replica may be probed."""
+        """Return the time at which the next ejected replica may be probed."""
         left = [
             replica._breaker.statistics().retry_in
             for replica in self._replicas.values()
@@ -266,7 +269,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
     # --- requests
 
     async def _ask_one(self, replica: Replica, item: Any) -> Any:
-        """Ask a replica that was taken, and give it back."""
+        """Ask a replica that was taken, and release it."""
         breaker = replica._breaker
         deadline = trio.current_effective_deadline()
         began = trio.current_time()
@@ -292,7 +295,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
     async def _ask_hedged(
         self, hedge: Hedge, first: Replica, item: Any, tried: list[Replica]
     ) -> Any:
-        """Ask a replica that was taken, and another one if it takes long."""
+        """Ask a replica that was taken, and a second one if the first takes long."""
         began = trio.current_time()
         self._hedgeable += 1
         results: list[tuple[Replica, Any]] = []
@@ -331,7 +334,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         return result
 
     def _take_second(self, hedge: Hedge, tried: list[Replica]) -> Replica | None:
-        """Another replica, if one has room that nobody waits for, and the share allows it."""
+        """Return another replica with room, if the share of hedges allows it, else None."""
         if self._waiting or self._hedged + 1 > hedge.share * self._hedgeable:
             return None
         others = [each for each in self._candidates(tried) if each not in tried]
@@ -346,16 +349,16 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         """Add a replica, and wait until it is open.
 
         Args:
-            factory: makes its context manager.
-            name: its name; by default, ``replica-1`` and so on.
+            factory: makes the replica's context manager.
+            name: the name of the replica; by default, ``replica-1`` and so on.
 
         Returns:
             Its name.
 
         Raises:
-            NameTaken: there is one of that name.
-            Exception: what the factory, or entering what it made, raised. There is no such
-                replica then.
+            NameTaken: the pool has a replica of that name.
+            Exception: any error of the factory or of entering its context manager. The replica is
+                then not added.
         """
         replica = self._enlist(factory, name)
         await self._open(replica)
@@ -383,7 +386,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def _live(self, replica: Replica, *, task_status: trio.TaskStatus[None]) -> None:
-        """A replica's task: life after life, until one fails. Its supervisor begins again."""
+        """Run a replica through one life after another until one fails."""
         lives = 0
         try:
             while True:
@@ -404,12 +407,12 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def drain(self, name: str) -> None:
-        """Give a replica no more requests, and wait until it has none. ``resume`` ends that.
+        """Stop giving requests to a replica, and wait until it has none. ``resume`` undoes this.
 
         If you are cancelled meanwhile, it gets requests again.
 
         Raises:
-            LookupError: there is no replica of that name.
+            LookupError: the pool has no replica of that name.
             Closed: the block was left.
         """
         replica = self._find(name)
@@ -422,12 +425,12 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             raise
 
     def resume(self, name: str) -> None:
-        """Give a replica requests again that was drained.
+        """Give requests to a drained replica again.
 
         Raises:
-            LookupError: there is no replica of that name.
+            LookupError: the pool has no replica of that name.
             Closed: the block was left.
-            RuntimeError: it was not drained.
+            RuntimeError: the replica was not drained.
         """
         replica = self._find(name)
         if not replica._held:
@@ -442,13 +445,14 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
     async def restart(self, name: str) -> None:
         """Drain a replica, close it, and wait until it has been opened again by its factory.
 
-        It does not count as a failure. If you are cancelled while it drains, it goes on as it was.
+        A restart does not count as a failure. If you are cancelled while the replica drains, it
+        continues to serve.
 
         Raises:
-            LookupError: there is no replica of that name.
+            LookupError: the pool has no replica of that name.
             Closed: the block was left.
-            Exception: what opening it has raised. That is a failure, and its supervisor goes on
-                to try.
+            Exception: any error of opening the replica. That is a failure, and its supervisor tries
+                again.
         """
         replica = self._find(name)
         await self.drain(name)
@@ -465,16 +469,16 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             self._release(replica)
 
     async def restart_all(self, *, beside: bool = False) -> None:
-        """Restart the replicas one after the other. Requests wait no longer than there is no room.
+        """Restart the replicas one after the other. Requests wait only while no replica has room.
 
-        It ends at the first that does not open again: the others are left as they were.
+        The restart ends at the first replica that does not open again. The rest are not restarted.
 
         Args:
-            beside: open each one's successor, under a new name, before it is drained and closed,
-                so that there are never fewer replicas than before.
+            beside: open each replica's successor, under a new name, before the replica is drained
+                and closed. The pool then never has fewer replicas than before.
 
         Raises:
-            Exception: what opening a replica has raised.
+            Exception: any error of opening a replica.
         """
         for name, replica in [*self._replicas.items()]:
             if name not in self._replicas:
@@ -489,9 +493,9 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         """Drain a replica, and close it for good.
 
         Raises:
-            LookupError: there is no replica of that name.
+            LookupError: the pool has no replica of that name.
             Closed: the block was left.
-            ValueError: it is the last one.
+            ValueError: the replica is the last one that serves.
         """
         replica = self._find(name)
         if sum(not each._held for each in self._replicas.values()) - (not replica._held) < 1:
@@ -514,9 +518,9 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
 
 async def _lost_by_fault(error: ReplicaLost, life: Life) -> bool:
-    """Whether it was a device's fault that has ended a replica under a request.
+    """Return True if a device's fault ended a replica while it ran a request.
 
-    The fault is on its way then: what the replica owns is being closed.
+    The fault is then still on its way, because the replica's resources are being closed.
     """
     await life.ended.wait()
     if error.__cause__ is None:
@@ -543,43 +547,44 @@ async def open_replica_pool(
 ) -> AsyncIterator[ReplicaPool[In, Out]]:
     """Open several replicas of a function, and share the requests out among them.
 
-    Each replica is what its factory makes: an async context manager that gives a coroutine
-    function, and that owns what this needs, such as a device, a process or a ``Batcher``. A
-    supervisor looks after them. A replica whose block fails is opened again after a back-off, and
-    the others serve meanwhile. If that happens more often than ``intensity`` allows, the pool
-    fails: ``SupervisionFailed`` leaves the block.
+    A factory makes each replica: an async context manager that gives a coroutine function and owns
+    the resources this needs, such as a device, a process or a ``Batcher``. A supervisor restarts
+    them. A replica whose block fails is opened again after a back-off, and the others serve
+    meanwhile. If that happens more often than ``intensity`` allows, the pool fails:
+    ``SupervisionFailed`` leaves the block.
 
-    A request that fails by a device's fault (``is_transient``, or `DeviceLost`) is asked again,
-    rather at another replica: what was running on a device then has had no effect outside it. So
-    is one whose replica was ended by such a fault under it. If the replica ended otherwise, it is
-    asked elsewhere if it is marked idempotent, and gets ``ReplicaLost`` if not, whose
-    ``__cause__`` is what the replica failed with. Other errors are its answer.
+    A request that fails by a device's fault (``is_transient``, or `DeviceLost`) is asked again, at
+    another replica if possible. The failed attempt has had no effect outside the device. A request
+    is also asked again if such a fault ended its replica. If the replica ended for another reason,
+    an idempotent request is asked elsewhere. Any other request gets ``ReplicaLost``, with the
+    replica's failure as its ``__cause__``. Other errors are the request's answer.
 
     Too many failures eject a replica: it gets no requests for a while, and is then probed with
     one. If all that are open would be ejected, none is.
 
     Leaving the block takes no more requests, waits for those in progress and closes the replicas.
-    Where an exception or a cancellation leaves it, those in progress get ``Closed``. What a replica
-    raises as it is closed leaves the block.
+    If an exception or a cancellation leaves the block, those in progress get ``Closed``. An error
+    raised while a replica closes leaves the block.
 
     Args:
         factories: one for each replica; the same one several times is fine. All are opened before
-            the block begins, and what one of them raises leaves it.
+            the block begins, and an error of opening one leaves it.
         policy: by its name, or an object with a method ``choose``.
-        max_in_flight: how many requests a replica may have.
-        capacity: how many requests may wait for a replica with room.
-        overflow: what becomes of one more. With ``Overflow.WAIT`` it waits all the same.
-        attempts: how often a request is asked at most. Second requests by ``hedge`` do not count.
+        max_in_flight: the maximum number of requests that a replica runs at the same time.
+        capacity: the number of requests that may wait for a replica with room.
+        overflow: the action for one more. With ``Overflow.WAIT`` it waits too.
+        attempts: the maximum number of attempts of a request. Second requests by ``hedge`` do not
+            count.
         idempotent: whether requests may be done twice, unless they say otherwise.
         hedge: when requests that take long are made a second time; only idempotent ones are.
-        breaker: makes what decides about the ejection of a replica: one for each of its lives.
-        intensity: how often replicas may be opened again.
-        backoff: how long that waits.
-        rng: what ``"power_of_two"`` draws by.
-        observer: is told what becomes of requests.
+        breaker: makes the circuit breaker that ejects a replica: one for each of its lives.
+        intensity: the number of restarts allowed in a period.
+        backoff: the wait before a replica is opened again.
+        rng: the random numbers of ``"power_of_two"``.
+        observer: receives the outcomes of requests.
 
     Raises:
-        Exception: what opening a replica has raised.
+        Exception: any error of opening a replica.
     """
     policies: dict[str, Callable[[], Policy]] = {
         "round_robin": RoundRobin,

@@ -29,15 +29,15 @@ _SWEEP = 64
 
 
 class Place(enum.Enum):
-    """Where a request is."""
+    """Place of a request."""
 
     OUTSIDE = "outside"
-    """It waits for room in the queue."""
+    """The request waits for room in the queue."""
     QUEUED = "queued"
     TAKEN = "taken"
-    """It is in a batch that has begun."""
+    """The request is in a batch that has begun."""
     ENDED = "ended"
-    """It was answered, or withdrawn."""
+    """The request was answered, or withdrawn."""
 
 
 class Request:
@@ -69,7 +69,7 @@ class Heap:
         self.live = 0
 
     def push(self, entry: Entry) -> None:
-        """Add one. Its request is marked as being here by whoever calls this."""
+        """Add an entry. The caller marks its request as being here."""
         heapq.heappush(self._entries, entry)
         self.live += 1
 
@@ -144,7 +144,7 @@ class Bucket:
         return deadlines[0][0] if deadlines else math.inf
 
     def take(self, count: int) -> list[Request]:
-        """Take the first requests, at most so many."""
+        """Take the first requests, at most ``count``."""
         taken = [self.heap.pop()[3] for _ in range(min(count, self.heap.live))]
         for request in taken:
             request.place = Place.TAKEN

@@ -20,24 +20,24 @@ _WEIGHT: Final = 0.125
 
 
 class ReplicaState(enum.Enum):
-    """What a replica of a pool is doing."""
+    """State of a replica of a pool."""
 
     STARTING = "starting"
-    """It is being opened: for the first time, after a failure, or in a planned restart."""
+    """The replica is opening: for the first time, after a failure, or in a planned restart."""
     SERVING = "serving"
     EJECTED = "ejected"
-    """Too much has failed there of late: it gets no requests for a while, if others can."""
+    """Too many requests failed there recently. It gets none for a while if others can serve."""
     PROBING = "probing"
-    """It was ejected; a request that is tried there decides."""
+    """The replica was ejected. One trial request decides whether it serves again."""
     DRAINING = "draining"
-    """It gets no requests, and those it has come to their ends."""
+    """The replica gets no further requests, and finishes those it has."""
     DRAINED = "drained"
-    """It has none, and gets none."""
+    """The replica has no requests, and gets none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
-    """One replica of a pool, at one moment."""
+    """Statistics of one replica of a pool, at one moment."""
 
     name: str
     state: ReplicaState
@@ -45,18 +45,18 @@ class ReplicaStatistics:
     answered: int
     """Requests that it has answered."""
     failed: int
-    """Requests that have failed there, for whatever reason."""
+    """Requests that have failed there, for any reason."""
     lives: int
-    """How often it was opened."""
+    """Number of times that it was opened."""
     ejections: int
-    """How often it was ejected."""
+    """Number of times that it was ejected."""
     seconds: float
-    """How long a request takes there: an average in which each next one has a weight of an
-    eighth; zero before the first."""
+    """Average duration of a request, to which each new one adds an eighth; zero before the first.
+    """
 
 
 class Life:
-    """From the opening of a replica to its end."""
+    """The life of a replica, from its opening to its end."""
 
     __slots__ = ("ended", "failure")
 
@@ -65,7 +65,7 @@ class Life:
         self.failure: Exception | None = None
 
     def end(self, failure: Exception | None) -> None:
-        """It has ended, by a failure or without one."""
+        """End the life, with a failure or without."""
         self.failure = failure
         self.ended.set()
 
@@ -123,22 +123,22 @@ class Replica(metaclass=NoPublicConstructor):
 
     @property
     def name(self) -> str:
-        """Its name in the pool."""
+        """Name of the replica in the pool."""
         return self._name
 
     @property
     def in_flight(self) -> int:
-        """How many requests it has."""
+        """Number of requests in flight."""
         return self._member.in_flight
 
     @property
     def seconds(self) -> float:
-        """How long a request takes there; zero before the first. See ``ReplicaStatistics``."""
+        """Average duration of a request; zero before the first. See ``ReplicaStatistics``."""
         return self._seconds
 
     @property
     def state(self) -> ReplicaState:
-        """What it is doing."""
+        """State of the replica."""
         if self._held:
             return ReplicaState.DRAINING if self.in_flight else ReplicaState.DRAINED
         if self._member.call is None:
@@ -152,7 +152,7 @@ class Replica(metaclass=NoPublicConstructor):
 
     @property
     def _up(self) -> bool:
-        """Whether it takes part at all, whether ejected or not."""
+        """True if the replica is open and not draining, even if it is ejected."""
         return self._member.call is not None and not self._held
 
     @property

@@ -1,8 +1,8 @@
-"""Asking again, and asking no more: retries and circuit breakers, which know a device's faults.
+"""Retries and circuit breakers, which recognize a device's faults.
 
-A fault of the device (`is_transient`) is no fault of the request: the device is being rebuilt, and
-the request will do on the next generation. What else a function raises is its answer. All patterns
-tell the two apart by this module.
+A fault of the device (`is_transient`) is independent of the request: the device is being rebuilt,
+and the request can succeed on the next generation. Any other error that a function raises is its
+answer. All patterns use this module to distinguish the two.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Ts = TypeVarTuple("Ts")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a device's fault is all that went wrong, so that the same may succeed next time.
+    """Return True if an error is only a device's fault, so that the call may succeed next time.
 
-    That is `ContextPoisoned`, which the fault itself raises, and `GpuRefStale`, which it leaves
-    behind; a group of nothing else; or a `RankFailed` that one of these has caused. A buffer that
-    was stale from the first stays so: the number of attempts bounds what that costs.
+    This is `ContextPoisoned`, which the fault itself raises, and `GpuRefStale`, which later uses of
+    its refs raise; a group of only these; or a `RankFailed` that one of these caused. A buffer that
+    was stale from the start stays stale: the number of attempts bounds that cost.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_transient, error.exceptions))
@@ -48,7 +48,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether an error tells of the device, not of the request: also `DeviceLost`, which lasts."""
+    """Return True if an error is the device's, not the request's. This includes `DeviceLost`."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_device_fault, error.exceptions))
     return isinstance(error, (DeviceLost, RankFailed)) or is_transient(error)
@@ -56,7 +56,7 @@ def is_device_fault(error: BaseException) -> bool:
 
 @final
 class RetryBudget:
-    """How many retries there may be in all, as a fraction of the calls.
+    """Limit on the retries of all calls, as a fraction of the calls.
 
     Retries help where few calls fail; where all do, they multiply the load that is too much
     already. A budget begins full. Each call that is made adds ``ratio`` to it, up to ``reserve``,
@@ -65,7 +65,7 @@ class RetryBudget:
 
     Args:
         ratio: what a call adds.
-        reserve: what it holds at most, and to begin with.
+        reserve: the maximum of retries it holds, and the initial number.
     """
 
     __slots__ = ("_left", "_ratio", "_reserve")
@@ -83,7 +83,7 @@ class RetryBudget:
 
     @property
     def left(self) -> float:
-        """What is left; a retry takes one."""
+        """Retries that are left. Each retry takes one."""
         return self._left
 
     def called(self) -> None:
@@ -104,10 +104,10 @@ class Retry:
     """Calls a function again when it fails for a reason that may be gone the next time.
 
     ``await retry(function, x)`` calls ``function(x)`` until it returns, at most ``attempts`` times.
-    The last error is raised as it is; notes tell of those before it, which are let go with all that
-    their attempts had: the next one has its memory. ``@retry.around`` makes a
-    function that does so by itself. An error is raised at once where the next attempt could not
-    begin before the caller's deadline.
+    The last error is raised unchanged, with notes about the earlier ones. The earlier errors
+    themselves are released, so the next attempt can use the memory of their attempts.
+    ``@retry.around`` decorates a function to do this itself. An error is raised at once if the next
+    attempt could not begin before the caller's deadline.
 
     Attributes:
         attempts: how often a function is called at most.
@@ -183,36 +183,36 @@ class Retry:
 
 
 class CircuitState(enum.Enum):
-    """What a circuit breaker lets through."""
+    """State of a circuit breaker."""
 
     CLOSED = "closed"
-    """Everything."""
+    """All calls pass."""
     OPEN = "open"
-    """Nothing, for a while."""
+    """No call passes, for a while."""
     HALF_OPEN = "half_open"
-    """A few calls, whose outcomes decide."""
+    """A few calls pass, and their outcomes decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitStatistics:
-    """A circuit breaker at one moment."""
+    """Statistics of a circuit breaker, at one moment."""
 
     state: CircuitState
     outcomes: int
     """Outcomes in the window."""
     failures: int
-    """Those of them that count as failures."""
+    """Outcomes in the window that count as failures."""
     refused: int
     """Calls refused so far."""
     opened: int
-    """How often it has opened so far."""
+    """Number of times that it has opened so far."""
     retry_in: float
-    """Seconds until the next try is let through; zero unless it is open."""
+    """Seconds until the next call passes; zero unless it is open."""
 
 
 @final
 class CircuitBreaker:
-    """Stops calling what fails too often, and looks after a while whether it works again.
+    """Stops calls that fail too often, and tries again after a while.
 
     ``await breaker(function, x)`` calls ``function(x)`` and notes the outcome; ``with
     breaker.attempt():`` does so for a block, and ``@breaker.around`` for a function. When at least
@@ -225,16 +225,16 @@ class CircuitBreaker:
     A cancelled call has no outcome.
 
     Args:
-        window: how many of the latest outcomes are looked at.
-        within: how many seconds an outcome counts.
+        window: the number of latest outcomes that count.
+        within: the seconds for which an outcome counts.
         minimum: with fewer outcomes the circuit stays closed.
         threshold: the fraction of failures at which it opens, above 0 and at most 1.
-        probes: how many tries decide in the half-open state.
-        backoff: how long it stays open: ``delay(n)`` when it opens for the ``n``-th time without
-            having closed.
-        counts: which errors count as failures; by default those that tell of the device. Others
-            are answers, and count as successes.
-        observer: is told when the state changes.
+        probes: the number of calls that decide in the half-open state.
+        backoff: the time for which it stays open: ``delay(n)`` when it opens for the ``n``-th time
+            without having closed.
+        counts: returns whether an error counts as a failure; by default, errors of the device do.
+            Others are answers, and count as successes.
+        observer: receives changes of the state.
     """
 
     __slots__ = (
@@ -291,7 +291,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> CircuitState:
-        """What it lets through now."""
+        """State of the breaker now."""
         if self._state is CircuitState.OPEN and trio.current_time() >= self._reopens_at:
             return CircuitState.HALF_OPEN
         return self._state
@@ -337,7 +337,7 @@ class CircuitBreaker:
         return _Attempt(self)
 
     def would_admit(self) -> bool:
-        """Whether a call made now would be let through."""
+        """Return True if a call made now would pass."""
         state = self.state
         return state is CircuitState.CLOSED or (
             state is CircuitState.HALF_OPEN
@@ -384,7 +384,7 @@ class CircuitBreaker:
                 self._open()
 
     def _forget(self, now: float) -> None:
-        """Drop what is no longer in the window."""
+        """Drop outcomes that have left the window."""
         outcomes = self._outcomes
         while outcomes and (len(outcomes) > self._window or outcomes[0][0] <= now - self._within):
             self._failures -= outcomes.popleft()[1]

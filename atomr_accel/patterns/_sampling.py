@@ -1,9 +1,9 @@
-"""The decision of speculative decoding: which drafts a text keeps, and what comes after them.
+"""Rejection sampling of speculative decoding: which drafts a text keeps, and what follows them.
 
-Rejection sampling (Leviathan, Kalman and Matias, ICML 2023; Chen et al., arXiv:2302.01318), for
-trees of drafts by recursive rejection (Miao et al., SpecInfer, ASPLOS 2024), where siblings are
-drawn without replacement (Jeon et al., arXiv:2402.14160). Whatever was drafted, the tokens that
-come out have the distribution of the target alone. Nothing here waits, and nothing is remembered.
+For a single draft see Leviathan, Kalman and Matias, ICML 2023, and Chen et al., arXiv:2302.01318.
+Trees of drafts use recursive rejection (Miao et al., SpecInfer, ASPLOS 2024). Siblings are drawn
+without replacement (Jeon et al., arXiv:2402.14160). For any drafts, the resulting tokens have the
+distribution of the target alone. The functions here do not wait and keep no state.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Tokens: TypeAlias = NDArray[np.int64]
 """Numbers of tokens, or of nodes of a tree."""
 
 Logits: TypeAlias = NDArray[np.float16] | NDArray[np.float32] | NDArray[np.float64]
-"""Of all tokens of the vocabulary: a row, or rows of shape (nodes, vocabulary)."""
+"""Logits of all tokens of the vocabulary: one row, or rows of shape (nodes, vocabulary)."""
 
 Probabilities: TypeAlias = NDArray[np.float64]
-"""Of all tokens of the vocabulary, (vocabulary,). They sum to one."""
+"""Probabilities of all tokens of the vocabulary, (vocabulary,). They sum to one."""
 
 ROOT: Final = -1
 """The parent of the first drafts of a tree: the end of the text."""
@@ -34,15 +34,15 @@ ROOT: Final = -1
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What is made of logits before a token is drawn. Target and drafts get the same.
+    """Transformation of logits before a token is drawn, the same for target and drafts.
 
     Attributes:
-        temperature: what logits are divided by. 0 takes the most probable token (of equal ones,
-            the first), and nothing is left to chance.
-        top_k: only as many of the most probable tokens; those equal to the last of them, too.
-            None for all.
-        top_p: only the most probable tokens, of what ``top_k`` has left, until they have this
-            probability together.
+        temperature: the divisor of the logits. 0 takes the most probable token (the first of equal
+            ones), without chance.
+        top_k: keep only this number of the most probable tokens, and those equal to the last of
+            them. None keeps all.
+        top_p: keep only the most probable tokens, among those that ``top_k`` keeps, until their sum
+            reaches this probability.
     """
 
     temperature: float = 1.0
@@ -63,15 +63,15 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """True if the choice of tokens involves no chance."""
         return self.temperature == 0
 
     def probabilities(self, logits: Logits) -> Probabilities:
-        """The distribution that tokens are drawn from.
+        """Return the distribution from which tokens are drawn.
 
         Args:
-            logits: (vocabulary,), of any floating dtype; -inf for what cannot be. Logarithms of
-                probabilities are logits.
+            logits: (vocabulary,), of any floating dtype; -inf for tokens that are impossible.
+                Logarithms of probabilities are logits.
 
         Returns:
             float64, (vocabulary,).
@@ -106,19 +106,20 @@ class Sampling:
 
 @final
 class DraftTree:
-    """Continuations of a text that begin alike: what a draft proposes.
+    """Continuations of a text that a draft proposes, with common beginnings shared.
 
-    Nodes are numbered as they are added, and a parent comes before its children. ``ROOT`` is the
-    end of the text. A chain is a tree without forks; siblings are tried in their order.
+    Nodes have numbers in the order in which they are added, so a parent precedes its children.
+    ``ROOT`` is the end of the text. A chain is a tree without forks; siblings are tried in their
+    order.
 
     Attributes:
-        tokens: of each node.
-        parents: of each node.
-        drawn_from: the distributions that children were drawn from, by parent: the first child
-            from it, each further one from what it leaves without those before. Where there is
-            none the children are no draws but guesses, whatever they are. They need not sum to
-            one.
-        depth: nodes of the longest way from the root.
+        tokens: the token of each node.
+        parents: the parent of each node.
+        drawn_from: the distributions from which children were drawn, by parent. The first child is
+            drawn from the distribution, and each further one from the rest without the earlier
+            ones. The children of a node without a distribution are guesses, not draws.
+            Distributions need not sum to one.
+        depth: the number of nodes on the longest path from the root.
     """
 
     __slots__ = ("_children", "_depths", "depth", "drawn_from", "parents", "tokens")
@@ -135,11 +136,11 @@ class DraftTree:
         return len(self.tokens)
 
     def add(self, token: int, parent: int = ROOT) -> int:
-        """Add a node behind the siblings that it has; its number.
+        """Add a node after its siblings, and return its number.
 
         Raises:
-            ValueError: there is no such parent.
-            TypeError: a token that is no whole number.
+            ValueError: the tree has no such parent.
+            TypeError: the token is not a whole number.
         """
         if not ROOT <= parent < len(self):
             raise ValueError(f"there is no node {parent} in a tree of {len(self)}")
@@ -234,7 +235,7 @@ def accept(
 
 
 def _tried(p: Probabilities, q: Probabilities | None, token: int) -> tuple[Probabilities, float]:
-    """What a draft leaves of ``p`` if it is not kept, and the probability that it is."""
+    """Return the rest of ``p`` if a draft is rejected, and the probability that it is kept."""
     known = 0 <= token < p.size
     if q is None:
         if not known:  # of the text, but none that the target ever says

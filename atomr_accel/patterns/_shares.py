@@ -1,10 +1,10 @@
-"""Who is next: hierarchical start-time fair queueing with token budgets, without any waiting.
+"""Hierarchical start-time fair queueing with token budgets, without I/O.
 
-Each tenant has a *start tag* and a *finish tag* in its parent's virtual time. The one with the
-smallest start tag goes next; its start tag becomes the virtual time; its finish tag is its start
-tag and the cost over the weight, and that is where its next request starts. Who comes back after
-a pause starts at the virtual time, or at its own finish tag if that is later: a pause earns
-nothing. Where nothing of a parent's waits or is served, its virtual time jumps to the largest
+Each tenant has a *start tag* and a *finish tag* in its parent's virtual time. The tenant with the
+smallest start tag goes next, and its start tag becomes the virtual time. Its finish tag is its
+start tag plus the cost divided by the weight. Its next request starts there. A tenant that returns
+after a pause starts at the virtual time, or at its own finish tag if that is later: a pause earns
+nothing. When a parent has no requests waiting or in service, its virtual time jumps to the largest
 finish tag.
 
 That is the algorithm of P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queueing: a scheduling
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _KEPT = 1024
-"""How many tenants of a group that are idle are known at most: the latest ones."""
+"""Maximum number of idle tenants of a group that are remembered: the latest ones."""
 
 _STALE = 64
-"""How many entries of a heap may be stale, beside as many as are not."""
+"""Number of stale entries that a heap may hold in addition to as many as are live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much work a tenant may have done: a token bucket.
+    """Limit on the work of a tenant: a token bucket.
 
     In any stretch of ``t`` seconds no more than ``burst + rate * t`` is begun. A request that costs
     more than ``burst`` waits for a full bucket, and leaves a debt.
 
     Attributes:
         rate: units of work a second.
-        burst: how many units an idle tenant saves up at most, and has to begin with.
+        burst: the maximum number of units that an idle tenant saves up; also its initial number.
     """
 
     rate: float

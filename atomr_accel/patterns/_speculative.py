@@ -62,7 +62,7 @@ class SpeculativeStatistics:
     retries: int
     """Steps that were done again after a fault."""
     prefills: int
-    """How often a target's cache was made: once a text, and once for each time it was lost."""
+    """Number of times that a target's cache was made: once a text, and once after each loss."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -86,7 +86,7 @@ class _Counts:
 
 
 class _Plan:
-    """What all texts of a decoder have in common."""
+    """State that all texts of a decoder share."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Plan:
         self.vocabulary: int | None = None  # the target's, once it has given logits
 
     def shape(self, depth: int) -> list[int]:
-        """How many siblings in each depth."""
+        """Return the number of siblings in each depth."""
         forks = self.branching[:depth]
         return [*forks, *[1] * (depth - len(forks))]
 
@@ -238,7 +238,7 @@ class _Text:
                 self.drafts.drop()
 
     def end(self, error: Exception | None = None) -> None:
-        """It has come to its end, or to this error."""
+        """End the text, with this error if there is one."""
         if not self.closed:
             if error is None:
                 self.plan.tally.answer(self.item, self.began)
@@ -247,7 +247,7 @@ class _Text:
             self._close()
 
     def leave(self) -> None:
-        """Nobody wants more of it. A step in progress is cancelled, and then closes it."""
+        """End a text whose consumer left. A step in progress is cancelled and then closes it."""
         if self.closed:
             return
         if self.consumer is not None:
@@ -292,14 +292,14 @@ class Generation(metaclass=NoPublicConstructor):
         """The next token.
 
         Raises:
-            StopAsyncIteration: that was the last, or nobody wanted more.
+            StopAsyncIteration: the text has ended or was closed.
             Closed: the decoder's block was left before all tokens were taken.
             trio.BusyResourceError: another task waits for the next token already.
-            WrongResults: a model has returned what are no logits of what it was asked, a draft no
-                tree of tokens; the message tells what came.
+            WrongResults: a model has not returned the logits of its tokens, or a draft has not
+                returned a tree of tokens; the message names the result.
             ValueError: logits without a distribution.
-            Exception: what a model has raised, if it was no fault that another attempt could mend;
-                a `StopAsyncIteration` as the cause of a `RuntimeError`.
+            Exception: any error of a model that another attempt could not fix; a
+                `StopAsyncIteration` as the cause of a `RuntimeError`.
         """
         text, calls = self._text, self._text.plan.calls
         calls.check_thread("run(anext, tokens)")
@@ -382,7 +382,10 @@ def _leave_dropped(text: _Text) -> None:
 
 @final
 class SpeculativeDecoder(metaclass=NoPublicConstructor):
-    """What ``open_speculative`` gives: ``async for token in decoder.generate(prompt)``."""
+    """Generates texts with drafts, as `open_speculative` returns it.
+
+    Use ``async for token in decoder.generate(prompt)``.
+    """
 
     _made_by: ClassVar[str] = "open_speculative(target, draft, ...)"
 
@@ -404,7 +407,7 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
         models. Several texts may be generated side by side.
 
         Args:
-            prompt: tokens, at least one; where there is no text yet, that of its beginning.
+            prompt: tokens, at least one; for an empty text, the token of its beginning.
             max_tokens: how many come at most; None for as many as are asked for.
             stop: tokens that end the text. They are given, too.
             rng: where chance comes from. A child is spawned of it; by default of the decoder's.
@@ -479,9 +482,9 @@ async def open_speculative(
     worth; a good one makes it quicker. A step that a fault of a device takes down is done again:
     caches are made anew from the tokens so far, and no token is lost or comes twice.
 
-    Leaving the block waits for steps in progress and ends the texts: who asks for more tokens of
-    one whose last was not taken gets ``Closed``. Where an exception or a cancellation leaves
-    it, steps in progress are cancelled.
+    Leaving the block waits for steps in progress and ends the texts: a later request for a token of
+    an unfinished text raises ``Closed``. If an exception or a cancellation leaves it, steps in
+    progress are cancelled.
 
     Args:
         target: puts a text into the cache of the model that decides. See ``CachedText``.
@@ -497,7 +500,7 @@ async def open_speculative(
             order of ``generate``. None draws a seed from the system.
         retry: which errors of models are worth another attempt, and how many; by default
             ``Retry()``: faults of devices, three attempts for each step.
-        observer: is told what becomes of texts. Each step is a start.
+        observer: receives the outcomes of texts. Each step is a start.
     """
     for name, function in ("target", target), ("draft.begin", getattr(draft, "begin", target)):
         if not callable(function):

@@ -20,7 +20,7 @@ _LONGEST: Final = 1 << 20
 
 
 class AsyncWriter(Protocol):
-    """What lines can be written to beside streams: files of ``trio.open_file(..., "wb")``."""
+    """A destination of lines, such as a stream or a file of ``trio.open_file(..., "wb")``."""
 
     async def write(self, data: bytes, /) -> object:
         """Write all of it."""
@@ -43,7 +43,7 @@ class _Received:
         return self
 
     async def _more(self) -> bool:
-        """Whether more has come; if not, the stream has ended."""
+        """Receive more. Return False if the stream has ended."""
         chunk = await self._stream.receive_some()
         self._buffer += chunk
         return bool(chunk)

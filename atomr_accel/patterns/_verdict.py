@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a target says of a chain of drafts, in place of its logits.
+    """Decision of a target about a chain of drafts, instead of its logits.
 
     Logits of a large vocabulary are megabytes a step. A target that knows the distributions that
     drafts were drawn from can do on the device what needs them, and give these few numbers. See
@@ -29,19 +29,19 @@ class Verdict:
         likely: (drafts,), the probability that each is kept if those before it are: that of the
             target over that of the draft.
         instead: (drafts + 1,), a token for each place: a draw from what the draft leaves of the
-            target's distribution there; at the end from that itself, the bonus. -1 where there is
-            no distribution, since the logits are NaN or their largest is infinite.
+            target's distribution there; at the end from that itself, the bonus. -1 if the
+            distribution is undefined, because the logits are NaN or their largest is infinite.
     """
 
     likely: NDArray[np.float32] | NDArray[np.float64]
     instead: Tokens | NDArray[np.int32]
 
     def decide(self, tree: DraftTree, rng: np.random.Generator) -> tuple[list[int], int]:
-        """What ``accept`` gives, from these numbers.
+        """Return the result of ``accept``, computed from these numbers.
 
         Raises:
             WrongResults: they are not of that many drafts, or neither probabilities nor tokens.
-            ValueError: the tree is no chain; or the logits had no distribution.
+            ValueError: the tree is not a chain; or the logits had no distribution.
         """
         count = len(tree)
         if tree.parents != [*range(-1, count - 1)]:
@@ -84,7 +84,7 @@ class Verdict:
 
 
 _NONE: Final = -1
-"""Stands for a token where there is no distribution to draw it from."""
+"""Number that replaces a token if its distribution is undefined."""
 
 # What follows is computed by whoever computes with refs: `device.evaluate`, a batch or a recording,
 # and `device.fuse` makes one kernel or two of it.

@@ -21,11 +21,11 @@ Callback = Callable[[int, float], object]
 
 
 class Progress:
-    """How far a solver is, as numbers on the device.
+    """Progress of a solver, as numbers on the device.
 
     Attributes:
-        status: the residual's norm, and how many iterations there were; float64.
-        active: whether there is more to do.
+        status: the residual's norm and the number of iterations; float64.
+        active: whether the solver continues.
     """
 
     def __init__(self, status: GpuRef, active: GpuRef, tolerance: float, most: int) -> None:
@@ -40,23 +40,23 @@ class Progress:
         return self.status[:1]
 
     def begin(self, program: Recording) -> None:
-        """Begin a step: decide whether it does anything."""
+        """Begin a step: decide whether it changes anything."""
         more = (self.norm > self.tolerance) & (self.norm < np.inf)
         more = more & (self.status[1:] < float(self.most))
         program.evaluate(more, out=self.active)
 
     def end(self, program: Recording, norm: Any) -> None:
-        """End a step, which has made the residual so large."""
+        """End a step, whose residual has this norm."""
         program.evaluate(np.where(self.active, norm, self.norm), out=self.norm)
         program.evaluate(self.status[1:] + self.active, out=self.status[1:])
 
     def keep(self, program: Recording, target: GpuRef, value: Any) -> None:
-        """Give a buffer another value, unless there is nothing more to do."""
+        """Give a buffer another value, unless the solver has finished."""
         program.evaluate(np.where(self.active, value, target), out=target)
 
 
 async def progress(device: Device, norm: float, tolerance: float, most: int) -> Progress:
-    """Where a solver begins."""
+    """Return the progress of a solver that begins."""
     status = await device.put(np.array([norm, 0.0]))
     return Progress(status, await device.put(np.array([True])), tolerance, most)
 
@@ -64,15 +64,15 @@ async def progress(device: Device, norm: float, tolerance: float, most: int) -> 
 async def drive(
     device: Device, program: Recording, state: Progress, callback: Callback | None
 ) -> float:
-    """Replay steps until there is nothing more to do.
+    """Replay steps until the solver has finished.
 
-    The next ones are on their way while the program looks at how far the last ones got.
+    The next steps are sent while the program reads the progress of the last ones.
 
     Returns:
         The residual's norm.
 
     Raises:
-        ContextPoisoned, GpuRefStale: a fault. It hits both, the look and the steps, and is told
+        ContextPoisoned, GpuRefStale: a fault. It ends both the read and the steps, and is raised
             once.
     """
     seen = -1
@@ -100,9 +100,9 @@ async def drive(
 
 
 def info_of(size: float, tolerance: float, most: int) -> int:
-    """What solvers say of where they ended: 0 only if the residual's norm is small enough.
+    """Return a solver's ``info``: 0 only if the residual's norm is small enough.
 
-    NaN and infinity are not, whatever the tolerance: that is infinite where ``b`` is.
+    NaN and infinity never are. The tolerance is infinite if ``b`` is.
     """
     return 0 if math.isfinite(size) and size <= tolerance else max(1, most)
 
@@ -121,5 +121,5 @@ def norm(x: Any) -> Any:
 
 
 def ratio(one: Any, other: Any) -> Any:
-    """``one / other``; 0 where that has no value."""
+    """Return ``one / other``; 0 if ``other`` is 0."""
     return np.where(other == 0, 0, one / np.where(other == 0, 1, other))

@@ -263,7 +263,7 @@ async def _solve(
 async def started(
     given: System, x0: GpuRef | None, rtol: float, atol: float
 ) -> tuple[GpuRef, GpuRef, float, float]:
-    """Where a solver begins: the solution, its residual, the tolerance, the residual's norm."""
+    """Return the initial solution, its residual, the tolerance and the residual's norm."""
     device, b = given.device, given.b
     if x0 is not None:
         require_ref(device, x0, "x0")

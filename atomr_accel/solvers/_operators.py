@@ -1,4 +1,4 @@
-"""What solvers multiply with, and the systems that they get."""
+"""Operators of solvers, and the linear systems that solvers get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class System:
     """A linear system, checked.
 
     Attributes:
-        device: where it is.
+        device: the device of the system.
         a: the matrix.
         b: the right side.
         m: the preconditioner.
@@ -85,20 +85,20 @@ def system(device: Device, a: Operator, b: GpuRef, m: Operator | None, callback:
 
 
 def require_ref(device: Device, thing: object, name: str) -> None:
-    """What a caller gave is a ref.
+    """Raise unless an argument is a ref.
 
     Raises:
-        TypeError: it is not; where it can be made one, the message says how.
+        TypeError: the argument is not a ref. If it can become one, the message says how.
     """
     if not isinstance(thing, GpuRef):
         raise ref_error(thing, device._core.memory, name)
 
 
 def require_floats(device: Device, thing: GpuRef, name: str) -> None:
-    """What a caller gave is a ref of a dtype that solvers have.
+    """Raise unless an argument is a ref of a dtype that solvers support.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the argument is not such a ref.
     """
     require_ref(device, thing, name)
     if thing.dtype.name not in FLOATS:
@@ -108,11 +108,11 @@ def require_floats(device: Device, thing: GpuRef, name: str) -> None:
 def require_operators(
     a: Operator, m: Operator | None, n: int, dtype: np.dtype[Any], callback: object
 ) -> None:
-    """What a caller gave multiplies vectors of ``n`` elements, and can be called.
+    """Raise unless the operators fit vectors of ``n`` elements and the callback is a function.
 
     Raises:
-        TypeError: it is no operator, of another dtype, or no function.
-        ValueError: another shape.
+        TypeError: an operator of another type or dtype, or a callback that is not a function.
+        ValueError: an operator of another shape.
     """
     _require_operator(a, n, dtype, "A")
     if m is not None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 _ULPS: Final = 64
-"""How many units in the last place results may be apart by default."""
+"""Default difference of results that is accepted, in units in the last place."""
 
 _WHOLE: Final = 100
 """Random whole numbers are from 0 to less than this."""
@@ -39,12 +39,12 @@ _WHOLE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How far a kernel and its function are apart.
+    """Differences between the results of a kernel and its function.
 
     Attributes:
         differences: the largest difference of each buffer that the kernel writes, by its
             declaration, and of each variable of its module, by its name.
-        rounds: how many inputs were tried.
+        rounds: the number of inputs that were tried.
     """
 
     differences: dict[str, float]
@@ -66,37 +66,39 @@ async def compare(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Comparison:
-    """Run a kernel and the function that stands for it, and compare what they have written.
+    """Run a kernel and its CPU function, and compare their results.
 
     On CUDA the kernel runs on the device, and its function here. On the CPU backend the function
-    runs in the host as well, which tells whether it can be pickled and depends on nothing but its
-    arguments. Buffers hold random numbers before, those that are written, too.
+    runs in the host as well, which checks that it can be pickled and depends only on its arguments.
+    All buffers hold random numbers first, even those that are only written.
 
     Args:
-        device: where the kernel was made.
-        kernel: compiled with ``cpu=``.
+        device: the device of the kernel.
+        kernel: a kernel compiled with ``cpu=``.
         grid: as for ``launch``.
         block: as for ``launch``.
-        *args: for pointers the shape of a buffer of random numbers of the declared dtype (whole
-            ones from 0 to 99, which are good as indices of so many), or an array with the content;
-            for values what ``launch`` takes.
+        *args: the arguments of the kernel. For a pointer, give the shape of a buffer of random
+            numbers of the declared dtype, or an array with its content. Random whole numbers are
+            from 0 to 99, so they can index 100 elements. For a value, give an argument of
+            ``launch``.
         shared: as for ``launch``.
         elements: as for ``launch``.
         cluster: as for ``launch``.
         cooperative: as for ``launch``.
-        rounds: how many inputs to try, each with other random numbers.
-        seed: of the random numbers.
-        rtol: how far results may be apart, relative to what the function gives; by default 64
-            units in the last place. Whole numbers are equal.
-        atol: how far results may be apart beside that; ``rtol`` by default.
+        rounds: the number of inputs to try, each with other random numbers.
+        seed: the seed of the random numbers.
+        rtol: the accepted difference, relative to the function's result; by default 64 units in the
+            last place, and 0 for whole numbers.
+        atol: the absolute difference that is accepted in addition; ``rtol`` by default.
 
     Returns:
-        How far they are apart.
+        The differences.
 
     Raises:
-        AssertionError: they are further apart; or one of them has changed what is ``const``.
-        TypeError: an argument is nothing of that kind; or a ``GpuRef``, ``TensorMap``,
-            ``Texture`` or ``Surface``, since buffers are made here.
+        AssertionError: the results differ by more; or one of the two has changed a ``const``
+            buffer.
+        TypeError: an argument of another type; or a ``GpuRef``, ``TensorMap``, ``Texture`` or
+            ``Surface``, because ``compare`` makes the buffers.
         ValueError: the kernel has no function; ``rounds`` is less than 1, or a tolerance less than
             0.
     """
@@ -144,7 +146,7 @@ def _contents(
 
 
 def _content(arg: Any, parameter: Parameter, at: int, generator: np.random.Generator) -> Array:
-    """What a buffer holds before."""
+    """Return the initial content of a buffer."""
     if isinstance(arg, np.ndarray):
         return arg
     dtype = parameter.dtype
@@ -173,7 +175,7 @@ async def _both(
     contents: Sequence[Any],
     wish: LaunchWish,
 ) -> list[tuple[str, Array, Array]]:
-    """What the device and this process have written: a name, and both."""
+    """Return name, device result and CPU result of each buffer that was written."""
     assert kernel.twin is not None
     resident, core = kernel._resident, device._core
     refs = [await device.put(each) if _is_buffer(each) else each for each in contents]
@@ -220,10 +222,10 @@ def _is_buffer(content: object) -> bool:
 def _difference(
     name: str, there: Array, here: Array, rtol: float | None, atol: float | None
 ) -> float:
-    """How far two arrays are apart at most.
+    """Return the largest difference of two arrays.
 
     Raises:
-        AssertionError: too far.
+        AssertionError: the difference is too large.
     """
     dtype = there.dtype
     exact = dtype.kind in "biu"

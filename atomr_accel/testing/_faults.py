@@ -48,7 +48,7 @@ def source_of(name: str) -> str:
 
 
 def simulate(kind: FaultName, where: object) -> None:
-    """What stands for the kernel on the CPU backend."""
+    """Stand in for the faulting kernel on the CPU backend."""
     del where
     fault = FAULTS[kind]
     raise StickyFault(
@@ -72,7 +72,7 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
         The fault, as the op that caused it saw it.
 
     Raises:
-        ValueError: there is no fault of that name.
+        ValueError: the name is not a known fault.
     """
     if fault not in FAULTS:
         raise ValueError(f"fault must be one of {', '.join(FAULTS)}, not {fault!r}")
@@ -86,7 +86,7 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
 
 
 def sleep_for_ever(go: object) -> None:
-    """What stands for the spinning kernel on the CPU backend."""
+    """Stand in for the spinning kernel on the CPU backend."""
     while go:
         time.sleep(3600)  # in a host process, which nothing but a kill ends
 
@@ -126,7 +126,7 @@ async def kill_host(device: Device) -> None:
     """Kill the device's host process (SIGKILL) and wait until that has been noticed.
 
     Raises:
-        Unsupported: under ``isolation="thread"`` there is no process to kill.
+        Unsupported: the device has ``isolation="thread"``, and so no process to kill.
     """
     async with device.watch_generation() as changes:
         # Between asking for the process and killing it nothing is awaited, so it cannot

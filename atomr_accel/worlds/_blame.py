@@ -1,7 +1,8 @@
-"""Who keeps a world waiting, by how far its ranks say they are: decided without I/O.
+"""Decisions, without I/O, about the ranks that keep a world waiting.
 
-All ranks begin their ops in one order. So whoever asks what an op waits for, then what that waits
-for, and so on, comes to ranks that wait for nobody, and have not begun what others are in.
+All ranks begin their ops in one order. So the chain from an overdue op to the ranks it waits for,
+and on to the ops those ranks wait for, ends at ranks that wait for no other. These ranks have not
+begun ops that others have begun.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Unfinished:
     joining: bool = False
 
     def missing(self, begun: Mapping[int, int]) -> AbstractSet[int]:
-        """The members that have not begun it though somebody waits for them in it."""
+        """Return the members that have not begun the op, if others wait for them in it."""
         found = {member for member, place in self.places.items() if begun[member] < place}
         waited_for = self.joining or len(found) < len(self.places)
         return found if waited_for else frozenset()
@@ -40,17 +41,17 @@ class Unfinished:
 def to_blame(
     overdue: Sequence[Unfinished], unfinished: Sequence[Unfinished], begun: Mapping[int, int]
 ) -> list[int]:
-    """The members that keep others waiting, and wait for nobody themselves.
+    """Return the members that keep others waiting and wait for no other member.
 
     Args:
-        overdue: what takes too long.
-        unfinished: all that is not finished, this included.
-        begun: how many ops each member has begun.
+        overdue: the ops that take too long.
+        unfinished: all unfinished ops, including these.
+        begun: the number of ops that each member has begun.
 
     Returns:
-        They, by number. There are none where all have begun what takes too long. Nor are there
-        where nobody has begun an op: what all do before may take its time. But a world that did
-        not get its ranks to join would be over.
+        The numbers of these members. The list is empty if all members have begun the overdue ops.
+        It is also empty if no member has begun an op, because the work before it may take long.
+        Joining is different: a member that has not begun to join is always listed.
     """
     waits_for: defaultdict[int, set[int]] = defaultdict(set)
     for each in unfinished:

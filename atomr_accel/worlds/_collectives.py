@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Op = Literal["sum", "prod", "min", "max", "avg"]
-"""How a reduction makes one element of several."""
+"""Reduction of several elements to one."""
 
 
 class Collectives:
     """Calls that all ranks take part in.
 
-    A call takes a list of buffers, one for each rank in the order of ranks, and gives a list.
-    All are contiguous, and of one dtype. Nothing is sent to any device before everything was
-    checked. Who is cancelled before that has done nothing; afterwards the op goes on, and its
-    caller leaves.
+    A call takes a list of buffers, one for each rank in the order of ranks, and gives a list. All
+    are contiguous, and of one dtype. Nothing is sent to any device before everything was checked. A
+    call that is cancelled before that has no effect. After that, cancellation ends only the wait.
 
     All of them may raise:
         TypeError, ValueError: wrong buffers, shapes, dtypes or ranks.

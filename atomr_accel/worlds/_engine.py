@@ -1,7 +1,7 @@
-"""What a world does: members join communicators, ops go to them, and what breaks is told.
+"""Engine of a world: it forms communicators, sends them ops and reports faults.
 
-Members and what they meet by are protocols: a device is one member, and so is a simulated rank
-of the tests. Everything that is decided is decided by ``Membership``.
+``Member`` and ``Bootstrap`` are protocols. A device is one kind of member, and a simulated rank in
+the tests is another. ``Membership`` makes every decision.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from ._membership import Effect
 
 _GRACE_SECONDS: Final = 1.0
-"""A host that only has to say how far it is answers sooner than this."""
+"""Seconds for a host to report its progress. A host that works answers sooner."""
 
 _SHRINK_SECONDS: Final = 5.0
-"""What takes longer than this is not going to work: ranks had better meet anew."""
+"""Seconds for a communicator to shrink. After that, the ranks form a new one."""
 
 _JOINING_SECONDS: Final = 15.0
-"""To join takes seconds where a host is new: it loads the library first. That is no hang."""
+"""Seconds for ranks to join at least. A new host loads the library first, which takes seconds."""
 
 _LOOKS: Final = 8
-"""A deadline is noticed within an eighth of it."""
+"""Checks of the deadline in one deadline's time: it is noticed at most an eighth late."""
 
 _numbers: Final = itertools.count(1)
 
@@ -54,16 +54,16 @@ _log = logging.getLogger("atomr_accel.worlds")
 
 
 class Meeting(Protocol):
-    """What the ranks of one communicator meet by."""
+    """The means by which the ranks of one communicator find each other."""
 
     def place_of(self, rank: int) -> tuple[bytes, int]:
-        """What a rank gets to join: what it finds the others by, and an address or 0."""
+        """Return the bytes by which a rank finds the others, and an address or 0."""
 
     def abort(self) -> None:
-        """Let those go who wait in it, as far as the program can do that itself."""
+        """Release ranks that wait in the meeting, as far as the program can do so."""
 
     async def close(self) -> None:
-        """Nobody is in it any more."""
+        """Release the meeting's resources. All ranks have left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Part:
     """One rank's part of an op.
 
     Attributes:
-        rank: which.
-        steps: what it does, in order.
+        rank: the rank.
+        steps: the steps that the rank takes, in order.
         reads: the blocks that it reads.
         writes: the blocks that it writes.
     """
@@ -84,26 +84,26 @@ class Part:
 
 
 class Member(Protocol):
-    """A device, as a world sees it. What it answers comes by calls, in any order."""
+    """A device, as a world sees it. Its answers arrive as calls, in any order."""
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Name of the member, for messages."""
 
     def require_open(self) -> None:
-        """Raise unless it takes ops, or may do so again.
+        """Raise unless the member takes ops now or may take them later.
 
         Raises:
-            DeviceLost: it never will.
+            DeviceLost: the member is lost for good.
         """
 
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
-        """Tell each time that it takes ops, and each time that it has failed.
+        """Call ``ready`` whenever the member starts to take ops, and ``lost`` whenever it fails.
 
         Raises:
-            DeviceLost: it will not come back.
+            DeviceLost: the member will not come back.
         """
 
     def join(
@@ -114,14 +114,14 @@ class Member(Protocol):
         place: tuple[bytes, int],
         answered: Callable[[Exception | None], object],
     ) -> None:
-        """Join the communicator of a number."""
+        """Join the communicator with this number."""
 
     @property
     def shrinks(self) -> bool:
-        """Whether what is left of a communicator can become one; see ``shrink``."""
+        """True if the remaining ranks of a communicator can form a new one; see ``shrink``."""
 
     def revoke(self, number: int, answered: Callable[[Exception | None], object]) -> None:
-        """Stop what is under way in a communicator, and keep it to be shrunk."""
+        """Stop the ops in flight of a communicator, and keep it so that it can shrink."""
 
     def shrink(
         self,
@@ -132,7 +132,7 @@ class Member(Protocol):
         size: int,
         answered: Callable[[Exception | None], object],
     ) -> None:
-        """Join the communicator of a number, with those that are left of a revoked one."""
+        """Join the communicator with this number, with the remaining ranks of a revoked one."""
 
     def collect(
         self, number: int, name: str, part: Part, answered: Callable[[Exception | None], object]
@@ -140,43 +140,43 @@ class Member(Protocol):
         """Take part in collectives."""
 
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
-        """Ask how many ops were begun there; the first is to join."""
+        """Ask how many ops of the communicator have begun. Joining counts as the first."""
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
-        """Leave a communicator, whatever is under way."""
+        """Leave a communicator, even if ops are in flight."""
 
     def kill(self) -> bool:
-        """End its host, which hangs; whether that can be done."""
+        """End the member's host, which hangs. Return True if that is possible."""
 
 
 _M_contra = TypeVar("_M_contra", bound=Member, contravariant=True)
 
 
 class Bootstrap(Protocol[_M_contra]):
-    """Has the members of a communicator meet, in the order of their ranks.
+    """Lets the members of a communicator meet, in the order of their ranks.
 
-    A world over several machines would bring another than that of devices.
+    A world over several machines would use another bootstrap than one over devices.
     """
 
     async def __call__(self, members: Sequence[_M_contra], /) -> Meeting:
-        """What they meet by; nothing is left of it if this fails or is cancelled."""
+        """Return the meeting. Release all resources if this fails or is cancelled."""
 
 
 _M = TypeVar("_M", bound=Member)
 
 
 class _Nowhere:
-    """Where those meet that have met before, or have not met yet."""
+    """The meeting of members that have not met yet, or that met for an earlier communicator."""
 
     def place_of(self, rank: int) -> tuple[bytes, int]:
-        """See ``Meeting.place_of``; nobody asks."""
+        """See ``Meeting.place_of``. It is never called."""
         raise AssertionError(rank)
 
     def abort(self) -> None:
-        """Only hosts can."""
+        """Do nothing, because the program holds no meeting."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the meeting has no resources."""
         await trio.lowlevel.checkpoint()
 
 
@@ -185,13 +185,13 @@ class Term:
     """An epoch in which members meet.
 
     Attributes:
-        epoch: its number.
-        members: those in it, in the order of their ranks.
-        begun: when they began to meet.
-        number: that of their communicator, which no other ever has.
-        meeting: what they have met by.
+        epoch: the number of the epoch.
+        members: its members, in the order of their ranks.
+        begun: the time at which they began to meet.
+        number: the number of their communicator, which is unique.
+        meeting: the meeting by which they found each other.
         at: the number of the next round; see ``nccl/wire/_area``.
-        sent: how many ops each member was sent; the first is to join.
+        sent: the number of ops sent to each member. Joining counts as the first.
     """
 
     epoch: int
@@ -206,14 +206,14 @@ class Term:
 @final
 @dataclass(eq=False)
 class Call:
-    """An op in flight, and who waits for it.
+    """An op in flight, with an event for the tasks that wait for it.
 
     Attributes:
-        name: what to call it.
-        begun: when it was sent.
-        places: the members that take part, and which of their ops it is, from 1 on.
-        done: set when it is over.
-        broken: why it was not done.
+        name: the name of the op in messages.
+        begun: the time at which it was sent.
+        places: the members that take part, each with the op's place among its ops, from 1 on.
+        done: an event that is set when the op has ended.
+        broken: the reason if it was not done.
     """
 
     name: str
@@ -223,10 +223,10 @@ class Call:
     broken: Broken | None = None
 
     async def wait(self) -> None:
-        """Wait until all ranks have done it. Who is cancelled leaves; the op goes on.
+        """Wait until all ranks have done the op. Cancellation ends only the wait.
 
         Raises:
-            WorldBroken: it was not done.
+            WorldBroken: the op was not done.
         """
         await self.done.wait()
         if self.broken is not None:
@@ -238,16 +238,16 @@ class Engine(Generic[_M]):
     """Runs a world.
 
     Args:
-        members: its devices.
-        meet: has them meet.
-        shrink: go on without a member that has failed.
-        deadline: how long an op, or joining, may take in seconds; None: for ever.
+        members: the devices of the world.
+        meet: the bootstrap of its communicators.
+        shrink: continue without a member that has failed.
+        deadline: seconds that an op, or joining, may take; None means no limit.
 
     Attributes:
-        membership: who is in it.
-        term: the present epoch's, once its members meet.
-        deadline: as given.
-        mail: what its ranks have sent each other.
+        membership: the members of the world, and its phase.
+        term: the term of the present epoch, once its members meet.
+        deadline: the deadline as given.
+        mail: the values that ranks have sent each other.
     """
 
     def __init__(
@@ -276,8 +276,8 @@ class Engine(Generic[_M]):
         self._resizing: Final = trio.Lock()
         self._draining = False
         self._parent: Term | None = None  # revoked, to be shrunk
-        self._revoked_terms: set[Term] = set()  # those that are not left yet
-        self._shrinks = True  # until that has failed once
+        self._revoked_terms: set[Term] = set()  # terms that members have not left yet
+        self._shrinks = True  # until shrinking has failed once
 
     @property
     def present(self) -> tuple[_M, ...]:
@@ -286,15 +286,15 @@ class Engine(Generic[_M]):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Their numbers."""
+        """The numbers of the members of this epoch."""
         return self.membership.members
 
     def refusal(self, what: str, members: tuple[int, ...]) -> WorldBroken | None:
-        """Why what was called for these members will never begin, if that is so.
+        """Return the error if a call for these members can never begin, else None.
 
         Args:
-            what: what has come of it, to begin the message with.
-            members: those of the world at the call.
+            what: the outcome of the call, which begins the message.
+            members: the members of the world at the time of the call.
         """
         now = self.membership
         if self._closed:
@@ -306,7 +306,7 @@ class Engine(Generic[_M]):
             return None
         broken = now.broken
         if broken is not None and broken.epoch + 1 < now.epoch:
-            broken = None  # that was before the world was resized
+            broken = None  # the break was before the world was resized
         return WorldBroken(
             f"{what}: the world was resized; it was called for {len(members)} ranks, and now there "
             f"are {len(now.members)}",
@@ -315,7 +315,7 @@ class Engine(Generic[_M]):
         )
 
     def require(self, what: str, members: tuple[int, ...]) -> None:
-        """Raise what ``refusal`` gives."""
+        """Raise the error that ``refusal`` returns, if any."""
         refusal = self.refusal(what, members)
         if refusal is not None:
             raise refusal
@@ -323,10 +323,10 @@ class Engine(Generic[_M]):
     # --- for callers -----------------------------------------------------------------------
 
     async def whole(self) -> Term:
-        """Wait until all members are in it.
+        """Wait until all members have joined.
 
         Raises:
-            WorldBroken: they never will be.
+            WorldBroken: they never will.
         """
         await trio.lowlevel.checkpoint()
         while self.membership.phase != "whole" or self._draining:
@@ -336,13 +336,13 @@ class Engine(Generic[_M]):
         return self.term
 
     async def resize(self, members: Sequence[_M]) -> None:
-        """Go on with these members, in the order of their ranks, and wait until all are in.
+        """Continue with these members, in the order of their ranks, and wait until all have joined.
 
-        Ops in flight are waited for, and calls wait meanwhile. Who is cancelled before they are
-        done has changed nothing.
+        The engine waits for ops in flight, and new calls wait meanwhile. If you are cancelled while
+        ops are in flight, nothing has changed.
 
         Raises:
-            WorldBroken: they never will be.
+            WorldBroken: they never will join.
             DeviceLost: one of them is lost already; nothing has changed.
         """
         async with self._resizing:
@@ -350,7 +350,7 @@ class Engine(Generic[_M]):
             try:
                 while True:
                     if self.membership.phase != "over":
-                        for member in members:  # such a one would end a world that is well
+                        for member in members:  # a lost member would end a healthy world
                             member.require_open()
                     if not self._calls:
                         break
@@ -363,7 +363,7 @@ class Engine(Generic[_M]):
             await self.whole()
 
     def _replace(self, members: Sequence[_M]) -> None:
-        """Have others in the world from the next epoch on."""
+        """Replace the world's members from the next epoch on."""
         known = {id(self._members[number]): number for number in self.membership.members}
         numbers = []
         for member in members:
@@ -378,13 +378,13 @@ class Engine(Generic[_M]):
             self._followers.pop(number).cancel()
 
     def submit(self, term: Term, name: str, parts: Sequence[Part], at: int) -> Call:
-        """Send an op to all ranks that take part, here and now.
+        """Send an op to all ranks that take part, without waiting.
 
         Args:
-            term: the present one, which is whole.
-            name: what to call it.
-            parts: what each rank does.
-            at: the number of the round after its own.
+            term: the present term, whose members have all joined.
+            name: the name of the op in messages.
+            parts: each rank's part of the op.
+            at: the number of the round after the op's own.
         """
         assert term is self.term
         assert self.membership.phase == "whole"
@@ -402,7 +402,7 @@ class Engine(Generic[_M]):
 
     @contextmanager
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:
-        """A channel of the epochs that become whole from now on."""
+        """Return a channel of the epochs that become whole from now on."""
         send, receive = trio.open_memory_channel[int](math.inf)
         if self.membership.phase == "over":
             send.close()
@@ -434,7 +434,7 @@ class Engine(Generic[_M]):
             await self._leave_all()
 
     async def _leave_all(self) -> None:
-        """Nobody calls any more: whoever still waits is told, and members leave."""
+        """Fail waiting calls, end all watchers, and have members leave."""
         self._closed = True
         left = WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
         self._happen(self.membership.close(left))
@@ -455,13 +455,13 @@ class Engine(Generic[_M]):
                     lambda: self._happen(self.membership.ready(number)),
                     lambda cause: self._happen(self.membership.lost(number, cause)),
                 )
-            except AccelError as error:  # it is lost, or its lanes cannot be had
+            except AccelError as error:  # the member is lost, or its lanes are unavailable
                 self._happen(self.membership.gone(number, error))
 
     def _happen(self, effects: list[Effect]) -> None:
-        """What follows of something: who waits is told at once, the rest is done by a task.
+        """Apply the effects of an event: settle calls at once, and leave the rest to a task.
 
-        This is called in the midst of answers that arrive, where nothing may be submitted.
+        This runs while answers arrive, when no op may be submitted.
         """
         for effect in effects:
             if isinstance(effect, Settled):
@@ -472,7 +472,7 @@ class Engine(Generic[_M]):
                 ranks = len(self.membership.members)
                 _log.info("epoch %d of a world: %d ranks", effect.epoch, ranks)
                 for watcher in list(self._watchers):
-                    with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+                    with suppress(trio.BrokenResourceError):  # the iterator was closed
                         watcher.send_nowait(effect.epoch)
             else:
                 self._effects.append(effect)
@@ -513,7 +513,7 @@ class Engine(Generic[_M]):
                 raise AssertionError("these are told at once")
 
     async def _form(self, form: Form) -> None:
-        """Have members meet, and join."""
+        """Let members meet, and send each of them the op to join."""
         members = [self._members[number] for number in form.members]
         if form.epoch != self.membership.epoch:
             return
@@ -529,7 +529,7 @@ class Engine(Generic[_M]):
             try:
                 meeting = await self._meet(members)
             except (ContextPoisoned, DeviceLost) as error:
-                _log.debug("a device failed as ranks met: %s", error)  # who follows it tells
+                _log.debug("a device failed as ranks met: %s", error)  # its follower reports it
                 return
             except (AccelError, OSError) as error:
                 self._failed(form.epoch, None, error)
@@ -545,7 +545,7 @@ class Engine(Generic[_M]):
                 member.join(term.number, rank, len(members), meeting.place_of(rank), answered)
 
     async def _shrink(self, form: Form, parent: Term) -> None:
-        """Have what is left of a communicator join; if that fails, the next is a new one."""
+        """Have the remaining ranks of a communicator join. After a failure, a new one is formed."""
         term = self.term = Term(form.epoch, form.members, trio.current_time())
         term.sent.update(form.members)
         excluded = tuple(
@@ -577,7 +577,7 @@ class Engine(Generic[_M]):
         if error is None or isinstance(error, (ContextPoisoned, DeviceLost)):
             self._joined(term, member, error)
         elif term is self.term:
-            # No library that can, or none that can now: no reason to give up.
+            # The library cannot shrink at all, or not now. The world continues without it.
             self._shrinks = False
             self._happen(self.membership.failed(term.epoch, member, error))
 
@@ -599,7 +599,7 @@ class Engine(Generic[_M]):
             self._fail(term, member, error)
 
     def _fail(self, term: Term, member: int, error: Exception) -> None:
-        """A member has not done what it was asked for."""
+        """Handle an error that a member answered with."""
         if term.epoch != self.membership.epoch:
             return
         if isinstance(error, (ContextPoisoned, DeviceLost)):
@@ -612,7 +612,7 @@ class Engine(Generic[_M]):
         self._happen(self.membership.failed(epoch, member, error, for_good=for_good))
 
     async def _leave(self, term: Term) -> None:
-        """Have members leave a communicator; then nothing of it is left, whoever is cancelled."""
+        """Have members leave a communicator, and release all its resources even if cancelled."""
         self._revoked_terms.discard(term)
         term.meeting.abort()
         left = trio.Event()
@@ -623,20 +623,20 @@ class Engine(Generic[_M]):
             if not waiting:
                 left.set()
 
-        for member in term.sent:  # also those that are in the world no more
+        for member in term.sent:  # also members that have left the world
             self._members[member].abort(term.number, partial(answered, member))
         with trio.CancelScope(shield=True):
             with trio.move_on_after(self.deadline or math.inf):
                 if waiting:
                     await left.wait()
-            for member in waiting:  # nor would they let go of what they have met by
+            for member in waiting:  # a host that hangs would keep the meeting's resources
                 self._members[member].kill()
             await term.meeting.close()
 
     # --- its deadline ----------------------------------------------------------------------
 
     async def _watch_deadline(self, deadline: float) -> None:
-        """Find out who hangs when an op, or joining, takes too long."""
+        """Find the hosts that hang when an op, or joining, takes too long."""
         while True:
             await trio.sleep(deadline / _LOOKS)
             term = self.term
@@ -655,13 +655,16 @@ class Engine(Generic[_M]):
                 await self._blame(term, [op for op, _ in overdue], why)
 
     def _under_way(self, term: Term) -> list[tuple[int, Call]]:
-        """What is not done of a term, by its number, in order; to join is 0."""
+        """Return the unfinished ops of a term by number, in order. Number 0 is joining."""
         if self.membership.phase == "joining":
             return [(0, Call("joining", term.begun, dict.fromkeys(term.sent, 1)))]
         return list(self._calls.items())
 
     async def _blame(self, term: Term, overdue: Sequence[int], why: str) -> None:
-        """End the hosts that hang: those that do not answer, or have not begun what others have."""
+        """End the hosts that hang.
+
+        These are the hosts that do not answer, or that have not begun ops that others have begun.
+        """
         begun: dict[int, int] = {}
         all_told = trio.Event()
 
@@ -699,7 +702,7 @@ class Engine(Generic[_M]):
 
 
 def broken_error(what: str, broken: Broken) -> WorldBroken:
-    """The error of what will not be done, since a world broke or was left."""
+    """Return the error of a call that failed because its world broke or was left."""
     if isinstance(broken.cause, WorldBroken):
         return WorldBroken(f"{what}: {broken.cause}", rank=None, epoch=broken.epoch)
     who = "a rank" if broken.rank is None else f"rank {broken.rank} of {broken.size}"

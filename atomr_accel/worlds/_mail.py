@@ -1,4 +1,4 @@
-"""What is sent from rank to rank, until somebody receives it."""
+"""Buffers that one rank sends to another, kept until they are received."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 @final
 class Letter:
-    """What ``send`` has given and ``recv`` has not taken yet.
+    """A buffer that was sent and not received yet.
 
     Args:
         ref: the buffer.
-        members: the world's when it was sent.
+        members: the world's members when it was sent.
 
     Attributes:
-        withdrawn: whether who has sent it has taken it back.
-        number: its place among those of the same ranks.
+        withdrawn: whether its sender has withdrawn it.
+        number: its place among the letters between the same ranks.
     """
 
     def __init__(self, ref: GpuRef, members: tuple[int, ...] = ()) -> None:
@@ -39,14 +39,14 @@ class Letter:
         self.number: int = 0
 
     def finish(self, error: Exception | None = None) -> None:
-        """It has arrived, or never will."""
+        """Mark the letter as delivered, or as failed if there is an error."""
         self.error = error
         self.done.set()
 
 
 @final
 class Letters:
-    """Letters by whom they are from and to, in the order in which they were sent."""
+    """Letters by sender and receiver, in the order in which they were sent."""
 
     def __init__(self) -> None:
         self._letters: dict[tuple[int, int], deque[Letter]] = {}
@@ -56,7 +56,7 @@ class Letters:
         return sum(map(len, self._letters.values()))
 
     def put(self, source: int, to: int, letter: Letter) -> None:
-        """Leave a letter, or put one back that was taken and could not be brought."""
+        """Add a letter, or put back one that was taken and not delivered."""
         if letter.withdrawn:
             return
         letter.number = letter.number or next(self._numbers)
@@ -67,44 +67,44 @@ class Letters:
         letters.insert(at, letter)
 
     def withdraw(self, source: int, to: int, letter: Letter) -> None:
-        """Take a letter back, also one that somebody has taken and may put back."""
+        """Withdraw a letter, even one that was taken and may be put back."""
         letter.withdrawn = True
         letters = self._letters.get((source, to), deque())
         if letter in letters:
             letters.remove(letter)
 
     def take(self, source: int, to: int) -> Letter | None:
-        """The next letter, if there is one."""
+        """Return the next letter, or None."""
         letters = self._letters.get((source, to))
         return letters.popleft() if letters else None
 
     def take_all(self) -> list[Letter]:
-        """All that there are."""
+        """Remove and return all letters."""
         found = [letter for letters in self._letters.values() for letter in letters]
         self._letters.clear()
         return found
 
 
 class Ranks(Protocol):
-    """Those who write to each other, as far as mail has to know them; an ``Engine``."""
+    """The part of an ``Engine`` that mail needs."""
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Who they are, in the order of their ranks."""
+        """Numbers of the members, in the order of their ranks."""
 
     def refusal(self, what: str, members: tuple[int, ...]) -> WorldBroken | None:
-        """Why what was called among these members will never begin, if that is so."""
+        """Return the error if a call for these members can never begin, else None."""
 
     def require(self, what: str, members: tuple[int, ...]) -> None:
-        """Raise what ``refusal`` gives."""
+        """Raise the error that ``refusal`` returns, if any."""
 
 
 @final
 class Mail:
-    """The mail of a world: a rank is a rank of those that were there at the call.
+    """The mail of a world. Ranks are those of the world's members at the time of a call.
 
     Args:
-        ranks: who they are. Whenever others are, or nobody is any more, ``look`` must be called.
+        ranks: the world's members. Call ``look`` whenever they change, or when the world ends.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -113,7 +113,7 @@ class Mail:
         self._arrived: Final = trio.lowlevel.ParkingLot()
 
     def look(self) -> None:
-        """Refuse what will never be received, and have all who wait look again."""
+        """Refuse letters that can never be received, and wake all tasks that wait."""
         for letter in self._letters.take_all():
             letter.finish(self._never_received(letter))
         self._arrived.unpark_all()
@@ -122,11 +122,11 @@ class Mail:
         return self._ranks.refusal("the buffer was not received", letter.members)
 
     async def send(self, source: int, to: int, ref: GpuRef) -> None:
-        """Wait until a buffer was received; who is cancelled takes it back, if it was not.
+        """Send a buffer, and wait until it was received. If cancelled before, withdraw it.
 
         Raises:
-            WorldBroken: it never will be.
-            Exception: what ``receive`` raised, to which it has come.
+            WorldBroken: the buffer will never be received.
+            Exception: the error that ``receive`` raised for this buffer.
         """
         letter = Letter(ref, self._ranks.members)
         self._ranks.require("the buffer was not sent", letter.members)
@@ -143,20 +143,20 @@ class Mail:
     async def receive(
         self, source: int, to: int, bring: Callable[[GpuRef, Callable[[], object]], Awaitable[T]]
     ) -> T:
-        """Take what was sent, and wait for it if need be.
+        """Receive a buffer, and wait for it if necessary.
 
         Args:
             source: the rank that sends.
             to: the rank that receives.
-            bring: brings a buffer there. It calls what it is given as soon as that goes on also
-                if it is cancelled.
+            bring: copies a buffer to the receiver. It calls its second argument as soon as the copy
+                can no longer be cancelled.
 
         Returns:
-            What ``bring`` does.
+            The result of ``bring``.
 
         Raises:
-            WorldBroken: nothing will ever come.
-            Exception: what ``bring`` does; the sender gets that, too.
+            WorldBroken: no buffer will ever arrive.
+            Exception: any error of ``bring``; the sender gets it too.
         """
         members = self._ranks.members
         while True:

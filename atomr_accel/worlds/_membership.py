@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 MOST_FAILURES: Final = 3
-"""So many communicators in a row are tried, if nobody can join although all devices are good."""
+"""Maximum of failed communicators in a row, if no member can join but all devices work."""
 
 Phase = Literal["gathering", "joining", "whole", "over"]
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What broke an epoch.
+    """The reason for the end of an epoch.
 
     Attributes:
-        epoch: which one.
-        rank: the rank that failed, as it was in that epoch; None where that cannot be told.
-        cause: how.
-        size: how many ranks there were.
+        epoch: the number of the epoch.
+        rank: the rank that failed, numbered as in that epoch; None if it is unknown.
+        cause: the error.
+        size: the number of ranks in that epoch.
     """
 
     epoch: int
@@ -93,19 +93,19 @@ Effect = Form | Abort | Opened | Settled | Ended
 
 @final
 class Membership:
-    """The state of a world.
+    """State of a world.
 
     Args:
         members: numbers of its devices. A member's rank is its place among those left.
         shrink: go on without a member whose device has failed, rather than wait for it.
 
     Attributes:
-        epoch: the present one; it passes whenever the world breaks.
+        epoch: the number of the present epoch; it grows whenever the world breaks.
         members: those of this epoch, in the order of their ranks.
-        phase: what is being done.
+        phase: the state of the present epoch.
         broken: what broke the epoch before this one.
-        breaks: how many epochs have been broken.
-        completed: how many ops were done.
+        breaks: the number of epochs that broke.
+        completed: the number of ops that were done.
         shrinks: as given.
     """
 
@@ -125,7 +125,7 @@ class Membership:
 
     @property
     def in_flight(self) -> int:
-        """How many ops are not settled."""
+        """Number of ops that are not settled."""
         return len(self._ops)
 
     def waited_for(self, op: int) -> AbstractSet[int]:
@@ -135,16 +135,16 @@ class Membership:
     # --- what is asked for -----------------------------------------------------------------
 
     def begin(self, members: Iterable[int]) -> int:
-        """An op is sent to members; its number."""
+        """Begin an op of these members, and return its number."""
         assert self.phase == "whole"
         self._numbers += 1
         self._ops[self._numbers] = set(members)
         return self._numbers
 
     def resize(self, members: Iterable[int]) -> list[Effect]:
-        """Go on with these members in a new epoch; no op is in flight.
+        """Continue with these members in a new epoch. No op may be in flight.
 
-        A number that was a member's before, and is none now, never is one again.
+        The number of a member that has left is never used again.
         """
         assert not self._ops
         if self.phase == "over":
@@ -160,7 +160,7 @@ class Membership:
         return effects + self._form()
 
     def close(self, cause: Exception) -> list[Effect]:
-        """The world is left; what is answered from now on is nobody's."""
+        """End the world. Later answers are ignored."""
         if self.phase == "over":
             return []
         effects = self._settle(Broken(self.epoch, None, cause, len(self.members)))
@@ -227,13 +227,13 @@ class Membership:
     def failed(
         self, epoch: int, member: int | None, cause: Exception, *, for_good: bool = False
     ) -> list[Effect]:
-        """A communicator is no good, although no device has failed.
+        """Handle a communicator that failed although no device has failed.
 
         Args:
-            epoch: whose.
-            member: who has noticed; None where nobody in particular has.
-            cause: why.
-            for_good: no other one would be better.
+            epoch: the epoch of the communicator.
+            member: the member that reported the failure, or None.
+            cause: the error.
+            for_good: whether every other communicator would fail too.
         """
         if epoch != self.epoch or self.phase not in ("joining", "whole"):
             return []

@@ -43,7 +43,7 @@ REDUCED: Final = _INTEGERS | _FLOATS | _COMPLEX
 
 
 class Pending(Exception):
-    """There is no room for an output at once."""
+    """An output finds no room at once."""
 
     def __init__(self, rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         super().__init__()
@@ -76,12 +76,12 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """What to call it all."""
+        """Name of the plan."""
         return self.names[0] if len(self.names) == 1 else "group"
 
     @property
     def parts(self) -> list[Part]:
-        """What each rank does."""
+        """Each rank's part."""
         return [
             Part(rank, tuple(steps), tuple(self._reads[rank]), tuple(self._writes[rank]))
             for rank, steps in sorted(self._steps.items())
@@ -153,7 +153,7 @@ class Plan:
         """A buffer on one rank: the caller's, or a new one.
 
         Raises:
-            Pending: there is no room for it at once.
+            Pending: a new buffer finds no room at once.
         """
         core = self.cores[rank]
         if out is not None:
@@ -194,7 +194,7 @@ class Plan:
             kind: which.
             dtype: of the elements.
             longest: elements of the longest piece.
-            ends: what each rank gives, and what it gets.
+            ends: the input and the output of each rank.
             counts: how much it gives to each and gets from each, where that differs.
             **options: of ``Step``.
         """
@@ -451,7 +451,7 @@ def require_rank(rank: int, size: int, name: str) -> int:
 
     Raises:
         TypeError: no whole number.
-        ValueError: there is no such rank.
+        ValueError: the world has no such rank.
     """
     check_whole(name, rank)
     if not 0 <= rank < size:
@@ -470,6 +470,6 @@ def _row(plan: Plan, ref: GpuRef, name: str) -> tuple[int, ...]:
 
 
 def _is_row(ref: GpuRef, whole: GpuRef, rank: int) -> bool:
-    """Whether a buffer is the very row of another that is its rank's: the op is in place."""
+    """Return True if a buffer is its rank's row of another, so the op is in place."""
     address = whole._block.address + rank * ref.nbytes
     return ref._block.base is whole._block.base and ref._block.address == address

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OnBreak = Literal["wait", "shrink"]
-"""What a world does when a rank fails: wait for its device, or go on without it."""
+"""Action of a world when a rank fails: wait for its device, or continue without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +84,19 @@ class World(Collectives):
 
     @property
     def size(self) -> int:
-        """How many ranks it has."""
+        """Number of ranks."""
         return len(self._engine.membership.members)
 
     @property
     def epoch(self) -> int:
-        """Starts at 1, and grows by one whenever the world breaks."""
+        """Number of the epoch. It starts at 1, and grows by one whenever the world breaks."""
         return self._engine.membership.epoch
 
     def rank_of(self, device: Device) -> int:
-        """The rank of a device.
+        """Return the rank of a device.
 
         Raises:
-            ValueError: it is none of this world, or not any more.
+            ValueError: the device is not in this world, or has left it.
         """
         try:
             return self.devices.index(device)
@@ -104,7 +104,7 @@ class World(Collectives):
             raise ValueError(f"{device!r} is no device of {self!r}") from None
 
     def statistics(self) -> WorldStatistics:
-        """A snapshot."""
+        """Return the statistics of this moment."""
         membership = self._engine.membership
         broken = membership.broken
         said = None
@@ -122,10 +122,10 @@ class World(Collectives):
         )
 
     def watch(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
-        """Be told of every epoch from now on, as soon as the world is whole in it.
+        """Watch for new epochs, each reported once all its ranks have joined.
 
-        ``async with world.watch() as epochs:`` gives an async iterator of numbers, which ends
-        with the world.
+        ``async with world.watch() as epochs:`` gives an async iterator of numbers, which ends with
+        the world.
         """
         return self._watch()
 
@@ -135,21 +135,22 @@ class World(Collectives):
             yield epochs
 
     async def resize(self, devices: Sequence[Device]) -> None:
-        """Go on with these devices: more, fewer, or others, in the order of their ranks.
+        """Continue with these devices: more, fewer, or others, in the order of their ranks.
 
-        Ops in flight are waited for; then a new epoch begins. This returns when all ranks are in
-        it. Calls that have not begun raise ``WorldBroken``, as their lists have another length,
-        and so does ``send`` of what was not received. Who is cancelled leaves: the world is
-        resized nevertheless, unless ops are in flight still.
+        The world waits for ops in flight, then begins a new epoch. This returns when all ranks have
+        joined it. Calls that have not begun raise ``WorldBroken``, because their lists have another
+        length. So does ``send`` of a buffer that was not received. If you are cancelled, the world
+        is resized nevertheless, unless ops are still in flight.
 
         Args:
-            devices: as for ``open_world``. One that is there keeps what it has; one that has left
-                may come back.
+            devices: as for ``open_world``. A device that is in the world already keeps its buffers;
+                one that has left may come back.
 
         Raises:
             WorldBroken: the new world cannot be formed; see ``open_world``.
-            TypeError, ValueError: as for ``open_world``; or of another backend than the world is.
-            DeviceLost: a device is lost or its block was left. The world goes on as it was.
+            TypeError, ValueError: as for ``open_world``; or devices of another backend than the
+                world's.
+            DeviceLost: a device is lost or its block was left. The world continues unchanged.
         """
         found = _checked(devices)
         present = self._engine.present
@@ -167,37 +168,38 @@ class World(Collectives):
         await self._carry_out(scratch)
 
     async def send(self, x: GpuRef, to: int) -> None:
-        """Give a buffer to a rank, and wait until ``recv`` has taken it there (``ncclSend``).
+        """Send a buffer to a rank, and wait until ``recv`` has received it there (``ncclSend``).
 
-        Who is cancelled before that takes it back.
+        If you are cancelled before that, the buffer is not sent.
 
         Args:
             x: the buffer, of any shape and dtype, on the rank that sends.
             to: the rank that receives.
 
         Raises:
-            WorldBroken: it will not be received: the world goes on with other ranks, is over, or
-                was left.
+            WorldBroken: the buffer will not be received, because the world continues with other
+                ranks, is over, or was left.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         source = self._rank(x)
         await self._engine.mail.send(source, plans.require_rank(to, self.size, "to"), x)
 
     async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
-        """Take what a rank has sent, and wait for it if need be (``ncclRecv``).
+        """Receive a buffer from a rank, and wait for it if necessary (``ncclRecv``).
 
         Buffers from one rank to another arrive in the order in which they were sent.
 
         Args:
             source: the rank that sends.
             to: the rank that receives.
-            out: where to, on that rank; by default a new buffer of the shape and dtype that come.
+            out: the destination, on the receiving rank; by default a new buffer of the same shape
+                and dtype.
 
         Returns:
-            What came.
+            The received buffer.
 
         Raises:
-            WorldBroken: nothing will come; as in ``send``.
+            WorldBroken: no buffer will arrive, for the reasons given in ``send``.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         plans.require_rank(source, self.size, "source")
@@ -213,8 +215,8 @@ class World(Collectives):
 
         Its calls give buffers at once, which hold their results when the block was left; all are
         sent then, as one op of each rank (``ncclGroupStart``). If the block raises nothing is sent.
-        If it raises, or what was sent is not done, buffers that the group has made are freed.
-        There is no ``barrier`` in a group, and no ``split``.
+        If it raises, or if the op is not done, the buffers that the group made are freed. There is
+        no ``barrier`` in a group, and no ``split``.
 
         Raises:
             WorldBroken: on leaving, if a rank failed meanwhile.
@@ -355,7 +357,7 @@ class CollectiveGroup(Collectives):
     async def _carry_out(
         self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
     ) -> T:
-        """Note what is to be done; all of it is planned anew when it is sent."""
+        """Note a call of the group; all calls are planned again when the group is sent."""
         del sent
         self._require_open()
         await trio.lowlevel.checkpoint()
@@ -370,7 +372,7 @@ class CollectiveGroup(Collectives):
                 return result
 
     def _try(self, plan: Callable[[Plan], T]) -> T:
-        """Plan all that was planned so far, and what comes now: later checks see earlier ones."""
+        """Plan all calls of the group so far, and this one: later checks see earlier calls."""
         trial = Plan(self._cores, self._term.at, self._outputs)
         for each in self._planned:
             each(trial)

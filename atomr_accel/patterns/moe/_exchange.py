@@ -1,4 +1,4 @@
-"""What moves tokens between devices, and who is to blame where one of them faults."""
+"""Exchanges of tokens between devices, which name the device that faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Exchange(Protocol):
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     async def all_to_all_v(self, parts: Sequence[Sequence[GpuRef]]) -> list[list[GpuRef]]:
@@ -66,7 +66,7 @@ class DeviceCopies:
 
     @property
     def ranks(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return len(self._devices)
 
     async def all_to_all_v(self, parts: Sequence[Sequence[GpuRef]]) -> list[list[GpuRef]]:

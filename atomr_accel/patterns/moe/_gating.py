@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...memory import GpuRef
 
 Collecting: TypeAlias = "Batch | Recording"
-"""What the functions here put their calls in, so that they can be awaited together or replayed."""
+"""Collector of the calls of these functions, to await them together or to replay them."""
 
 _FLOAT32: Final = np.dtype(np.float32)
 _INT32: Final = np.dtype(np.int32)
@@ -64,11 +64,11 @@ class Gating:
                 raise ValueError(f"capacity_factor must be more than 0, or None, got {factor!r}")
 
     def capacity(self, tokens: int, experts: int) -> int | None:
-        """How many tokens an expert takes of so many; None where nothing is dropped.
+        """Return the number of tokens that an expert takes; None if no token is dropped.
 
         Args:
-            tokens: how many there are.
-            experts: how many of these, one or more.
+            tokens: the number of tokens.
+            experts: the number of experts, one or more.
         """
         for name, value, least in ("tokens", tokens, 0), ("experts", experts, 1):
             check_whole(name, value)

@@ -49,9 +49,10 @@ class MoeStatistics:
     """Requests whose callers were cancelled."""
     tokens: int
     load: tuple[int, ...]
-    """How often each expert was chosen, also where the token was dropped for want of room."""
+    """Number of times that each expert was chosen, even if the token was dropped for lack of room.
+    """
     dropped_choices: int
-    """How often that was."""
+    """Number of choices that were dropped."""
     balance_loss: float
     """The load-balance loss; see `Routing`. Each device has one, of its own part of the tokens of
     a request; this is the mean of all of them, by tokens. So it depends on how many devices there
@@ -144,7 +145,10 @@ def _joined(to: Collecting, parts: list[GpuRef], axis: int) -> GpuRef:
 
 @final
 class Moe(metaclass=NoPublicConstructor):
-    """What ``open_moe`` gives: ``await layer(x)`` is one request."""
+    """A layer of experts on several devices, as `open_moe` returns it.
+
+    ``await layer(x)`` makes one request.
+    """
 
     _made_by: ClassVar[str] = "open_moe(devices, weights)"
 
@@ -323,11 +327,11 @@ async def open_moe(
         devices: one or more, and not more than experts.
         weights: of all experts, in the program.
         gating: how the router chooses; by default as ``Gating()``.
-        residual: add the tokens to the results, so that those which were dropped pass as they are.
+        residual: add the tokens to the results, so that dropped tokens pass unchanged.
         exchange: moves tokens between the devices; by default ``DeviceCopies(devices)``.
         retry: how often a request is tried where a device faults; by default as ``Retry()``.
         seed: of the jitter, where ``gating`` has some.
-        observer: is told what becomes of requests.
+        observer: receives the outcomes of requests.
 
     Raises:
         ValueError: shapes of weights that do not fit, fewer experts than devices or choices.
