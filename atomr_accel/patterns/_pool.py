@@ -45,7 +45,7 @@ _BACKOFF: Final = Backoff(initial=0.0, base=1.0, factor=2.0, maximum=30.0)
 
 
 def usual_breaker() -> CircuitBreaker:
-    """Return the default breaker of a replica. It opens when half of at least ten outcomes failed."""
+    """Return the default breaker of a replica, which opens at half of at least ten outcomes."""
     return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=tells_of_member)
 
 
