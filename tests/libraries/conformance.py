@@ -1,13 +1,13 @@
 """Conformance from tables: every library op over dtypes, shapes and layouts, on any backend.
 
-A library's test module holds rows of ``Operation``; ``conform`` makes tests of them:
+A library's test module holds rows of ``Operation``. ``conform`` makes tests of them.
 
     test_blas_conforms = conform([Operation("blas.gemv", DTYPES, cases=[...], ...), ...])
 
-Each case gets random inputs of its own (see ``seeds``), runs on a device whose free memory was
-filled with ``0xff`` bytes (a NaN in every float type), and is compared with a reference computed
-in higher precision. Inputs must come out as they went in, unless the row says that the op
-writes them. A failure names the case and the seed that repeats it.
+Each case gets random inputs of its own (see ``seeds``). It runs on a device whose free memory was
+filled with ``0xff`` bytes (a NaN in every float type), and is compared with a reference computed in
+higher precision. Inputs must be unchanged afterwards, unless the row says that the op writes them.
+A failure names the case and the seed that repeats it.
 
 The same tests run on a GPU with ``ATOMR_TEST_BACKEND=cuda``.
 """
@@ -50,7 +50,7 @@ _POISON: Final = 0xFF
 
 
 def on_cuda() -> bool:
-    """Whether the tests run on a GPU."""
+    """Return whether the tests run on a GPU."""
     return os.environ.get("ATOMR_TEST_BACKEND") == "cuda"
 
 
@@ -95,15 +95,15 @@ def wide(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class Near:
-    """A reference that knows how large the terms were that it was summed from.
+    """A reference with the magnitude of the terms that it sums up.
 
     Attributes:
-        value: what is expected.
+        value: the expected result.
         magnitude: the same with absolute values instead of terms: what cancels in
             ``value`` still costs precision. By default the largest of ``value``.
         dtype: the dtype of the result; by default that of the case.
-        ignore: where the result is undefined.
-        slack: an absolute error that the device's own approximation may have besides.
+        ignore: a mask of the elements whose result is undefined.
+        slack: an absolute error that the device's own approximation may add.
     """
 
     value: Any
@@ -198,7 +198,7 @@ def product(**choices: Iterable[Any]) -> list[Case]:
 
 @dataclass
 class Tally:
-    """What was checked of one library."""
+    """Counts of the checks of one library."""
 
     operations: set[str] = field(default_factory=set)
     cases: int = 0
@@ -219,13 +219,13 @@ def conform(
     of: str | None = None,
     put: Callable[[Device, Array, Sample], Awaitable[GpuRef]] | None = None,
 ) -> Callable[..., Any]:
-    """A test for each row and dtype; each runs the cases of its row on one device.
+    """Return a test for each row and dtype, which runs the cases of its row on one device.
 
     Args:
         operations: the rows.
-        take: every how many-th case to run, from a random one on.
-        of: what is tested, where it is not the library itself.
-        put: makes the inputs' buffers; by default ``device.put``.
+        take: the step between the cases to run, from a random one on.
+        of: the name of the tested part, if it is not the whole library.
+        put: the function that makes the inputs' buffers; by default ``device.put``.
     """
     parameters = [
         pytest.param(operation, dtype, id=f"{operation.name}-{dtype}")
@@ -345,7 +345,7 @@ async def put_rows(device: Device, array: Array, sample: Sample) -> GpuRef:
 async def _put_apart(
     device: Device, array: Array, order: tuple[int, ...], steps: list[int]
 ) -> GpuRef:
-    """A buffer with its axes in another order, and so many elements from one to the next."""
+    """Return a buffer with its axes in another order and these steps between elements."""
     shape = tuple(abs(step) * array.shape[axis] for axis, step in zip(order, steps, strict=True))
     key: Any = (0, *(slice(None, None, step) for step in steps), ...)
     around = np.full((1, *shape), _POISON, np.uint8).astype(array.dtype)
@@ -402,7 +402,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How much was checked, in a line for each library."""
+    """Report the number of checked cases, in a line for each library."""
     for library, tally in sorted(TALLIES.items()):
         line = (
             f"conformance of {library}: {tally.cases} cases of {len(tally.operations)} operations"

@@ -1,4 +1,4 @@
-"""CUDA kernels compiled for the host, so that what they compute is tested without a GPU.
+"""CUDA kernels compiled for the host, so that their results are tested without a GPU.
 
 Most kernels of this package use no shared memory and no barriers, so a loop over all
 threads is a launch. Of the others each thread of a block has a stack of its own, and runs from
@@ -220,7 +220,7 @@ static void launch_together(unsigned blocks, unsigned threads, F kernel, unsigne
 """
 
 _OF_DEVICES: Final = dict.fromkeys(("conversions.cuh", "instructions.cuh"), "")
-"""Headers in PTX. What they have is in the prelude."""
+"""Headers in PTX. The prelude replaces their content."""
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -288,13 +288,14 @@ def compile_bodies(source: str, bodies: Sequence[str], name: str, folder: Path) 
     """Compile kernels of one name, each with all that is its own.
 
     Args:
-        source: what they have in common, by ``on_host``.
-        bodies: of each kernel, with its types; its parameter is one struct ``Arguments``.
-        name: what all are called.
+        source: the code that they share, from ``on_host``.
+        bodies: the code of each kernel, with its types; its parameter is one struct ``Arguments``.
+        name: the name of all kernels.
         folder: where to put the library.
 
     Returns:
-        What launches each, with packed arguments, blocks in x and y, and threads.
+        A function for each kernel that launches it, with packed arguments, blocks in x and y, and
+        threads.
     """
     parts = []
     for number, body in enumerate(bodies):

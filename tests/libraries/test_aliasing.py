@@ -99,7 +99,7 @@ async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
 
 
 async def _is_recorded(device: Device, each: Row, refs: dict[str, Any]) -> bool:
-    """Whether a recording takes a call; some have to be awaited."""
+    """Return whether a recording takes a call; some calls need to be awaited."""
     library, _, name = each.name.partition(".")
     try:
         async with device.record() as program:
@@ -135,7 +135,7 @@ async def test_a_cache_does_not_append_itself(device: Device) -> None:
 
 
 class _Ref:
-    """As much of a ref as the check looks at."""
+    """The parts of a ref that the check reads."""
 
     class _Block:
         def __init__(self, base: object, offset: int) -> None:

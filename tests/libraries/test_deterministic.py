@@ -1,4 +1,4 @@
-"""A deterministic device: nothing depends on what else is in flight, or on time."""
+"""A deterministic device: results depend neither on other ops in flight nor on time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_products_have_the_workspace_that_they_have_in_graphs(
     captures: bool,
     deterministic: bool,
 ) -> None:
-    """What cuBLAS chooses depends on how much there is."""
+    """The choice of cuBLAS depends on the size of the workspace."""
     from atomr_accel.libraries.blas.host import _cuda_handle
 
     library: Any = _cuda_handle.load_cublas()

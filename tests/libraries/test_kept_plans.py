@@ -1,8 +1,8 @@
-"""What libraries keep from call to call changes nothing but how long a call takes.
+"""Plans that libraries keep from call to call change only the duration of a call.
 
 Every call is made twice: by a library that has seen others, and by one that has seen none.
-Among them are arguments that Python takes for equal (4, 4.0, True), and views that begin
-elsewhere in a buffer, which are alike in shape and dtype.
+Among them are arguments that Python takes for equal (4, 4.0, True), and views of equal shape and
+dtype that begin elsewhere in a buffer.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ CALLS: dict[str, Call] = {
         x[:16].view("c8").reshape(2, 4), out=y[:12].reshape(2, 6)
     ),
 }
-"""What reads x, 32 numbers, and m, a matrix, and writes to y, 32 others."""
+"""Calls that read x, 32 numbers, and m, a matrix, and write to y, 32 others."""
 
 
 @given(

@@ -111,7 +111,7 @@ STAND_INS: Final = {
 
 
 def header_folders(table: Table) -> list[Path]:
-    """Where the headers are: the library's own, and the runtime's that they include."""
+    """Return the folders of the library's headers, and of the runtime's headers that they include."""
     finder = pytest.importorskip("cuda.pathfinder")
     folders = []
     for name in (table.library, *table.beside, "cudart"):
@@ -126,7 +126,7 @@ def header_folders(table: Table) -> list[Path]:
 
 
 def library_folder(name: str) -> Path:
-    """Where a library is."""
+    """Return the folder of a library."""
     finder = pytest.importorskip("cuda.pathfinder")
     try:
         return Path(finder.load_nvidia_dynamic_lib(name).abs_path).parent
@@ -135,7 +135,7 @@ def library_folder(name: str) -> Path:
 
 
 def ask_compiler(table: Table, folder: Path) -> dict[str, Any]:
-    """What the headers say, by names and expressions; what they do not declare is absent."""
+    """Return the headers' answers by names and expressions, without undeclared ones."""
     assert COMPILER is not None
     stand_ins = folder / "stand-ins"
     for name, text in STAND_INS.items():
@@ -193,7 +193,7 @@ def test_prototypes_are_those_of_the_headers(asked: tuple[Table, dict[str, Any]]
 
 
 def wrong_rows(prototypes: dict[str, str], answers: dict[str, Any]) -> list[str]:
-    """What of a table the headers do not bear out."""
+    """Return the rows of a table that disagree with the headers."""
     wrong = []
     for name, words in prototypes.items():
         returned, *types = answers.get(name, ["nothing"])
@@ -218,7 +218,7 @@ def test_values_are_those_of_the_headers(asked: tuple[Table, dict[str, Any]]) ->
 @pytest.mark.headers
 @needs_compiler
 def test_values_that_only_later_releases_have(tmp_path: Path) -> None:
-    """Where the headers that are installed know them, they are those of the headers."""
+    """Values that the installed headers declare agree with those headers."""
     table = TABLES["cublas"]
     later = {f"CUBLAS_COMPUTE_{name}": value for name, value in table.tables.EMULATED.items()}
     answers = ask_compiler(replace(table, numbers=dict.fromkeys(later, "")), tmp_path)

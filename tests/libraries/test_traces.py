@@ -1,4 +1,4 @@
-"""Calls that are alike are made once and filled in from then on: nobody can tell."""
+"""Repeated calls are traced once and filled in from then on, with the same results."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SIDE = 4
 
 
 def traces(facade: Any) -> list[Trace]:
-    """What a facade has traced."""
+    """Return the traces that a facade holds."""
     return [each for each in facade._traces._known.values() if isinstance(each, Trace)]
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two calls with these arguments are alike."""
+    """Return whether two calls with these arguments have the same signature."""
     return repr(one) == repr(other) and type(one) is type(other)
 
 
@@ -53,7 +53,7 @@ async def test_the_second_call_of_a_kind_is_traced(device: Device) -> None:
 
 @program
 async def test_calls_that_wait_for_what_they_need_together_are_traced_later() -> None:
-    """Sixteen tasks ask for the first plan at once, and none of these calls tells what comes."""
+    """Sixteen tasks wait for the first plan at once; calls after them are traced."""
     async with opened() as device:
         x, scale = await device.zeros((2, SIDE)), await device.zeros(SIDE)
         async with trio.open_nursery() as nursery:
@@ -379,7 +379,7 @@ async def test_draws_differ_however_often_they_are_asked_for(device: Device) -> 
 async def test_what_is_traced_in_a_batch_does_not_keep_the_batch(
     device: Device, call: Callable[[Any, GpuRef], GpuRef]
 ) -> None:
-    """It may hold memory, such as scratch."""
+    """A batch may hold memory, such as scratch."""
     x = await device.zeros((SIDE, SIDE), np.float32)
     batches = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Whichever call fails while something is made, nothing of it is left behind."""
+"""Undoing after a failed call: whichever call fails, all objects made before it are destroyed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Making:
-    """A library, and a driver, of which one call fails; what is made and not destroyed.
+    """A library and a driver, of which one call fails, with the objects that still exist.
 
     Args:
         failing: which call, counted from 1.

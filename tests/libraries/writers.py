@@ -1,4 +1,4 @@
-"""Every function that writes, with arguments that it takes: what it reads and what it writes."""
+"""Every function that writes, with valid arguments, and the buffers it reads and writes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Row:
 
     Attributes:
         name: ``library.function``.
-        buffers: shapes and dtypes of what it gets, by name.
-        written: names of those that it writes.
-        in_place: of what it reads: those that a written one may be, exactly.
+        buffers: shapes and dtypes of its buffers, by name.
+        written: names of the buffers that it writes.
+        in_place: names of the buffers it reads that may be exactly a written one.
         options: other arguments.
-        call: how to call it.
+        call: the function that makes the call.
     """
 
     name: str

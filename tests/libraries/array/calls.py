@@ -55,7 +55,7 @@ async def put(device: Device, host: Array, layout: str = "plain") -> GpuRef:
 
 
 async def fetched(device: Device, made: Any) -> Any:
-    """What a call gave."""
+    """Return the results of a call as host arrays."""
     if isinstance(made, tuple | list):
         return [await device.get(each) for each in made]
     return await device.get(made)
@@ -83,7 +83,7 @@ def same(got: Any, expected: Any, *, near: float = 0.0) -> None:
 
 
 def by_numpy(name: str, *args: Any, **kwargs: Any) -> Any:
-    """What NumPy gives, without its warnings."""
+    """Return NumPy's result for a call, with its warnings suppressed."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return getattr(np, name)(*args, **kwargs)

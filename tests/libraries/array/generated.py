@@ -46,7 +46,7 @@ class Leaves:
         return ref
 
     def pointer(self, ref: GpuRef) -> int:
-        """Where a ref, or a view of one, has its first element."""
+        """Return the address of the first element of a ref or a view."""
         return self._arrays[ref._block.base].ctypes.data + ref._block.offset
 
 

@@ -59,7 +59,7 @@ class Stream:
 
 
 class Driver:
-    """What the executor asks of the driver, for memory of this process."""
+    """The driver functions that the executor calls, on memory of this process."""
 
     def cuMemsetD8Async(self, pointer: int, value: int, count: int, _stream: Any) -> tuple[int]:  # noqa: N802
         Context().bytes_at(pointer, count)[:] = value

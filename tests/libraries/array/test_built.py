@@ -58,7 +58,7 @@ class HostBuilder:
         }
 
     def close(self) -> None:
-        """What was built stays."""
+        """Keep the module loaded."""
 
     def _build(self, message: BuildKernels) -> None:
         LOG.append("build")
@@ -222,7 +222,7 @@ async def test_a_kernel_that_is_not_used_any_more_is_let_go(
 
 
 class Driver(FakeDriver):
-    """Keeps what is loaded, and what kernels are launched with."""
+    """A fake driver that records loaded modules and launch arguments."""
 
     def __init__(self) -> None:
         super().__init__()

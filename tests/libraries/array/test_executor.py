@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = needs_compiler
 
 BASE = 1 << 20
-"""How far behind addresses pointers are."""
+"""Difference between a pointer and its address."""
 
 
 class Context:

@@ -1,4 +1,4 @@
-"""What kernels of expressions compute, without a GPU: they are compiled for the host."""
+"""Results of expression kernels, compiled for the host so that no GPU is needed."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def data(dtype: Any, *shape: int, low: float = -3.0, high: float = 3.0) -> Any:
 
 
 def check(folder: Path, *rows: tuple[Callable[..., Any], tuple[Any, ...]], exact: bool) -> None:
-    """Each function gives on kernels what it gives with NumPy.
+    """Check that each function gives the same result on kernels as with NumPy.
 
-    To compile them takes long, so a run takes a sample of them.
+    Compilation is slow, so a run checks a sample of the functions.
     """
     part = sized(4, 1)
     rows = rows[seeds.draw() % part :: part] if len(rows) > 1 else rows
@@ -79,7 +79,7 @@ def check(folder: Path, *rows: tuple[Callable[..., Any], tuple[Any, ...]], exact
 
 
 def inexact(array: Any) -> bool:
-    """Whether its numbers are rounded."""
+    """Return whether the dtype holds rounded numbers."""
     return array.dtype.kind in "fcV"
 
 
@@ -100,7 +100,7 @@ def each(functions: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[Any]:
 
 
 def eps(dtype: Any) -> float:
-    """How far apart numbers around 1 are."""
+    """Return the spacing of the numbers around 1."""
     limits: Any = ml_dtypes.finfo
     return float(limits(dtype).eps)
 

@@ -143,7 +143,7 @@ def key_of(draw: Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 async def on_device(device: Device, draw: Random, key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same key with most arrays on the device."""
+    """Return the same key with most of its arrays on the device."""
     return tuple(
         [
             await put(device, each, draw.choice(LAYOUTS))

@@ -51,7 +51,7 @@ MOVED = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Wide"
 
 
 def indexing_names() -> list[str]:
-    """Kernels of every kind: not all of what is launched, which are thousands."""
+    """Return the names of kernels of every kind: a selection of the thousands that exist."""
     kinds = [(index, "u32", 1, 2) for index in ("i64", "unsigned char")]
     kinds += [
         ("int", "u32", 2, 2),
@@ -156,7 +156,7 @@ def cpu() -> CpuIndexing:
 
 
 def seen(array: Array) -> Any:
-    """What stands for a buffer."""
+    """Return a stand-in for a ref to this array."""
     place = SimpleNamespace(address=pointer(array), offset=pointer(array) % 256)
     return SimpleNamespace(
         _place=place, shape=array.shape, strides=array.strides, dtype=array.dtype
@@ -172,7 +172,10 @@ def message_of(
     *,
     ordered: bool = False,
 ) -> Choose:
-    """What chooses along the first axes; ``plain`` has the axes of the indices, then the others."""
+    """Return the message that chooses along the first axes.
+
+    ``plain`` has the axes of the indices first, then the others.
+    """
     made: list[Choose] = []
     steps: Any = SimpleNamespace(
         submit=lambda _name, message, _reads, _writes: made.append(message)

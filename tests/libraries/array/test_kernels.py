@@ -1,4 +1,4 @@
-"""The array lane's kernels: what they copy, on the host, and that NVRTC takes them."""
+"""Kernels of the array lane: their copies on the host, and their compilation by NVRTC."""
 
 from __future__ import annotations
 

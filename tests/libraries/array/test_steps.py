@@ -1,4 +1,4 @@
-"""How many messages calls of ``device.array`` take: what needs no answer in between takes one."""
+"""Number of messages of ``device.array`` calls: one, unless an answer is needed in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .calls import Count, by_numpy, fetched, same
 
 SIDE = 6
 LONG = 5000
-"""More than what is sorted without CUB."""
+"""A length above the longest row that is sorted without CUB."""
 
 
 ONE: dict[str, Callable[..., Any]] = {
@@ -42,14 +42,14 @@ ONE: dict[str, Callable[..., Any]] = {
     "unique and more": lambda on, x, y: on.unique(x, True, True, True),
     "flatnonzero": lambda on, x, y: on.flatnonzero(x),
 }
-"""Of a square and a long row."""
+"""Calls on a square and a long row."""
 
 TWO: dict[str, Callable[..., Any]] = {
     "nonzero": lambda on, x, y: on.nonzero(x),
     "bincount": lambda on, x, y: on.bincount((y * 0).astype(np.int64)),
     "repeat": lambda on, x, y: on.repeat(x[0], (x[0] * 0 + 2).astype(np.int64)),
 }
-"""What depends on data in size: it is asked for, and then there is room."""
+"""Calls whose result size depends on the data: the size is fetched first, then memory is taken."""
 
 CASES = [*((name, ONE[name], 1) for name in ONE), *((name, TWO[name], 2) for name in TWO)]
 

@@ -137,7 +137,7 @@ def strange(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Arr
 def asked(
     executor: Any, source: Array, count: int, *, descending: bool, values: bool, places: bool
 ) -> tuple[Array, Array]:
-    """What an executor finds."""
+    """Return the values and places that an executor finds."""
     rows, length = source.shape
     made = np.zeros((rows, count), source.dtype), np.full((rows, count), -7)
     scratch = np.full(top_scratch(rows, length, count) + 1, 0xA5, np.uint8)

@@ -1,4 +1,4 @@
-"""Calls of ``device.array`` that are alike are made once and filled in: nobody can tell."""
+"""Repeated calls of ``device.array`` are traced once and filled in, with the same results."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SIDE = 4
 
 
 def add_at(x: Any, at: Any, value: Any) -> Any:
-    """As ``device.array.add_at``."""
+    """Reference for ``device.array.add_at``."""
     np.add.at(x, at, value)
     return x
 
 
 def setitem(x: Any, at: Any, value: Any) -> Any:
-    """As ``device.array.setitem``; the last value for a place counts."""
+    """Reference for ``device.array.setitem``; the last value for a place counts."""
     x[at] = value
     return x
 
 
 def cumsum(x: Any, out: Any) -> Any:
-    """As ``numpy.cumsum`` with ``out``, which does not take what it reads."""
+    """Reference for ``cumsum`` with ``out``."""
     return np.cumsum(x, axis=0, out=out)
 
 
@@ -46,7 +46,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "setitem": lambda on, x, y, at: on.setitem(x, at, y, deterministic=True),
     "cumsum": lambda on, x, y, at: on.cumsum(x, axis=0, out=y),
 }
-"""What is not called as NumPy's functions are."""
+"""Calls whose arguments differ from those of NumPy's functions."""
 
 CALLS: dict[str, Callable[..., Any]] = {
     "take": lambda on, x, y, at: on.take(x, at, 0),
@@ -74,10 +74,10 @@ CALLS: dict[str, Callable[..., Any]] = {
     "setitem": lambda on, x, y, at: setitem(x, at, y),
     "cumsum": lambda on, x, y, at: cumsum(x, y),
 }
-"""Of two squares and a row of indices."""
+"""Calls on two squares and a row of indices."""
 
 QUESTIONS = frozenset(("unique", "unique and more", "flatnonzero"))
-"""What only the device can answer, so that no batch has it."""
+"""Calls that wait for the device's answer, and are therefore not batched here."""
 
 LAYOUTS = ("plain", "transposed", "gaps", "reversed")
 
@@ -131,7 +131,7 @@ async def test_the_nth_call_is_as_numpys(device: Device, chosen: Any, batch: boo
 
 
 def traced(device: Device) -> list[Trace]:
-    """What there is of ``device.array``."""
+    """Return the traces that ``device.array`` holds."""
     known = device.array._traces._known.values()
     return [each for each in known if isinstance(each, Trace)]
 

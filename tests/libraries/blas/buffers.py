@@ -33,7 +33,7 @@ Call = tuple[str, "Callable[[Any, Any], Any]", type[Exception], str]
 
 
 class Refs:
-    """Buffers by what they are: ``f4_3x5`` is a float32 of shape (3, 5), ``f4_03x5`` another."""
+    """Buffers by name: ``f4_3x5`` is a float32 of shape (3, 5), ``f4_03x5`` another."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

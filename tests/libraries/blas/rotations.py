@@ -1,4 +1,4 @@
-"""What rotations that are made on the device promise, whatever executes the routines."""
+"""Checks of rotations that are made on the device, for every executor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POINTS = [
 
 
 async def rotg_promises(device: Device, dtype: str) -> None:
-    """It makes the rotation that ``rot`` takes, and leaves r and z."""
+    """Check that ``rotg`` makes the rotation that ``rot`` takes, and leaves r and z."""
     sample = Sample(seeds.draw(), dtype)
     x, y = sample.array(9), sample.array(9)
     near: Any = {"rtol": 0, "atol": 16 * eps_of(x.dtype)}
@@ -49,7 +49,7 @@ async def rotg_promises(device: Device, dtype: str) -> None:
 
 
 async def rotmg_promises(device: Device, point: tuple[float, ...], dtype: str) -> None:
-    """It makes the rotation that ``rotm`` takes: the second part becomes 0, norms stay."""
+    """Check that ``rotmg`` makes a rotation for ``rotm``: the second part becomes 0, norms stay."""
     d1, d2, x1, y1 = (np.array(number, dtype) for number in point)
     refs = [await device.put(number) for number in (d1, d2, x1, y1)]
     new_d1, new_d2, new_x1, param = await device.blas.rotmg(*refs)
@@ -67,7 +67,7 @@ async def rotmg_promises(device: Device, point: tuple[float, ...], dtype: str) -
 
 
 async def rotm_promises(device: Device, flag: int) -> None:
-    """It does what SciPy's does."""
+    """Check that ``rotm`` gives SciPy's result."""
     from scipy.linalg.blas import drotm
 
     sample = Sample(seeds.draw(), "float64")

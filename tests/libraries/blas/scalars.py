@@ -1,4 +1,4 @@
-"""What scalars on the device promise, whatever executes the routines."""
+"""Checks of scalars on the device, for every executor."""
 
 from __future__ import annotations
 

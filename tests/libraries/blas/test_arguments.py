@@ -334,7 +334,7 @@ async def test_which_triangle_is_told_by_a_flag(device: Device, lower: Any) -> N
 
 
 async def test_what_the_library_cannot_count_is_refused(device: Device) -> None:
-    """The refs pretend to be large; nobody gets to look at what they hold."""
+    """The refs pretend to be large; their content is never read."""
     small = await device.put(np.zeros((1, 1), np.float32))
     pivots = await device.put(np.zeros((1,), np.int32))
     many = GpuRef(small._block, (1, 2**31), small.dtype, 2**33)

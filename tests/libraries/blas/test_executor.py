@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @dataclass
 class Fakes:
-    """What stands for the vendor's libraries."""
+    """Stand-ins for the vendor libraries."""
 
     library: FakeLibrary
     driver: FakeDriver

@@ -1,4 +1,4 @@
-"""Rotations that are made on the device, by what they promise."""
+"""Rotations that are made on the device, tested by their properties."""
 
 from __future__ import annotations
 

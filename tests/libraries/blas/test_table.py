@@ -67,7 +67,7 @@ async def test_a_case_that_came_by_itself_finds_a_wrong_function(
 
 
 async def test_calls_that_were_checked_once_are_checked_by_all_that_counts(device: Device) -> None:
-    """What is kept for a call does not stand for one that only looks the same."""
+    """A checked call is not reused for a call that only looks the same."""
     x = await device.put(np.ones(4, np.float32))
     y = await device.put(np.ones(4, np.float32))
     a = await device.put(np.eye(4, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Products of views: which are taken as they are, and which are copied first."""
+"""Products of views: some are passed to the vendor directly, others are copied first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def prepared(device: Device, a: GpuRef, b: GpuRef, **more: Any) -> Submission[GpuRef]:
-    """What a product comes to."""
+    """Return the prepared submission of a product."""
     return device.requests.blas.gemm(a, b, **more).prepare(device._core.first_try)
 
 

@@ -29,7 +29,7 @@ def options(case: Case) -> Case:
 
 
 def terms(a: Array, b: Array, trans_a: Any = 0, trans_b: Any = 0) -> tuple[Array, Array]:
-    """The product, and the size of what it is summed from."""
+    """Return the product, and the sum of the magnitudes of its terms."""
     left, right = op(a, trans_a), op(b, trans_b)
     return left @ right, np.abs(left) @ np.abs(right)
 
@@ -320,7 +320,7 @@ def layout_inputs(sample: Sample, a: Layout, b: Layout, out: Layout, **_: Any) -
 
 
 def matrices(flat: Array, layout: Layout) -> Array:
-    """What a layout reads, as a view."""
+    """Return the matrices that a layout reads, as a view."""
     steps = [layout.step, layout.leading, 1]
     shape = [1 if layout.batch is None else layout.batch, layout.lines, layout.line]
     view = np.lib.stride_tricks.as_strided(

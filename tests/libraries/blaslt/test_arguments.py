@@ -1,4 +1,4 @@
-"""BLASLt and bad input; what it keeps, and what it does inside a batch."""
+"""BLASLt with bad input, its kept plans, and its calls inside a batch."""
 
 from __future__ import annotations
 

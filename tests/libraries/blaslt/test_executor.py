@@ -166,7 +166,7 @@ async def test_a_pointer_that_could_not_be_set_is_set_again(
 async def test_what_a_batch_repeats_is_prepared_once(
     device: Device, library: FakeLt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nothing has told the program of an algorithm."""
+    """A repeated call is prepared once, also before the program knows of an algorithm."""
     filled: list[object] = []
     monkeypatch.setattr(Template, "filled", lambda *given: filled.append(given))
     a = await device.put(2 * np.eye(4, dtype=np.float32))

@@ -1,8 +1,8 @@
-"""Build CUB's algorithms for a device that is not there, and call them as far as its driver.
+"""Build CUB's algorithms for an absent device, and call them up to the driver.
 
-Run as a program, in a process of its own: where there is no driver it pretends to have one. For
-each spec, encoded, that comes as an argument, in hexadecimal, it writes a line: where the build
-came from, its seconds, and what a call came to.
+Runs as a program, in a process of its own, and pretends to have a driver if none is installed.
+Each argument is an encoded spec in hexadecimal. For each spec the program writes a line: where
+the build came from, its seconds, and the result of a call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ int cuMemcpyAsync(void) { return 0; }
 int cuMemsetD8Async(void) { return 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks) { *blocks = 2; return 0; }
 """
-"""What the bindings look up in the driver: a device of which nothing is ever done."""
+"""Driver functions that the bindings look up; all of them do nothing."""
 
 
 def pretend_driver(folder: Path) -> None:
@@ -59,7 +59,7 @@ def pretend_driver(folder: Path) -> None:
 
 
 def call(store: BuildStore, encoded: bytes) -> str:
-    """Call what was built; what the bindings say to that."""
+    """Call a build, and return its origin, its seconds, and the result of each call."""
     sizes, number = (1000, 3), bytes(16)
     built, origin, seconds = store.find(encoded, sizes)
     made = store.call(decode(encoded))

@@ -1,4 +1,4 @@
-"""What ``device.cub`` refuses, and operators in Python: what they mean, and what they must not."""
+"""Refusals of ``device.cub``, and operators in Python: their meaning and their limits."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ LIMIT: Final = 3
 
 
 def clipped(a: Any) -> Any:
-    """Of one return, and a constant of the module."""
+    """Clip with one return and a constant of the module."""
     return min(max(a, -LIMIT), LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""What the package's bindings take, build and keep, for a device that is not there."""
+"""Builds of the package's bindings for an absent device: arguments, compilation and storage."""
 
 from __future__ import annotations
 

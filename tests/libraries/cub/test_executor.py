@@ -161,7 +161,7 @@ LOOSE: Final = "not_guaranteed"
 
 @pytest.fixture
 def linker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: FakeDriver) -> fakes.Linker:
-    """The bindings are fakes, and nothing of others is on disk."""
+    """Install fake bindings, with an empty cache on disk."""
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path / "cache"))
     linker = fakes.Linker(tmp_path)
     cub = fakes.fake_cub(linker)
@@ -264,7 +264,7 @@ def test_what_was_built_of_something_else_is_not_found(
 
 
 def test_positions_of_wide_values_are_part_of_the_scratch_memory(linker: fakes.Linker) -> None:
-    """What a call is told to bring is enough for them, wherever that begins."""
+    """The scratch memory has room for the positions, wherever it begins."""
     del linker
     stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
     kind = type("Context", (), {"compute_capability": (9, 0), "pointer": int})

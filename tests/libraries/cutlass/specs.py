@@ -1,4 +1,4 @@
-"""What tests of kernels have in common: specs, operands, and how near results are."""
+"""Shared parts of the kernel tests: specs, operands, and tolerances of results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _missing() -> str:
-    """What is missing to compile kernels where they run on a GPU, if anything is."""
+    """Return the error message of a header that is missing on a GPU, or an empty string."""
     try:
         if on_cuda():
             headers()

@@ -1,4 +1,4 @@
-"""What is wrong with a product is told before anything is sent."""
+"""Errors in the arguments of a product are reported before anything is sent."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Axes = tuple[int, ...]
 def convolved(
     x: Array, w: Array, stride: Axes, padding: tuple[tuple[int, int], ...], dilation: Axes
 ) -> Array:
-    """The definition, in float64: a product for each tap of what it meets."""
+    """Return the convolution by its definition, in float64: a product for each tap."""
     x = np.pad(x, ((0, 0), *padding, (0, 0)))
     reach = [step * (count - 1) for step, count in zip(dilation, w.shape[1:-1], strict=True)]
     ends = [size - far for size, far in zip(x.shape[1:-1], reach, strict=True)]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PROCESSORS: Final = 132
 OFFSETS: Final = (64, 256, 448, 640)
 POINTERS, NUMBER = 800, 1000
-"""Where the kernel has pointers 0 to 10, and its number."""
+"""Addresses of the kernel's pointers 0 to 10, and of its number."""
 PARAMS: Final = 1024
 
 Array = np.ndarray[Any, Any]
@@ -59,16 +59,16 @@ class Context(SimpleNamespace):
 
 
 def parameters(extra: int) -> bytes:
-    """What a kernel is launched with, as it is when the driver reads it."""
+    """Return the launch parameters of a kernel, in the form that the driver reads."""
     _, data, _, size, _ = (ctypes.c_void_p * 5).from_address(extra)
     return ctypes.string_at(data or 0, ctypes.c_size_t.from_address(size or 0).value)
 
 
 class Kernels(FakeDriver):
-    """Has a kernel of float32 matrices, and what fills its parameters.
+    """A fake driver with a kernel of float32 matrices and the function that fills its parameters.
 
     Attributes:
-        configs: what it was launched with.
+        configs: its launch configurations.
         filled: the sizes that parameters were filled for.
         tables: of products of several sizes: parameters, and where the table is.
         windows: of convolutions: where images are, their sizes, the window's corners and steps.

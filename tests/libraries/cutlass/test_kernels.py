@@ -25,7 +25,7 @@ VECTOR: Final = Node("row", dtype="bfloat16", slot=0)
 
 
 def everything() -> Node:
-    """An epilogue with every step that there is, but what is not computed twice."""
+    """Return an epilogue with every step, except for those that would be computed twice."""
     node = PRODUCT
     for name, function in FUNCTIONS.items():
         node = Node(name, (node, Node("number"))[: function.arity])

@@ -1,4 +1,4 @@
-"""What is made of a spec before there is a kernel, and of a kernel's parameters: no GPU needed."""
+"""Plans that are made of a spec and of a kernel's parameters, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TMA gathers for the tiles of a convolution is what its rows are."""
+"""Loads of TMA for the tiles of a convolution gather the convolution's rows."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ CHANNELS, FILTERS = 3, 5
 def gathered(
     image: Array, lower: Axes, upper: Axes, steps: Axes, base: Axes, offset: Axes, pixels: int
 ) -> Iterator[Array]:
-    """What one load of TMA brings (``cuTensorMapEncodeIm2col``, ``cp.async.bulk.tensor.im2col``).
+    """Yield the pixels of one TMA load.
 
-    From a base pixel on, which is inside a box that reaches from ``lower`` to ``upper`` beyond the
-    image's ends, each step leads to the next one, along the innermost axis first; where that
-    leaves the box, it begins there anew and goes on along the next axis, in the end to the next
-    image. Of each pixel, what is at an offset from it is loaded, and zero where there is nothing.
+    The load is ``cp.async.bulk.tensor.im2col`` on a map of ``cuTensorMapEncodeIm2col``.
+
+    The base pixel lies inside a box that reaches from ``lower`` to ``upper`` beyond the image's
+    ends. Each step leads to the next pixel, along the innermost axis first. A step that leaves the
+    box goes back to its start and advances the next axis, and in the end the image. For each pixel,
+    the load reads the pixel at an offset from it, and gives zeros outside the image.
 
     Args:
         image: (N, ..., C).
         lower, upper, steps, base, offset: innermost axis first; ``base`` ends with an image.
-        pixels: how many.
+        pixels: the number of pixels.
     """
     sizes = image.shape[-2:0:-1]
     at = [*base]
@@ -114,7 +116,7 @@ def test_filters_are_a_matrix_for_each_tap() -> None:
 @settings(max_examples=60)
 @given(convolutions())
 def test_what_tma_gathers(case: tuple[Axes, Axes, Movement]) -> None:
-    """As the mainloop asks for it, for tiles that begin anywhere, to beyond the last row."""
+    """Tiles may begin anywhere, up to beyond the last row, in the way that the mainloop asks."""
     images, filters, movement = case
     space = len(images) - 2
     x_shape = images

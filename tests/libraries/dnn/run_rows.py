@@ -2,8 +2,8 @@
 
     ATOMR_TEST_BACKEND=cuda python -m tests.libraries.dnn.run_rows --seconds 90
 
-First the first case of every row, then random ones until the time is over. Prints each kind
-of failure once, with how often it came and the seed that repeats it, and what was checked.
+Runs the first case of every row, then random ones until the time is over. Prints each kind of
+failure once, with its count and the seed that repeats it, and the number of checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that are like earlier ones: what is looked at again, and what must not be mixed up."""
+"""Calls that resemble earlier ones: the checks that are repeated, and the forms kept apart."""
 
 from __future__ import annotations
 

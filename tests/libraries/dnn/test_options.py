@@ -1,4 +1,4 @@
-"""Options of all functions of ``device.dnn``: what is no flag or no number is refused."""
+"""Options of all functions of ``device.dnn``: values of a wrong type or range are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = MARKS
 
 MISSING: Final = "nothing"
-"""Where None is not one of the values that a parameter may have."""
+"""A value for parameters that do not take None."""
 
 WRONG: Final[dict[str, tuple[Any, ...]]] = {
     "bool": ("no", "", 1, 0.0, np.int64(1), MISSING),
@@ -58,7 +58,7 @@ RANGES: Final[dict[str, tuple[Any, ...]]] = {
     "layers": (0,),
     "value_size": (0,),
 }
-"""By name: what is out of range, in functions that have a range for it."""
+"""Values out of range by parameter, for the functions that have a range for it."""
 
 _NO_RANGE: Final = {
     ("silu", "beta"),

@@ -1,4 +1,4 @@
-"""DNN against PyTorch in float64, where that is installed."""
+"""DNN against PyTorch in float64, if PyTorch is installed."""
 
 from __future__ import annotations
 

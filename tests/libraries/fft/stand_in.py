@@ -1,4 +1,4 @@
-"""A stand-in for cuFFT, and the executor that has it in its place."""
+"""A stand-in for cuFFT, and an executor that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``device.fft`` refuses, works in place, keeps and survives."""
+"""Arguments of ``device.fft``: refusals, calls in place, kept plans, and cancelled calls."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ async def test_what_is_refused_is_refused_before_anything_is_sent(device: Device
 async def test_a_plan_that_was_asked_for_in_vain_has_the_same_number_again(
     fresh: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the host would keep one under a number that nobody has it drop."""
+    """A new number would leave the old plan in the host, with no message to drop it."""
     a = await fresh.put(noise(8))
     with trio.CancelScope() as scope:
         fault = fresh._core.submit
@@ -406,7 +406,7 @@ async def test_a_plan_that_was_asked_for_in_vain_has_the_same_number_again(
 
 
 async def test_the_work_area_of_a_batch_is_free_when_it_ends(device: Device) -> None:
-    """Not only when garbage is collected."""
+    """The work area is freed at once, before garbage is collected."""
     a = await device.put(noise(4, 200))
     async with device.batch() as batch:
         batch.fft.irfft(a)  # plans are there now

@@ -1,4 +1,4 @@
-"""Callbacks of transforms: what they change, what refuses them, and what cuFFT is told."""
+"""Callbacks of transforms: their effects, their refusals, and the arguments of cuFFT."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ extern "C" __global__ void transform(void* source, void* target) {
   STORE(target, threadIdx.x, reinterpret_cast<WRITTEN&>(x), nullptr, nullptr);
 }
 """
-"""It declares callbacks as cuFFT does: with exactly these types, as functions of C++."""
+"""Declarations of callbacks with cuFFT's exact types, as functions of C++."""
 
 BUILTIN = {"complex64": "float2", "complex128": "double2", "float32": "float", "float64": "double"}
 

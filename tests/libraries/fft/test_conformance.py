@@ -93,12 +93,12 @@ MANY_AXES = [
 
 
 def one_axis(shape: tuple[int, ...], n: int | None, axis: int = -1, **_: Any) -> bool:
-    """Whether there is something to transform."""
+    """Return whether the transformed axis has elements."""
     return n is not None or bool(shape[axis])
 
 
 def inverse_real(shape: tuple[int, ...], n: int | None, axis: int = -1, **_: Any) -> bool:
-    """Whether a spectrum of that size belongs to something."""
+    """Return whether a spectrum of that size has an inverse."""
     return n is not None or shape[axis] > 1
 
 

@@ -48,7 +48,7 @@ def convolve(name: str, device: Any, x: Any, y: Any, **case: Any) -> Any:
 
 
 def convolved(dtype: str, x: Array, y: Array, **case: Any) -> Near:
-    """SciPy's sums of the numbers themselves, as far as they are there; else its transforms."""
+    """Return SciPy's direct sums, or its transforms if the case has axes."""
     function: Any = scipy.signal.convolve if "axes" not in case else scipy.signal.fftconvolve
     how = {"method": "direct"} if "axes" not in case else {}
     kind = np.complex128 if x.dtype.kind == "c" else np.float64

@@ -103,7 +103,7 @@ def test_transforms(kernels: Any, type_: int, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 @needs_compiler
 def test_angles_in_single_precision(kernels: Any) -> None:
-    """They are as near as numbers of it are: what is spread of ones are cosines and sines."""
+    """Spread ones give cosines and sines that are as accurate as single precision allows."""
     n = 4096
     series = Series(
         2, sine=False, scale=0.5, orthogonal=False, outer=1, inner=1, extent=n, points=n

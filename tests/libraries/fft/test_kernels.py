@@ -1,4 +1,4 @@
-"""The FFT lane's kernels: what they compute, on the host, and that NVRTC takes them."""
+"""Kernels of the FFT lane: their results on the host, and their compilation by NVRTC."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_nothing_to_do() -> None:
 
 
 def test_a_plan_has_the_number_of_its_transform() -> None:
-    """So a host that two devices have had takes none for another."""
+    """A host that serves two devices in turn therefore never confuses their plans."""
     one, other = (PlanCache(cast("Any", None)) for _ in range(2))
     specs = [bytes([number]) * 9 for number in range(50)]
     numbers = [one._plan(spec).number for spec in specs]

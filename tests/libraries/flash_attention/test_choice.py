@@ -1,4 +1,4 @@
-"""What computes a call: cuDNN, or kernels of this package."""
+"""Choice of cuDNN or of this package's kernels for a call."""
 
 from __future__ import annotations
 

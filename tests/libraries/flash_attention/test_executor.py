@@ -13,11 +13,11 @@ from atomr_accel.libraries.flash_attention.host._problem import POINTERS
 from atomr_accel.libraries.flash_attention.wire._messages import PLACES, Flash, Form, scratch_of
 
 BASE = 1 << 40
-"""Where addresses of buffers begin on the device."""
+"""Start of the buffers' addresses on the device."""
 
 
 class Launched:
-    """What stands for the kernels of all sources.
+    """A stand-in for the kernels of all sources.
 
     Attributes:
         runs: name, and pointers by name, of each launch.
@@ -54,7 +54,7 @@ class Launched:
 
 
 class Appending:
-    """What stands for the kernels around caches."""
+    """A stand-in for the kernels around caches."""
 
     def __init__(self, *_: Any) -> None:
         self.appended: list[Append] = []

@@ -161,7 +161,7 @@ async def test_ways_to_say_how_long_a_cache_is(device: Any) -> None:
 
 @pytest.mark.parametrize("queries", [1, 3, 70])
 async def test_a_cache_without_keys(device: Any, queries: int) -> None:
-    """As one whose lengths in device memory are 0."""
+    """A cache without keys acts as one whose lengths in device memory are 0."""
     rng = np.random.default_rng(0)
     flash = device.flash_attention
     q, k, v = await putting(
@@ -274,7 +274,7 @@ def kept_of(ones: Any, batch: int, heads: int, queries: int, keys: int, offset: 
 
 
 async def test_words_of_the_mask_of_dropout(device: Any) -> None:
-    """Of our kernels: sizes of the buffers, or the longest sequences as they were told."""
+    """Mask words are laid out by the sizes of the buffers, or by the given longest sequences."""
     rng = np.random.default_rng(0)
     batch, heads, queries, keys, offset = 2, 2, 3, 6, 9
     size = offset + batch * heads * 64 * 128

@@ -1,8 +1,8 @@
 """Our kernels themselves: compiled for the host, where they compute, and for GPUs.
 
-On the host each thread is a fiber, and products and loads of matrices are what ``warps_on_host.h``
-has of the PTX ISA. So indices, masks, lengths and sums are those of a GPU; what is not, is that
-copies are done at once, and that warps keep step.
+On the host each thread is a fiber, and ``warps_on_host.h`` implements products and loads of
+matrices after the PTX ISA. Indices, masks, lengths and sums are therefore those of a GPU. Unlike on
+a GPU, copies are done at once, and warps keep step.
 """
 
 from __future__ import annotations

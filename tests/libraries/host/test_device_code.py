@@ -1,4 +1,4 @@
-"""The package's CUDA C++: files that say what they are, put together into one text."""
+"""The package's CUDA C++: headers that declare their includes, joined into one text."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_file_says_what_it_is(file: Path) -> None:
     "file", [file for file in FILES if file.suffix == ".cu"], ids=lambda file: file.name
 )
 def test_what_is_compiled_can_be_kept_on_disk(file: Path) -> None:
-    """What depends on files that the compiler looks for is compiled each time."""
+    """Sources that depend on files the compiler looks for are compiled each time."""
     package = ".".join(file.relative_to(ROOT).parts[:-2])
     text = CudaSource(package, file.name).text
     assert _compiler._SEES_MORE.search(text) is None

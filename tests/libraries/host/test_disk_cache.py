@@ -1,4 +1,4 @@
-"""What is kept in files: found again whole or not at all, and never in anybody else's folder."""
+"""Results kept in files: found again whole or not at all, in a folder that the user owns."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_kernel_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_what_includes_files_is_compiled_each_time(
     folder: Path, text: str, options: tuple[str, ...]
 ) -> None:
-    """They may have changed."""
+    """The included files may have changed."""
     folder.mkdir()
     source = text + SOURCE.format(name="one", value="VALUE")
     options = tuple(option.format(folder=folder) for option in options)

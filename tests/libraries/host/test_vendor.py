@@ -1,4 +1,4 @@
-"""Calling a vendor's library: numbers are not cut off, and what was made is undone."""
+"""Calls of a vendor library: numbers are not cut off, and failed steps are undone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIMITS: Final[dict[str, tuple[Any, Any]]] = {
 
 
 class Listener:
-    """A library that only notes what it is called with."""
+    """A library that records the arguments of its calls."""
 
     def __init__(self, names: Any = ()) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -1,7 +1,7 @@
-"""What every method of ``device.linalg`` gives, against NumPy and SciPy in double precision.
+"""Results of every method of ``device.linalg``, against NumPy and SciPy in double precision.
 
-Factors are not unique to the last bit, nor to a sign: what they multiply to is held against what
-they were made of, and that they are orthonormal.
+Factors are unique neither to the last bit nor in sign. The tests therefore compare the product of
+the factors with the original matrix, and check that they are orthonormal.
 """
 
 from __future__ import annotations
@@ -237,12 +237,12 @@ def decomposed(a: Array, full: bool, m: int, n: int, k: Any = None, **_: Any) ->
 
 
 def decomposed_roughly(a: Array, driver: str, **case: Any) -> Any:
-    """What drivers give that are no more accurate than they say.
+    """Return the references of drivers that promise a lower accuracy.
 
-    "gesvda" works on the Gram matrix, whose singular values are squares: its errors are those of
-    a root of what is rounded. "gesvdr" projects on a random subspace. Unless that is the whole
-    space, the next singular value is the scale of its errors: power iterations keep values
-    within a fraction of it, but not vectors where the spectrum hardly decays.
+    "gesvda" works on the Gram matrix, whose singular values are squares: its errors are those of a
+    root of a rounded number. "gesvdr" projects on a random subspace. Unless that is the whole
+    space, the next singular value is the scale of its errors. Power iterations keep values within a
+    fraction of it, but not vectors if the spectrum hardly decays.
     """
     values, whole, left, right = decomposed(a, driver=driver, **case)
     spectrum = np.linalg.svd(double(a), compute_uv=False)

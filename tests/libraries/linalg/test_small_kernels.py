@@ -39,7 +39,7 @@ def eps(dtype: str) -> float:
 
 
 def parameters(routine: str, dtype: str) -> str:
-    """Of a kernel, as members of a struct."""
+    """Return the parameters of a kernel, as members of a struct."""
     matrix = TYPES[dtype]
     types = {"pivots": "int"}
     pointers = [f"{types.get(name, matrix)}* {name}" for name in POINTERS[routine].split()]
@@ -48,7 +48,7 @@ def parameters(routine: str, dtype: str) -> str:
 
 
 def rooms(routine: str, dtype: str) -> list[int]:
-    """Those of a routine that are compiled here."""
+    """Return the sizes of a routine that are compiled here."""
     return [32 if dtype == "complex128" else room for room in ROOMS[routine][1:]] + [8]
 
 

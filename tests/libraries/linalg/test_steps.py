@@ -1,4 +1,4 @@
-"""How many messages calls of ``device.linalg`` take: a problem goes with what is around it."""
+"""Number of messages of ``device.linalg`` calls: a problem is sent with the steps around it."""
 
 from __future__ import annotations
 

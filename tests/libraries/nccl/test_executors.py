@@ -122,7 +122,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def expected(kind: str, x: list[Array], size: int, root: int, to: int) -> list[Array | None]:
-    """What each rank gets, flat; None: nothing."""
+    """Return the flat result of each rank, or None for ranks without one."""
     rows = [part.reshape(size, -1) for part in x] if kind not in ("send", "broadcast") else []
     every: list[Array | None] = [None] * size
     match kind:
@@ -264,7 +264,7 @@ def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None
         stack.callback(thread.join, 10)
         ask = ranks.aborts[0].handlers[AskBegun]
         while ask(AskBegun(7)) == 1:
-            """It is about to wait."""
+            """Poll until the rank is about to wait."""
         assert ranks.aborts[1].handlers[AskBegun](AskBegun(7)) == 1  # it has joined
         ranks.aborts[0].handlers[Abort](Abort(7))
     assert [error.status_name for error in errors] == ["ncclRemoteError"]
@@ -306,7 +306,7 @@ def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch)
     waiting.start()
     for rank in left:
         while ranks.aborts[rank].handlers[AskBegun](AskBegun(7)) == 1:
-            """It is about to wait."""
+            """Poll until the rank is about to wait."""
         ranks.aborts[rank].handlers[Revoke](Revoke(7))
     waiting.join(10)
     assert not waiting.is_alive()

@@ -1,4 +1,4 @@
-"""What is known of kernels before a device sees them: their parameters, and what is compiled."""
+"""Kernels before a device sees them: their parameters, and their compilation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 KERNEL: Final = 'extern "C" __global__ void k(const float* x, double *y, int n) { y[n] = x[n]; }'
 OTHER: Final = "__global__ void k(short z) {}"
-"""What must not be taken for the kernel, wherever it is no code."""
+"""A declaration in strings and comments, which must not be taken for the kernel."""
 
 
 def _read(source: str, name: str) -> tuple[Parameter, ...] | None:
@@ -229,7 +229,7 @@ async def test_a_kernel_is_a_whole_program(device: Device, options: tuple[str, .
 @pytest.mark.headers
 @pytest.mark.parametrize("options", [o for o in NOT_WHOLE if " " not in o[0]])
 def test_what_cannot_be_launched_is_not_kept(folder: Path, options: tuple[str, ...]) -> None:
-    """Whoever asks for it, with whatever option."""
+    """An image that cannot be loaded is kept for no caller and no option."""
     pytest.importorskip("cuda.bindings.nvrtc")
     with pytest.raises(Unsupported, match="makes nothing that a driver can load"):
         _compiler.find_cubin(PLAIN, "k", options, (9, 0))
@@ -293,7 +293,7 @@ def test_an_include_may_be_cut_into_lines(folder: Path, tmp_path: Path) -> None:
 
 
 class Context(SimpleNamespace):
-    """A host's context, by which lanes know what they share."""
+    """A host's context, the key by which lanes find shared objects."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 

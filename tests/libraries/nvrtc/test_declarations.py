@@ -1,4 +1,4 @@
-"""Which of several declarations a kernel's name means, and what is known where nobody can tell."""
+"""Choice among several declarations of a kernel's name, and the fallback for ambiguous ones."""
 
 from __future__ import annotations
 

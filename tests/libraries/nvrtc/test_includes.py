@@ -1,4 +1,4 @@
-"""Files that sources include: what is compiled again for them, and the vendor's headers."""
+"""Included files: sources that are compiled again for them, and the vendor's headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find(source: str, *names: str, **more: Any) -> Any:
 @pytest.mark.parametrize("kind", ["memory", "file", "created"])
 @pytest.mark.usefixtures("nvrtc")
 def test_precompiled_headers_are_those_of_the_source(kind: str, tmp_path: Path) -> None:
-    """The compiler itself takes what it has kept, whatever the headers hold by now."""
+    """The compiler itself uses a precompiled header even if the headers have changed since."""
     file = str(tmp_path / "a.pch")
     source = '#include "own.h"\nextern "C" __global__ void k(int* x) { *x = value(); }'
 
@@ -170,7 +170,7 @@ HEADERS: Final = {
         "auto t = cute::make_tensor(cute::make_gmem_ptr(x), cute::make_shape(4)); t(0) = 1;",
     ),
 }
-"""Headers with what has to be there of each."""
+"""Headers by name, each with the file to include and code that uses it."""
 
 
 @pytest.mark.headers

@@ -1,4 +1,4 @@
-"""Launches: what they may ask for, what is checked before, and what the driver is told."""
+"""Launches: their limits, the checks before them, and the arguments of the driver."""
 
 # ruff: noqa: N802 (the names of the fake driver's methods are the vendor's)
 
@@ -365,7 +365,9 @@ def test_where_structs_and_tensor_maps_lie_is_left_to_the_driver(
 @pytest.mark.headers
 @pytest.mark.parametrize(("alignment", "first"), [(16, 0), (32, 0x10), (64, 0x30), (128, 0x70)])
 def test_the_image_tells_where_parameters_lie(alignment: int, first: int) -> None:
-    """Not where a host's compiler would have them: the vendor aligns them in the constant bank."""
+    """Parameters lie where the vendor aligns them in the constant bank, unlike in a host's
+    compiler.
+    """
     pytest.importorskip("cuda.bindings.nvrtc")
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
@@ -510,7 +512,7 @@ COPY: Final = """
         }
     }
 """
-"""As many floats of one array to the other by TMA, 16 at a time."""
+"""Copy floats from one array to the other by TMA, 16 at a time."""
 
 
 def copy(x: Any, y: Any, n: Any) -> None:

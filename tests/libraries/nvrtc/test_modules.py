@@ -1,4 +1,4 @@
-"""Modules: many kernels of one source, their structs and variables, and what is linked."""
+"""Modules: many kernels of one source, their structs and variables, and linked code."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_what_fits_a_struct() -> None:
 
 @on_shared
 async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
-    """Where nobody else does."""
+    """The argument's dtype describes the struct if the signature does not."""
     kernel = await device.nvrtc.compile(SOURCE, "evaluate", cpu=evaluate)
     out = await device.zeros(2)
     await kernel.launch(1, 32, out, np.array((1, 1, 2), LINE), 2)
@@ -263,7 +263,7 @@ async def test_variables_are_buffers(device: Device) -> None:
 
 @on_shared
 async def test_variables_cannot_be_sealed(device: Device) -> None:
-    """That moves the content, and kernels would not find it there."""
+    """Sealing moves the content, so kernels would not find it."""
     module = await compiled(device)
     counter = await module.variable("counter")
     with pytest.raises(Unsupported, match="ref is a variable of a module"):
@@ -274,7 +274,7 @@ async def test_variables_cannot_be_sealed(device: Device) -> None:
 
 
 def count(x: Any) -> None:
-    """How many modules the host has."""
+    """Write the number of the host's modules to x."""
     from atomr_accel.libraries.nvrtc.host._modules import Modules
 
     x[0] = max(len(each._own) for each in gc.get_objects() if type(each) is Modules)

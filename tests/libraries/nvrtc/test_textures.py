@@ -1,4 +1,4 @@
-"""Textures, surfaces and CUDA arrays: what is refused, what functions get, what the driver does."""
+"""Textures, surfaces and CUDA arrays: refusals, arguments of functions, and driver calls."""
 
 # ruff: noqa: N802, N815 (the names of the fake driver's methods are the vendor's)
 
@@ -294,7 +294,7 @@ async def test_what_a_fault_leaves() -> None:
 
 
 class Textured(FakeDriver):
-    """Remembers what was made and destroyed."""
+    """A fake driver that records created and destroyed objects."""
 
     def __init__(self) -> None:
         super().__init__()

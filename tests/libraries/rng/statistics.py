@@ -16,7 +16,7 @@ Sample = np.ndarray[Any, Any]
 
 
 def check_continuous(sample: Sample, law: Any, *, slack: float = 0.0) -> None:
-    """Kolmogorov and Smirnov's test, and the moments where there are any.
+    """Kolmogorov and Smirnov's test, and the moments that exist.
 
     Args:
         sample: values; the order does not matter.
@@ -41,7 +41,7 @@ def check_continuous(sample: Sample, law: Any, *, slack: float = 0.0) -> None:
 
 
 def check_near(value: float, expected: float, sigma: float, slack: float = 0.0) -> None:
-    """A mean of many is as near to what is expected as it should be."""
+    """Check that a mean of many values is close enough to the expected one."""
     off = max(0.0, abs(value - expected) - slack) / sigma
     assert off < SIGMAS, f"{value} is {off} standard deviations from {expected}"
 

@@ -1,4 +1,4 @@
-"""What ``device.rng`` refuses, before anything is sent, and where it puts what it draws."""
+"""Refusals of ``device.rng`` before anything is sent, and destinations of its draws."""
 
 from __future__ import annotations
 

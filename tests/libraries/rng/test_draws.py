@@ -1,4 +1,4 @@
-"""What ``device.rng`` draws: distributions, independence, and sequences that come back."""
+"""Draws of ``device.rng``: distributions, independence, and sequences that repeat."""
 
 from __future__ import annotations
 

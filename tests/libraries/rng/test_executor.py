@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.headers, needs_compiler]
 STREAM = 0x5EED
 
 KINDS = ("xorwow", "mrg32k3a", "mtgp32")
-"""Not mt19937, which goes the way of mtgp32 and takes seconds to start on the host."""
+"""Generators to test: mt19937 works like mtgp32, and takes seconds to start on the host."""
 
 
 class HostLibrary:
@@ -150,7 +150,7 @@ def test_what_cannot_skip_draws_what_it_skips(
 
 
 def test_generators_that_cannot_skip_take_turns(machine: Machine) -> None:
-    """What they have drawn is not drawn again, as long as there are not too many of them."""
+    """Numbers are drawn once only, as long as few enough generators take turns."""
     keys = [machine.key ^ number for number in range(10)]
     for turn in range(3):
         for key in keys:

@@ -1,4 +1,4 @@
-"""The RNG lane's kernels: what they compute, on the host, and that NVRTC takes them."""
+"""Kernels of the RNG lane: their results on the host, and their compilation by NVRTC."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ACCEPTED: dict[tuple[str, tuple[float, ...]], Any] = {
     ("beta", (0.2, 30.0)): stats.beta(0.2, 30),
 }
 SLACK = {"float16": 0.001, "bfloat16": 0.008, "float32": 0.0, "float64": 0.0}
-"""What rounding to a narrow type may move a distribution function by."""
+"""Shift of a distribution function that rounding to a narrow type may cause."""
 
 
 @pytest.fixture(scope="module")

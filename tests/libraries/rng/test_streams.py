@@ -68,7 +68,8 @@ class Words:
 
     Args:
         backend: its name.
-        taken: executes a message, and gives what it has taken: ranges of one long line.
+        taken: a function that executes a message and returns the words it took, as ranges of one
+            long line.
     """
 
     driver = Collected

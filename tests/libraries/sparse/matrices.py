@@ -57,7 +57,7 @@ def random_parts(
 
 
 def dense(shape: tuple[int, int], form: str, parts: Parts) -> Array:
-    """The matrix as a dense one, with sums of what is there more than once."""
+    """Return the matrix as a dense one, with the sums of repeated elements."""
     major, indices, data = parts
     made = np.zeros(shape, data.dtype)
     majors = major
@@ -92,5 +92,5 @@ def on_device(
 
 
 def taken(matrix: Array, trans: int) -> Array:
-    """As it is, transposed, or conjugate transposed."""
+    """Return the matrix unchanged, transposed, or conjugate transposed."""
     return matrix if trans == 0 else matrix.T if trans == 1 else matrix.conj().T

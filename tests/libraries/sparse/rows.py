@@ -129,7 +129,7 @@ BLOCKS: Final = product(shape=[(12, 18)], size=[2, 3, 6], n=[None, 4, 8])
 BLOCKED: Final = [{**each, "form": "blocked"} for each in [*BLOCKS, *ELL]]
 WIDE_BLOCKED: Final = [{**each, "form": "blocked"} for each in WIDE]
 TF32: Final = 2.0**-9
-"""What products of float32 are off by where tensor cores make them."""
+"""Error of float32 products that tensor cores compute."""
 
 
 def sampled_inputs(sample: Sample, shape: Any, form: str, k: int, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What calls refuse, in the caller, and where matrices may be used."""
+"""Refusals of calls, raised in the caller, and contexts in which matrices may be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Direct solvers: conformance, what they refuse, and matrices that have no factors."""
+"""Direct solvers: conformance, refusals, and matrices that have no factors."""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ from ..conformance import Array, Near, Operation, Sample, eps_of
 DTYPES: Final = tuple(RESULTS)
 NARROW: Final = ("int8", "float8_e4m3fn", "float8_e5m2")
 SLACK: Final = {"float32": 2.0**-9, "float8_e4m3fn": 2.0**-12, "float8_e5m2": 2.0**-12}
-"""Of the sum of magnitudes: TF32, and what Hopper's tensor cores keep of sums of 8-bit floats."""
+"""Slack relative to the sum of magnitudes.
+
+float32 is computed in TF32; for 8-bit floats Hopper's tensor cores keep few bits of the sums.
+"""
 LARGEST: Final = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 PLAIN: Final = ("float16", "bfloat16", "float32")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 SIZES: Final = dict(zip("abcdefghijklmnopqrstuvwxyz", [2, 3, 4, 5, 4, 3, 2] * 4, strict=False))
-"""How far each index of ``OPT_EINSUM`` goes."""
+"""Size of each index of ``OPT_EINSUM``."""
 
 OPT_EINSUM: Final = (
     # products of all elements with matrices
@@ -63,7 +63,7 @@ NUMPY: Final = (
     ("Ba,aC", [(2, 3), (3, 2)]),
     (" i j , j k -> k i ", [(2, 3), (3, 4)]),
 )
-"""What else NumPy's syntax has, with shapes."""
+"""Other forms of NumPy's syntax, with shapes."""
 
 
 @dataclass(frozen=True)

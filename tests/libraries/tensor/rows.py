@@ -16,7 +16,7 @@ def shape_of(modes: str) -> tuple[int, ...]:
 
 
 def magnitude(subscripts: str, *arrays: Any) -> Any:
-    """What the terms of a sum add up to, without their signs."""
+    """Return the sum of the terms' magnitudes."""
     return np.einsum(subscripts, *(np.abs(array) for array in arrays))
 
 

@@ -1,4 +1,4 @@
-"""cuTENSOR's operations: where results go, in batches and recordings, and what is refused."""
+"""Operations of cuTENSOR: destinations of results, batches, recordings, and refusals."""
 
 from __future__ import annotations
 

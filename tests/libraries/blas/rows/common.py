@@ -1,4 +1,4 @@
-"""What the rows of all levels share."""
+"""Parts that the rows of all levels share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIZES = (
     "lead_a",
     "lead_x",
 )
-"""What of a case is a size rather than an option."""
+"""Names in a case that are sizes, not options."""
 
 
 def op(array: Array, trans: Any) -> Array:
@@ -119,7 +119,7 @@ def diagonals(a: Array, case: Case) -> Array:
 
 
 def inside(n: int, case: Case, k: int | None = None) -> list[tuple[int, int]]:
-    """Where the elements of a triangle are, or of a band of it, one column after the other."""
+    """Return the positions in a triangle, or in a band of it, column by column."""
     most = n if k is None else k
     return [
         (i, j)

@@ -1,4 +1,4 @@
-"""What a row's formula says, for arrays: the reference of levels 1 to 3, and of the fake cuBLAS."""
+"""Evaluation of row formulas on arrays: the reference of levels 1 to 3 and of the fake cuBLAS."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> list[Any]:
-    """What the row writes, in the order of its operands.
+    """Return the arrays that the row writes, in the order of its operands.
 
     Args:
         row: the routine.
-        arrays: its operands by name: vectors without the elements between, matrices as they
-            are stored.
+        arrays: its operands by name: vectors without the elements between, matrices in their stored
+            form.
         scalars: by name.
         case: options and sizes.
     """
@@ -64,7 +64,7 @@ def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> l
 
 
 def magnitudes(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> list[Any] | None:
-    """How large the terms are that the results are sums of; None where those are not known."""
+    """Return the magnitudes of the terms that the results sum up, or None if they are unknown."""
     if "solve" in row.formula or "arg" in row.formula:
         return None
     positive = row.formula.replace(" - ", " + ")

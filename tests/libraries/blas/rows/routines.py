@@ -37,14 +37,14 @@ CHOICES: Final[dict[str, list[Any]]] = {
     "ku": [0, 1, 7],
 }
 MANY, SOME = 20, 5
-"""Of more cases than that, every how many-th is tried without an output, or in place."""
+"""Number of cases above which only every ``SOME``-th is tried without an output or in place."""
 FEW: Final = 7
-"""Of routines that are like others, every how many-th case is tried."""
+"""Step between the cases that are tried of routines that resemble others."""
 STEPS: Final[Case] = {"offx": 1, "incx": 2, "offy": 2, "incy": 3}
 
 
 def is_alike(row: Row) -> bool:
-    """Whether a row is like others, but for how its matrices are stored."""
+    """Return whether a row differs from others only in how its matrices are stored."""
     return row.name in ALIKE or any(each.form and each.structure for each in row.operands)
 
 
@@ -85,7 +85,7 @@ def cases(row: Row) -> list[Case]:
 
 
 def by_letters(row: Row, option: str) -> list[Any]:
-    """An option's choices as letters, where it has any."""
+    """Return the choices of an option, as letters if it has any."""
     if option == "side":
         return ["L", "R"]
     if option.startswith("trans"):
@@ -148,7 +148,7 @@ def inputs(row: Row, left_out: str, sample: Sample, **case: Any) -> tuple[Array,
 
 
 def partly(operand: Operand, sample: Sample, case: Case) -> Array:
-    """A matrix with structure in a band or packed; what must not be read is poisoned."""
+    """Return a matrix in a band or packed; elements that must not be read are NaN."""
     n = case["n"]
     whole = sample.array(n, n)
     if operand.structure == "triangular":
@@ -167,9 +167,10 @@ def partly(operand: Operand, sample: Sample, case: Case) -> Array:
 async def call(
     row: Row, left_out: str, place: str, device: Any, *refs: Any, placed: Any = None, **case: Any
 ) -> Any:
-    """Call the method: without what is left out, which is made or goes to the place.
+    """Call the method without the operand that is left out.
 
-    Scalars are those of all cases, but for those that are placed.
+    The method makes that operand, or gets the operand ``place`` instead. Scalars are those of all
+    cases, except for the placed ones.
     """
     arguments = dict(zip([each.name for each in given(row, left_out)], refs, strict=True))
     options = (scalars_of(row, refs[0]) | (placed or {})) | {
@@ -233,7 +234,7 @@ REAL_RESULTS: Final = {"complex128": "float32", "clongdouble": "float64", "compl
 
 
 def made(operand: Operand, like: Array, case: Case) -> Array:
-    """What the call makes itself, before it is written."""
+    """Return the operand that the call makes itself, before it is written."""
     if operand.form:
         return np.zeros(shape_of(operand, case), like.dtype)
     sizes = [size_of(size, case) for size in operand.shape]
@@ -284,7 +285,7 @@ def operations(row: Row) -> list[Operation]:
 
 
 def as_placed(case: Case) -> bool:
-    """Whether all vectors of a case have the same steps, as one in the place of another has."""
+    """Return whether all vectors of a case have the same steps, so that one can replace another."""
     return all(
         case.get(f"{word}x", usual) == case.get(f"{word}y", case.get(f"{word}x", usual))
         for word, usual in (("off", 0), ("inc", 1))
@@ -292,7 +293,7 @@ def as_placed(case: Case) -> bool:
 
 
 ROTATIONS: Final = ("rotg", "rotm", "rotmg")
-"""Tested by what they promise, since there are several right answers."""
+"""Routines with several right answers, tested by the properties of their results."""
 
 ROUTINES: Final = [
     operation for row in ROWS.values() if row.name not in ROTATIONS for operation in operations(row)

@@ -18,7 +18,7 @@ pytestmark = MARKS
 async def test_the_first_token(
     device: Any, layout: str, batch: int, options: dict[str, Any]
 ) -> None:
-    """What the result is of: the value, kept or not, as much as the sink leaves of it."""
+    """The result is the value, kept or dropped, scaled by the share that the sink leaves."""
     rng, heads, size = np.random.default_rng(9), 32, 16
     shape = (batch, 1, heads, size) if layout == "bshd" else (batch, heads, 1, size)
     q, k, v, do = (rng.standard_normal(shape).astype(np.float16) for _ in range(4))

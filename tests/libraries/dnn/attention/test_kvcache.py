@@ -64,7 +64,7 @@ class Model:
                 assert self.cache.length(sequence, layer) == len(rows)
 
     async def check_rows(self, device: Device) -> None:
-        """What is in memory is what was written."""
+        """Check that memory holds the rows that were written."""
         k, v = await device.get(self.cache.k), await device.get(self.cache.v)
         for sequence, layers in self.rows.items():
             pages = list(self.cache.pages(sequence))

@@ -1,4 +1,4 @@
-"""Attention over any lengths, pages, padding and masks; what is behind the ends does not count."""
+"""Attention over any lengths, pages, padding and masks; elements past the ends do not count."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_any_padding(
 async def test_what_lies_behind_the_ends_counts_for_nothing(
     device: Any, dtype: str, layout: str, behind: float
 ) -> None:
-    """The same bits, whatever is there."""
+    """Results have the same bits whatever lies past the ends."""
     rng = np.random.default_rng(5)
     lengths, dnn = np.array([5, 12], np.int32), device.dnn
     size = 128 if dtype.startswith("float8") else 16  # the one that cuDNN takes backward

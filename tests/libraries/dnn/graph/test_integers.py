@@ -194,7 +194,7 @@ REFUSED: list[tuple[str, Callable[[Any, Any], Any], str]] = [
 
 
 class Tensors:
-    """Of several dtypes."""
+    """Tensors of several dtypes."""
 
     def __init__(self, graph: Any) -> None:
         self.i = graph.tensor((2, 2), "int32")

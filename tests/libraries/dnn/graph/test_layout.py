@@ -1,6 +1,7 @@
-"""Channels last gives what channels first gives, where dimensions have size 1, too.
+"""Channels last gives the results of channels first, also if dimensions have size 1.
 
-Where one has, strides fit both layouts: whatever reads a layout from them gets these wrong.
+Strides of a dimension of size 1 fit both layouts, so code that infers a layout from strides
+fails here.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def window_of(conv: Convolution) -> dict[str, tuple[int, ...]]:
 
 
 def nodes_of(graph: Any, conv: Convolution, *, last: bool) -> tuple[Any, tuple[Array, ...]]:
-    """A graph with every kind of operation, and what it reads, channels first."""
+    """Return a graph with every kind of operation and its inputs, channels first."""
     shift = random(1, conv.y[1], *(1 for _ in conv.image))
     arrays = (random(*conv.x), random(*conv.w), random(*conv.y), shift)
     x, w, grad, b = (
@@ -225,7 +226,7 @@ async def test_graphs(device: Device, conv: Convolution) -> None:
 async def test_broadcasts(
     device: Device, shapes: tuple[tuple[int, ...], tuple[int, ...]], op: str
 ) -> None:
-    """Of two tensors, neither of which has to have the shape of the result."""
+    """Broadcast two tensors, neither of which needs the shape of the result."""
     one, other = shapes
     pairs = zip(one, other, strict=True)
     one = tuple(a if b in (a, 1) else 1 for a, b in pairs)
@@ -242,7 +243,7 @@ async def test_broadcasts(
 
 
 class Chain(NamedTuple):
-    """A graph: an image, and what is done to it, with the shapes of other inputs."""
+    """A graph of an image and its steps, with the shapes of other inputs."""
 
     image: tuple[int, ...]
     steps: tuple[tuple[str, tuple[int, ...]], ...]
@@ -302,7 +303,7 @@ async def built(device: Device, chain: Chain, *, last: bool) -> tuple[Any, dict[
 @given(chains())
 @on_shared
 async def test_random_graphs(device: Device, chain: Chain) -> None:
-    """As they are called, in a batch, and recorded."""
+    """Graphs give the same results in single calls, in a batch and in a recording."""
     results: list[list[Array]] = []
     for last in (False, True):
         plan, refs = await built(device, chain, last=last)
@@ -350,7 +351,7 @@ async def test_images(device: Device, name: str, shape: tuple[int, ...]) -> None
 
 
 async def test_results_of_inputs_with_strides_have_none_of_their_own(device: Device) -> None:
-    """They come in C order and without gaps, which is what their shape says."""
+    """Results are in C order and without gaps, as their shape says."""
     graph = device.dnn.graph()
     turned = graph.tensor((2, 3), "float64", name="turned", strides=(1, 2))
     apart = graph.tensor((2, 3), "float64", name="apart", strides=(8, 2))
@@ -365,7 +366,10 @@ async def test_results_of_inputs_with_strides_have_none_of_their_own(device: Dev
 
 
 async def test_an_image_with_strides_and_its_channels_last(device: Device) -> None:
-    """One channel of three: the strides say where it is, and the layout what results are."""
+    """An image is one channel of three:
+
+    strides give its position, the layout that of the results.
+    """
     image = random(2, 4, 5, 3)
     graph = device.dnn.graph()
     x = graph.tensor((2, 1, 4, 5), "float64", channels_last=True, strides=(60, 1, 15, 3))
@@ -387,7 +391,7 @@ async def test_a_tensor_is_an_output_once(device: Device) -> None:
 
 
 async def test_attention_of_rows_that_hold_several_tensors(device: Device) -> None:
-    """Queries, keys and values side by side: what comes out has no gaps, and no other's order."""
+    """Queries, keys and values lie side by side; results have no gaps and an order of their own."""
     batch, heads, length, size = 2, 2, 3, 8
     rows = np.random.default_rng(5).standard_normal((batch, length, 3, heads, size)) / 4
     rows = rows.astype(np.float16)

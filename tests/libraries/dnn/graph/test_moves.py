@@ -30,7 +30,7 @@ def values(shape: tuple[int, ...], dtype: str) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("last", [False, True])
 async def test_moves(device: Device, dtype: str, last: bool) -> None:
-    """What NumPy makes of the shape that the graph has."""
+    """Moves give NumPy's result for the shape that the graph has."""
     x = values((2, 4, 3, 6), dtype)
     given = await device.put(np.ascontiguousarray(np.moveaxis(x, 1, -1)) if last else x)
 
@@ -59,7 +59,7 @@ async def test_moves(device: Device, dtype: str, last: bool) -> None:
 
 
 async def test_moves_among_others(device: Device) -> None:
-    """Heads are split, attended to, and joined again; what is between has no name."""
+    """Heads are split, attended to and joined again; the tensors in between have no names."""
     rng = seeds.rng()
     x = rng.standard_normal((2, 5, 12)).astype(np.float32)
     w = rng.standard_normal((1, 12, 12)).astype(np.float32)

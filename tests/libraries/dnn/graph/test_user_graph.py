@@ -1,4 +1,4 @@
-"""Graphs of users' own: what they compute, and what they do not take."""
+"""Graphs that users build: their results and their refusals."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Offer graphs to cuDNN for an H200 that is not there.
+"""Offer graphs to cuDNN for an absent H200.
 
-Run as a program, in a process of its own: it pretends to have a driver. Reads encoded graphs
-from its input (a msgpack array) and writes a verdict for each (a JSON array): the names of
-the parts that cuDNN or our own kernels take, or why there is none.
+Runs as a program, in a process of its own, and pretends to have a driver. It reads encoded graphs
+from its input (a msgpack array) and writes a verdict for each (a JSON array). A verdict is the
+names of the parts that cuDNN or this package's kernels take, or the reason for a refusal.
 
-cuDNN plans for a device that is only described, so everything is checked but the kernels:
-that the frontend takes each node with its names and attributes, that shapes and dtypes are
-what cuDNN infers, and that some engine supports each part on that device.
+cuDNN plans for a device that is only described, so everything is checked except the kernels.
+The frontend must take each node with its names and attributes. Shapes and dtypes must be those
+that cuDNN infers. Some engine must support each part on that device.
 
-With ``--deterministic`` only with plans that give the same bits each time. With ``--workshop`` it
-makes plans instead, as the process of ``_workshop`` does.
+With ``--deterministic`` it takes only plans that give the same bits each time. With
+``--workshop`` it makes plans instead, as the process of ``_workshop`` does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def pretend_driver(folder: Path) -> None:
 
 
 def load_libraries() -> None:
-    """What cuDNN looks for by name, where the wheels put it."""
+    """Load the libraries that cuDNN looks up by name, from the folders of their wheels."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
     for name in ("nvrtc", "cublasLt", "cublas"):

@@ -22,7 +22,7 @@ OFFER = Path(__file__).with_name("offer.py")
 
 
 def offer(graphs: list[bytes], folder: Path, *options: str) -> list[str]:
-    """What cuDNN says to each graph."""
+    """Return cuDNN's verdict on each graph."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(OFFER), str(folder), *options],

@@ -224,7 +224,7 @@ async def test_what_cudnn_refuses_when_it_is_built_is_computed_all_the_same(
 
 @pytest.fixture
 def offered(frontend: FakeFrontend) -> list[list[str]]:
-    """The nodes of what comes to cuDNN."""
+    """Return the nodes of the graphs that reach cuDNN."""
     found: list[list[str]] = []
 
     def ref_error(ops: list[str]) -> bool:
@@ -261,7 +261,7 @@ async def test_booleans_in_memory_are_not_given_to_cudnn(
 async def test_random_graphs_come_to_cudnn_in_parts_that_it_gets_right(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads and writes beyond what is broadcast, reduced, or used by nothing."""
+    """cuDNN reads and writes past buffers that are broadcast, reduced or unused."""
     from atomr_accel.libraries.dnn.host import _plans
 
     parts: list[Graph] = []
@@ -316,7 +316,7 @@ async def test_tuning_leaves_out_engines_at_fault(device: Device, frontend: Fake
 async def test_gaps_between_elements_are_not_given_to_cudnn(
     device: Device, offered: list[list[str]]
 ) -> None:
-    """It reads the elements as if they lay side by side."""
+    """cuDNN reads the elements as if they were adjacent."""
     graph = device.dnn.graph()
     plan = await graph.build(
         graph.abs(graph.tensor((4, 8), "float32", name="x", strides=(32, 4))),
@@ -422,7 +422,7 @@ async def test_evicted_plans_are_forgotten_by_the_host_too(
 
 
 async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[list[str]]) -> None:
-    """It would compute them in single precision."""
+    """cuDNN would compute them in single precision."""
     graph = device.dnn.graph()
     x = graph.tensor((2, 3), "int32", name="x")
     plan = await graph.build(graph.relu((x * x + 1) * 0.5))

@@ -1,4 +1,4 @@
-"""Attention of one query to one key: our own kernels on the host, and what is asked of cuDNN."""
+"""Attention of one query to one key: this package's kernels on the host, and calls of cuDNN."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MEMBERS = {
 
 
 def hold(graphs: list[Graph], folder: Any, threads: int = 7) -> None:
-    """Hold kernels against the CPU backend; what is between elements stays as it is."""
+    """Compare kernels with the CPU backend; bytes between elements must stay unchanged."""
     rng = np.random.default_rng(12)
     cases = []
     kernels: dict[CudaSource, dict[str, str]] = {}
@@ -213,7 +213,7 @@ def test_statistics_that_nobody_wants_are_not_computed() -> None:
 
 
 def test_what_a_step_hands_on_is_resampled_too() -> None:
-    """It has the type that is computed in, and may be wider than the other operand."""
+    """A step's result has the type of the computation, which may be wider than the operand's."""
     builder = Builder()
     shape, window = (1, 2, 4), {"window": (2,), "stride": (2,)}
     loss = builder.node("relu", input=builder.tensor((1, 2, 2), "float16"))["y"]

@@ -1,4 +1,4 @@
-"""The DNN lane's own kernels: what they compute, on the host, and that NVRTC takes them."""
+"""Kernels of the DNN lane: their results on the host, and their compilation by NVRTC."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def integer_graphs() -> list[Graph]:
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=5))
 def test_dimensions_are_merged_where_all_tensors_allow(axes: list[tuple[int, bool]]) -> None:
-    """The same positions, in another order, by fewer divisions."""
+    """Merged dimensions give the same positions in another order, with fewer divisions."""
     shape = [size for size, _ in axes]
     plain = list(packed_strides(shape, range(len(shape))))
     lists = [plain, [kept * step for (_, kept), step in zip(axes, plain, strict=True)]]
@@ -344,7 +344,7 @@ PRODUCTS = [
     ((1, 2, 1, 2, 3, 1, 4, 5), (2, 1, 2, 1, 3, 2, 5, 4)),
 ]
 MANY = ((256, 70, 3), (1, 3, 66))
-"""So many that a thread takes more of each."""
+"""Shapes so large that each thread takes several elements."""
 
 
 def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:

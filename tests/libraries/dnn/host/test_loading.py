@@ -1,4 +1,4 @@
-"""What a host loads before it has a device."""
+"""Libraries that a host loads before it has a device."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ test_conforms = needs_compiler(conform([tried(row) for row in OPERATIONS], of="k
 
 @needs_compiler
 async def test_classes_and_lengths_that_are_not_there(device: Device) -> None:
-    """Nothing is read by them, and what is made of them is NaN."""
+    """Kernels read nothing at invalid classes and lengths, and give NaN for them."""
     dnn = device.dnn
     nan = np.nan
     x = await device.put(np.zeros((4, 3), np.float32))
@@ -152,7 +152,7 @@ async def test_classes_and_lengths_that_are_not_there(device: Device) -> None:
 
 
 def asked(row: Any) -> Any:
-    """A row with cases that cuDNN takes, as far as they are ordinary."""
+    """Return a row with the ordinary cases, which cuDNN takes."""
     cases = [
         {**each, "cudnn": True}
         for each in row.cases

@@ -79,7 +79,7 @@ def an_instance_norm_gradient(dtype: str, *, last: bool) -> Graph:
 
 
 def test_what_cudnn_computes_wrongly_is_computed_by_own_kernels(tmp_path: Path) -> None:
-    """It takes these graphs, and on an H200 (9.19) it gave a wrong gradient by the scale."""
+    """cuDNN takes these graphs, and on an H200 (9.19) it gave a wrong gradient by the scale."""
     dtypes = ("float16", "bfloat16", "float32")
     graphs = [
         an_instance_norm_gradient(dtype, last=last) for last in (False, True) for dtype in dtypes
@@ -104,7 +104,7 @@ def a_chain(*ops: str) -> Graph:
 
 
 def test_activations_alone_are_computed_by_own_kernels(tmp_path: Path) -> None:
-    """What it gives at infinities and for NaN is no limit."""
+    """cuDNN's values at infinities and for NaN are not the limits."""
     names = ("gelu", "gelu_approx_tanh", "swish")
     wrong = [*names, *(f"{name}_backward" for name in (*names, "relu"))]
     expected: dict[tuple[str, ...], str] = {(op,): f"takes own {op}" for op in wrong}
@@ -115,7 +115,7 @@ def test_activations_alone_are_computed_by_own_kernels(tmp_path: Path) -> None:
 
 
 def statistics(dtype: str, *, last: bool) -> Graph:
-    """What a convolution gives, and the sums of its channels."""
+    """Return the graph of a convolution and the sums of its channels."""
     builder = Builder()
     window = {"pre_padding": (1, 1), "post_padding": (1, 1), "stride": (1, 1), "dilation": (1, 1)}
     x = builder.tensor((4, 64, 8, 8), dtype, last=last)
@@ -127,7 +127,7 @@ def statistics(dtype: str, *, last: bool) -> Graph:
 
 
 def moved(op: str, dtype: str, **attributes: Any) -> Graph:
-    """What is moved, and then multiplied."""
+    """Return the graph of a moved tensor that is then multiplied."""
     builder = Builder()
     a = builder.node(op, input=builder.tensor((4, 64, 32), dtype), **attributes)["y"]
     product = builder.node("matmul", A=a, B=builder.tensor((4, a.shape[-1], 16), dtype))["c"]

@@ -26,7 +26,7 @@ def memory(address: int, nbytes: int) -> Array:
 
 
 def run(parts: list[Graph], whole: Graph, seed: int) -> dict[int, Array]:
-    """What the parts of a graph leave in its buffers, one after the other."""
+    """Return the contents of a graph's buffers after its parts ran one after the other."""
     rng = np.random.default_rng(seed)
     arrays: dict[int, Array] = {}
     for part in (whole, *parts):

@@ -100,9 +100,9 @@ class Both:
         return found
 
     def compare(self, message: Any, *targets: int, refused: str = "") -> list[Array]:
-        """Execute on both; what they made, which must be the same.
+        """Execute on both backends, and return their results, which must be the same.
 
-        What is ``refused`` the CPU refuses before it touches anything; kernels leave it out.
+        The CPU raises ``refused`` before it writes anything; kernels skip such elements.
         """
         before = {target: self.memory[target].copy() for target in targets}
         results = []

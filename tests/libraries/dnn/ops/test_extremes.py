@@ -50,8 +50,11 @@ LIMITS: Final[dict[tuple[str, tuple[tuple[str, float], ...]], tuple[float, ...]]
     ("elu", ()): (-1, INF, 0, 1, 0, 1),
     ("softplus", ()): (0, INF, math.log(2), 1, 0, 0.5),
 }
-"""Of each activation: its limits at minus and plus infinity and its value at 0, and of its
-derivative the limits at plus and at minus infinity, and the value at 0."""
+"""Limits of each activation and its derivative.
+
+For the activation: the limits at minus and plus infinity, and the value at 0. For the derivative:
+the limits at plus and at minus infinity, and the value at 0.
+"""
 
 PARAMETERS: Final = [
     pytest.param(op, dict(attributes), dtype, id=f"{op}-{'-'.join(map(str, attributes))}-{dtype}")
@@ -61,7 +64,10 @@ PARAMETERS: Final = [
 
 
 def inputs_of(dtype: str) -> Array:
-    """What is hard: both infinities, NaN, both zeros, subnormals, the smallest, the largest."""
+    """Return hard inputs:
+
+    both infinities, NaN, both zeros, subnormals, the smallest, the largest.
+    """
     kind = dtype_of(dtype)
     info = np.finfo(kind) if kind.kind == "f" else __import__("ml_dtypes").finfo(kind)
     sizes = [float(info.smallest_subnormal), float(info.tiny), float(info.max), INF, 0.0]
@@ -93,7 +99,7 @@ def computed(graph: Graph, *arrays: Array) -> Array:
 def expect_limits(
     op: str, attributes: dict[str, float], x: Array, y: Array, slack: float = 8.0
 ) -> None:
-    """Hold results against the table, and against what is known of all of them."""
+    """Check results against the table, and against properties of all activations."""
     low, high, zero, steep_high, steep_low, steep_zero = LIMITS[
         op.removesuffix("_backward"), tuple(attributes.items())
     ]
@@ -137,7 +143,7 @@ def test_an_infinite_gradient_does_not_pass_what_is_flat() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @needs_compiler
 def test_the_kernels(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """They compute what the interpreter computes, which the tests above hold against limits."""
+    """Kernels give the interpreter's results, which the tests above check against limits."""
     x = inputs_of(dtype)
     losses = [np.full_like(x, loss) for loss in (1, 0, -1, math.nan)]
     infinite = np.full_like(x, INF)  # times what is nearly 0 it depends on the last digit
@@ -180,7 +186,7 @@ GELU: Final[dict[str, Callable[[float], float]]] = {
 
 
 def expect_digits(op: str, x: Array, y: Array) -> None:
-    """Hold GELU far below zero, where it is nearly 0, to a relative error."""
+    """Check GELU far below zero, where its value is nearly 0, to a relative error."""
     expected = [GELU[op](float(each)) for each in x]
     np.testing.assert_allclose(y, expected, rtol=256 * eps_of(x.dtype), atol=0)
 

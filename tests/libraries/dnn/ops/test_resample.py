@@ -1,4 +1,4 @@
-"""Images of another size, against matrices, and what is not taken."""
+"""Resampled images against matrices, and refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_place_that_begins_behind_the_image_is_none(device: Device) -> N
 
 
 async def test_windows_larger_than_the_padded_image(device: Device) -> None:
-    """There is a place if less than a step is missing."""
+    """A window has a place if less than a step is missing."""
     dnn = device.dnn
     x = await device.put(np.array([[[3, 1, 5]]], FLOAT))
     one = await device.put(np.ones((1, 1, 1), FLOAT))

@@ -37,7 +37,7 @@ async def test_parameters_come_out_as_they_went_in(device: Any, cell: str) -> No
 
 
 async def test_relus_gradient(device: Any) -> None:
-    """All sums are positive, so that there is no kink."""
+    """All sums are positive, which avoids the kink of the ReLU."""
     case: dict[str, Any] = {"cell": "relu", "steps": 3, "batch": 2}
     rng = np.random.default_rng(0)
     arrays = [

@@ -62,7 +62,7 @@ OF_ROUTINES = [
     for row in ROUTINES
     if row.name != "dnn.dropout"
 ]
-"""What is no kernel of ours."""
+"""Routines without a kernel of this package."""
 
 ROWS = [*OF_ROUTINES, *NETWORKS]
 

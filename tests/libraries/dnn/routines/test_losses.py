@@ -1,4 +1,4 @@
-"""Losses against their definitions, and what they do not take."""
+"""Losses against their definitions, and refusals."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_in_batches_recordings_and_given_buffers(device: Any) -> None:
 
 @pytest.mark.parametrize(("reduction", "loss"), [("none", []), ("sum", 0), ("mean", np.nan)])
 async def test_an_empty_batch(device: Any, reduction: str, loss: Any) -> None:
-    """As PyTorch has it."""
+    """An empty batch gives PyTorch's result."""
     dnn = device.dnn
     none, flat, rows = [await device.zeros(shape, np.int32) for shape in ((0,), (2, 0), (0, 3))]
     scores, planes, logs = [
@@ -157,7 +157,7 @@ async def test_an_empty_batch(device: Any, reduction: str, loss: Any) -> None:
 
 
 async def test_nobody_reads_beyond(device: Any) -> None:
-    """The CPU says what is wrong; on CUDA it is NaN."""
+    """The CPU raises an error; CUDA gives NaN."""
     dnn = device.dnn
     x = await device.put(np.zeros((2, 3), FLOAT))
     logs = await device.put(log_softmax(np.zeros((4, 2, 3))).astype(FLOAT))

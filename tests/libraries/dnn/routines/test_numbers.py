@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facades believe so; what they send would go nowhere."""
+    """Make facades believe that they are on CUDA; their messages go nowhere."""
     monkeypatch.setattr(DeviceCore, "capabilities", cuda.BACKEND.capabilities)
     monkeypatch.setattr(DeviceCore, "open_lane", None)
     monkeypatch.setattr(DeviceCore, "try_empty", None)

@@ -21,8 +21,11 @@ LSE_SLACK = 1e-4 if on_cuda() else 0.0
 """cuDNN computes exponentials and logarithms with the device's approximations."""
 
 FP8_LSE_SLACK = 2e-4 if on_cuda() else 1e-5
-"""Kernels for fp8 take coarser approximations, as what follows keeps four bits anyway: 1.3e-4
-is what they were off by on an H200, on log-sum-exps of about 2."""
+"""Slack of log-sum-exps in fp8, whose kernels take coarser approximations.
+
+The steps after them keep four bits anyway. On an H200 the kernels were off by 1.3e-4, on
+log-sum-exps of about 2.
+"""
 
 OPTIONS = ("causal", "window", "align", "softcap", "softmax_scale")
 EXTRAS = ("slopes", "bias", "sink")
@@ -177,7 +180,7 @@ def extras(case: Case, given: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def arguments(case: Case, given: tuple[Any, ...]) -> dict[str, Any]:
-    """The same, as the call names them."""
+    """Return the extras under the names of the call's arguments."""
     found = extras(case, given)
     if "slopes" in found:
         found["alibi_slopes"] = found.pop("slopes")
@@ -349,7 +352,7 @@ BACKWARD = [
 
 
 def ends(lengths: Any) -> Array:
-    """Where sequences begin, and the end."""
+    """Return the starts of the sequences, and the end."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
@@ -463,7 +466,7 @@ RAGGED_CASES: list[Case] = [
 ]
 CAPPED: Case = {"lengths_q": (20, 33), "softcap": 2.0, "causal": True}
 SLOPED: Case = {"lengths_q": (20, 33), "slopes": True, "causal": True}
-"""What cuDNN 9.19 differentiates, but does not compute."""
+"""A case that cuDNN 9.19 differentiates but does not compute forward."""
 UNEVEN: Case = {"lengths_q": (3, 9), "lengths_k": (40, 19), "softcap": 2.0, "causal": True}
 SINK: Case = {"lengths_q": (20, 33), "sink": True, "causal": True}
 

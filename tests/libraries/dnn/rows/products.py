@@ -23,7 +23,7 @@ def inputs(sample: Sample, left: Any, right: Any, turned: str, fused: bool) -> t
 
 
 def strides_of(shape: tuple[int, ...], *, turned: bool) -> tuple[int, ...]:
-    """The strides of matrices that lie in memory as they are, or transposed."""
+    """Return the strides of matrices in C order, or transposed in memory."""
     rows, columns = shape[-2:]
     steps = [rows * columns]
     for size in shape[-3:0:-1]:

@@ -233,7 +233,7 @@ def evaluated(case: Case, *arrays: Array) -> tuple[Array, Array, Array]:
 # Gates' functions are the device's approximations, and a network is many of them in turn.
 SLACK = {2: 4e-2, 4: 2e-4 if on_cuda() else 2e-5, 8: 1e-9 if on_cuda() else 1e-12}
 DIFFERENCES = 1e-8
-"""How far central differences are from the truth."""
+"""Error of central differences."""
 
 
 def near(value: Array, dtype: Any, least: float = 0.0) -> Near:

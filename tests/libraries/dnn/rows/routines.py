@@ -137,7 +137,7 @@ async def call_max_backward(device: Any, dy: Any, y: Any, x: Any, **case: Any) -
 
 
 def shares(case: Case) -> list[tuple[tuple[int, ...], tuple[slice, ...], float]]:
-    """For each place: where, what is in it, and what it is divided by."""
+    """Return for each place its position, the slices in it, and its divisor."""
     include = case.get("count_include_pad", True)
     return [
         (at, inside, count if include else int(np.prod([end.stop - end.start for end in inside])))
@@ -303,7 +303,7 @@ def lrn_options(case: Case) -> dict[str, Any]:
 
 
 def bases(x: Array, case: Case) -> tuple[Array, Array]:
-    """What is raised to a power, and which channels (column) belong to which (row)."""
+    """Return the base of the power, and which channels (column) belong to which (row)."""
     channels, size = x.shape[1], case["size"]
     before = (size - 1) // 2
     near = np.zeros((channels, channels))
