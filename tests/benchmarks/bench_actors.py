@@ -1,10 +1,9 @@
 """Actors side by side: this package, trio's memory channels by hand, pykka and xoscar.
 
-Four questions, each answered by all who can, in one run on one machine: what a question
-and its answer cost, what a message costs that nobody waits for, how much memory an actor
-takes that does nothing, and how long a restart takes. Every time is the best of several
-rounds, which take turns so that a busy moment of the machine hits all alike. pykka and
-xoscar are left out where they are not installed.
+One run on one machine measures four costs of each package: a question with its answer, a message
+without an answer, the memory of an idle actor, and a restart. Every time is the best of several
+rounds, which take turns so that a busy moment of the machine hits all alike. pykka and xoscar are
+left out if they are not installed.
 
 What pykka takes for a round trip depends on whether the system runs its two threads on one
 core or on two, and left alone it does now this, now that. So it is measured both ways. The
@@ -268,7 +267,7 @@ async def restart_by_hand(n: int) -> float:
 
 
 def restart_pykka(n: int) -> float:
-    """It has no supervision: stop the actor and start another."""
+    """Stop the actor and start another, as pykka has no supervision."""
     counter = _pykka_counter()
     ref = counter.start()
     start = time.perf_counter()
@@ -292,7 +291,7 @@ def idle(who: str, n: int) -> float:
 
 
 def _idle_here(who: str, n: int) -> float:
-    """What `idle` runs in the fresh process."""
+    """Run the part of `idle` that belongs in the fresh process."""
     return {"ours": _idle_ours, "channel": _idle_channel, "pykka": _idle_pykka}[who](n)
 
 

@@ -34,7 +34,7 @@ BANDWIDTH = 4.8e12
 BINS = 256
 TOP = 64
 NUMBERS = 1 << 16
-"""How many different numbers ``unique`` finds, at most."""
+"""Number of different values that ``unique`` finds, at most."""
 
 side_by_side.ROUND_SECONDS = 0.02
 side_by_side.MOST_QUEUED = 32  # results of so many have room at a time
@@ -43,13 +43,13 @@ side_by_side.ALONE = 10
 
 @dataclass
 class Job:
-    """What a line measures.
+    """An op that one line of the table measures.
 
     Attributes:
-        ours: one op on what it is given: the device, then to be awaited, or a batch.
-        cupy, torch: the same, by the name of what they have for it.
-        amount: bytes that it has to read and write; 0 if it does more than that.
-        asks: whether it waits for the device's answer, so that no batch can have it.
+        ours: one op on its argument, which is the device (then it is awaited) or a batch.
+        cupy, torch: the rivals' ops, by the names of their functions. amount: bytes that it has to
+        read and write; 0 if memory is not the limit. asks: whether it waits for the device's
+        answer, so that no batch can have it.
     """
 
     ours: Callable[[Any], Any]
@@ -85,7 +85,7 @@ def moved(xp: str, host: Any) -> Any:
 
 
 def rivals_there(device: Device) -> list[str]:
-    """Who is there to be measured."""
+    """Return the rivals that are installed."""
     return [name for name in ("cupy", "torch") if device.backend == "cuda" and there(name)]
 
 
@@ -141,7 +141,7 @@ VIEWS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "every other column": (2, lambda x: x[:, ::2]),
     "half of each row": (2, lambda x: x[:, : x.shape[1] // 2]),
 }
-"""How many axes the array has, and its view."""
+"""Number of axes of the array, and its view."""
 
 
 def view(name: str, dtype: str, bits: int) -> Making:
@@ -241,7 +241,7 @@ def jobs(*, gpu: bool) -> dict[str, Making]:
 
 
 def rivals_of(job: Job) -> dict[str, Rival]:
-    """Those who can do it."""
+    """Return the rivals that have this op."""
     waits: dict[str, Callable[[], object]] = {}
     if job.cupy:
         import cupy

@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 
 
 def shapes(*, gpu: bool) -> list[Shape]:
-    """What to measure, the longest ones last."""
+    """Return the shapes to measure, the longest ones last."""
     tokens, columns = (16384, 2048) if gpu else (256, 64)
     lengths = (512, 1024, 2048, 4096, 8192, 16384) if gpu else (128,)
     return [
@@ -74,7 +74,7 @@ def shapes(*, gpu: bool) -> list[Shape]:
 
 
 async def random(device: Device, *sizes: int) -> GpuRef:
-    """Normal numbers, as PyTorch's are: a kernel's pace depends on what it computes with."""
+    """Return normal numbers, as in PyTorch, because a kernel's speed depends on its data."""
     return await device.rng.normal(size=sizes, dtype=BFLOAT16)
 
 
@@ -111,7 +111,7 @@ async def measure(device: Device, shape: Shape) -> list[Row]:
 
 
 def rivals(device: Device, shape: Shape) -> dict[str, dict[str, Rival]]:
-    """The same by PyTorch, with each of its backends that takes it."""
+    """Return PyTorch's attention for each of its backends that takes the shape."""
     if not there("torch") or device.backend != "cuda":
         return {}
     import torch

@@ -87,7 +87,7 @@ async def sgemm(device: Device, shape: tuple[int, ...]) -> Row:
 
 
 def rivals_of(device: Device, shape: tuple[int, ...]) -> dict[str, Rival]:
-    """The same product in float32 by whoever is installed."""
+    """Return the installed rivals' product in float32."""
     rivals: dict[str, Rival] = {}
     if device.backend != "cuda":
         return rivals
@@ -125,7 +125,7 @@ async def run() -> None:
 
 
 def show(row: Row | None) -> None:
-    """Print a row as soon as it is there."""
+    """Print a row once it has been measured."""
     if row is not None:
         print(*row.lines(), sep="\n", flush=True)
 

@@ -1,9 +1,9 @@
-"""Chains of dependent ops in a batch: what an op costs the program's thread, and in all.
+"""Chains of dependent ops in a batch: the cost of an op for the program's thread, and in all.
 
-Each chain is 200 ops on matrices of 256 by 256, each of the result of the one before. Three times
-are told, medians of ten batches: of the thread until all is submitted, of the thread until the
-block is left, and of the clock. Some chains take libraries in turns. Where PyTorch and a GPU are
-there, its eager loop is measured in between, by the clock.
+Each chain is 200 ops on matrices of 256 by 256, each of the result of the one before. It prints
+three times, medians of ten batches: the thread's until all is submitted, the thread's until the
+block is left, and the clock's. Some chains alternate between libraries. With PyTorch and a GPU, the
+clock time of its eager loop is measured in between.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Step = Callable[[Any, GpuRef], GpuRef]
 
 
 def step(x: Any, y: Any, n: int) -> None:
-    """What the kernel does."""
+    """Copy x to y, as the kernel does."""
     y.reshape(-1)[:n] = x.reshape(-1)[:n]
 
 
@@ -80,13 +80,13 @@ async def chains(device: Device) -> dict[str, tuple[GpuRef, Step]]:
 
 
 def in_turns(steps: list[Callable[..., Any]]) -> Callable[..., Any]:
-    """Each of the steps in its turn."""
+    """Return a step that runs the given ones in rotation."""
     numbers = itertools.count()
     return lambda *given: steps[next(numbers) % len(steps)](*given)
 
 
 def eager() -> dict[str, Callable[[], None]]:
-    """The same chains in a loop of PyTorch, where it is there."""
+    """Return the same chains as a loop of PyTorch, if it is installed."""
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch

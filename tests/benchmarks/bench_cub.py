@@ -47,7 +47,7 @@ OURS: Ours = {
 
 
 def rivals_of(name: str, host: Any) -> dict[str, Rival]:
-    """What others have instead, on the same numbers."""
+    """Return the rivals' equivalents on the same numbers."""
     rivals: dict[str, Rival] = {}
     if there("cupy"):
         import cupy

@@ -47,7 +47,7 @@ async def bf16(device: Device, n: int) -> Calls:
 
 
 async def fp8(device: Device, n: int) -> Calls:
-    """The same of fp8, with sums as the tensor cores round them."""
+    """Return products of fp8, with sums as the tensor cores round them."""
     e4m3 = ml_dtypes.float8_e4m3fn
     a, b = await random(device, n, n, dtype=e4m3), await random(device, n, n, dtype=e4m3)
     out = await device.empty((n, n), BFLOAT16)
@@ -84,7 +84,7 @@ async def epilogue(device: Device, n: int, k: int = 0) -> Calls:
 
 
 async def short(device: Device, n: int) -> Calls:
-    """The same with a short sum, where what follows the product counts for more."""
+    """Return products with a short sum, for which the epilogue takes a larger share."""
     return await epilogue(device, n, n // 8)
 
 

@@ -1,8 +1,8 @@
-"""What a dashboard costs the program: 1,000 actors and 4 devices, looked at and not.
+"""Cost of a dashboard for the program: 1,000 actors and 4 devices, watched and unwatched.
 
-Prints the share of a core that the program takes beyond what it takes without a dashboard (whoever
-looks is in the same process, and counted), and how long it takes to look at everything, which is
-done in slices between turns of trio's loop.
+Prints the share of a core that the program takes beyond its share without a dashboard. The viewer
+runs in the same process, and is counted. Also prints how long it takes to look at everything,
+which is done in slices between turns of trio's loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Group(Actor):
 
 
 async def share() -> float:
-    """How much of a core the program takes for some seconds."""
+    """Return the share of a core that the program takes for some seconds."""
     used, begun = time.process_time(), time.perf_counter()
     await trio.sleep(SECONDS)
     return (time.process_time() - used) / (time.perf_counter() - begun)

@@ -91,7 +91,7 @@ dist.destroy_process_group()
 
 
 def rival(size: Size) -> dict[str, float]:
-    """Seconds of torch's; nothing where it is not installed."""
+    """Return torch's seconds, or an empty dict if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         return {}
     with socket.socket() as free:

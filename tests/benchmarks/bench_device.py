@@ -61,7 +61,7 @@ async def throughput(call: Callable[[], Awaitable[object]], total: int) -> float
 
 
 class ByHand:
-    """What a trio user writes without this package: CuPy calls in worker threads."""
+    """CuPy calls in worker threads, as a trio user writes them without this package."""
 
     def __init__(self) -> None:
         import cupy
@@ -77,11 +77,13 @@ class ByHand:
         return c
 
     async def gemm(self) -> Any:
-        """The same off the trio thread."""
+        """Run the product off the trio thread."""
         return await trio.to_thread.run_sync(self.gemm_and_wait)
 
     def tight_loop(self, total: int) -> float:
-        """Products per second of a loop that waits only at its end; the best of three."""
+        """Return products per second of a loop that waits once, after all of them; the best of
+        three.
+        """
         best = 0.0
         for _ in range(3):
             start = time.perf_counter()

@@ -107,7 +107,7 @@ async def measure(device: Device, shape: Shape, batch: int) -> list[Row]:
 
 
 def rivals(device: Device, shape: Shape, batch: int, across: int) -> dict[str, dict[str, Rival]]:
-    """The same by PyTorch, which tries its algorithms the first time."""
+    """Return PyTorch's convolutions, which try their algorithms the first time."""
     if not there("torch") or device.backend != "cuda":
         return {}
     import torch

@@ -31,10 +31,10 @@ class Case:
     """One expression.
 
     Attributes:
-        name: what it is.
-        subscripts: in one string.
-        sizes: how far each index goes.
-        dtype: of all operands.
+        name: the line's name.
+        subscripts: the subscripts, in one string.
+        sizes: the size of each index.
+        dtype: the dtype of all operands.
     """
 
     name: str
@@ -74,7 +74,7 @@ def operands(case: Case) -> list[Any]:
 
 
 def amount_of(case: Case, arrays: list[Any]) -> tuple[float, str]:
-    """Operations along the path, or bytes where there is but one pass over memory."""
+    """Return the operations along the path, or the bytes if one pass over memory is enough."""
     _, about = opt_einsum.contract_path(case.subscripts, *arrays)
     inner = {*case.subscripts.partition("->")[0]} - {*case.subscripts.partition("->")[2], ","}
     if len(arrays) > 1 and inner and case.name != "inner of rows":
@@ -88,7 +88,7 @@ def _size(case: Case) -> int:
 
 
 def rivals_of(case: Case, arrays: list[Any]) -> dict[str, Rival]:
-    """What others have instead, on the same numbers."""
+    """Return the rivals' equivalents on the same numbers."""
     rivals: dict[str, Rival] = {}
     if there("cupy"):
         import cupy

@@ -51,7 +51,7 @@ def chain12(x: Any, y: Any, xp: Any) -> Any:
 
 
 def softmax(x: Any, _y: Any, xp: Any) -> Any:
-    """Of each row."""
+    """Return the softmax of each row."""
     if xp.__name__ == "torch":
         return xp.softmax(x, -1)
     e = xp.exp(x - x.max(axis=-1, keepdims=True))
@@ -59,7 +59,7 @@ def softmax(x: Any, _y: Any, xp: Any) -> Any:
 
 
 def layer_norm(x: Any, _y: Any, xp: Any) -> Any:
-    """Of each row."""
+    """Return the layer norm of each row."""
     if xp.__name__ == "torch":
         return xp.nn.functional.layer_norm(x, x.shape[-1:])
     mean = x.mean(axis=-1, keepdims=True)
@@ -96,7 +96,7 @@ async def measure(
 def rivals_of(
     function: Callable[..., Any], shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> dict[str, Rival]:
-    """The same by CuPy and PyTorch."""
+    """Return the same function by CuPy and PyTorch."""
     found: dict[str, Rival] = {}
     if there("cupy") and dtype.name != "bfloat16":
         import cupy

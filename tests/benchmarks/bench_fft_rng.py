@@ -35,7 +35,7 @@ Case = tuple[str, str, tuple[int, ...], dict[str, Any]]
 
 
 def write(out: np.ndarray, count: np.int64) -> None:
-    """What the kernel does, for the CPU backend."""
+    """Write ones, as the kernel does, for the CPU backend."""
     out.reshape(-1)[: 4 * count] = 1
 
 
@@ -80,7 +80,7 @@ async def transform(device: Device, case: Case) -> Row:
 
 
 async def constant(device: Device, kernel: Kernel[Awaited], out: GpuRef) -> Pace:
-    """How fast memory is written."""
+    """Return the pace at which memory is written."""
     blocks = (132 * 16, 256)
 
     def call(on: Any) -> Any:
@@ -131,7 +131,7 @@ async def run() -> None:
 
 
 def show(row: Row) -> None:
-    """Print a row as soon as it is there."""
+    """Print a row once it has been measured."""
     print(*row.lines(), sep="\n", flush=True)
 
 

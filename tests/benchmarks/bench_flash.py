@@ -1,11 +1,12 @@
-"""Our attention kernels beside cuDNN's, and beside PyTorch's where cuDNN has none.
+"""Our attention kernels next to cuDNN's, and next to PyTorch's if cuDNN has none.
 
-``device.flash_attention`` with each backend on shapes that both take (goal: kernels of this package
-take at most 3 times as long), with PyTorch's FlashAttention beside them; and what only our kernels
-do, beside ``flex_attention``, compiled. Bfloat16, 16384 tokens in sequences of 512 to 8192 with
-2048 columns, as in FlashAttention's papers, whose kernels reach 335 (FlashAttention-2) and 740
-TFLOP/s (-3) forward on an H100. Measured side by side, see ``side_by_side.py``. Stops when its time
-is over. Without a GPU sizes are small, and only our own numbers are printed.
+``device.flash_attention`` is measured with each backend on shapes that both take, next to PyTorch's
+FlashAttention. The goal: kernels of this package take at most 3 times as long. Features that only
+our kernels have are measured next to ``flex_attention``, compiled. Bfloat16, 16384 tokens in
+sequences of 512 to 8192 with 2048 columns, as in FlashAttention's papers. The papers' kernels reach
+335 (FlashAttention-2) and 740 TFLOP/s (-3) forward on an H100. Measured side by side, see
+``side_by_side.py``. Stops when its time is over. Without a GPU sizes are small, and only our own
+numbers are printed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GOAL = 3.0
-"""How much longer than cuDNN's our kernels may take."""
+"""Largest ratio of our kernels' time to cuDNN's."""
 
 side_by_side.ROUNDS = 3
 side_by_side.ROUND_SECONDS = 0.02
@@ -60,7 +61,7 @@ class Shape(NamedTuple):
 
 
 def shapes(*, gpu: bool) -> list[Shape]:
-    """What to measure, the longest ones last."""
+    """Return the shapes to measure, the longest ones last."""
     tokens, columns = (16384, 2048) if gpu else (128, 64)
     return [
         Shape(tokens // length, length, columns // size, size, causal)
@@ -71,12 +72,12 @@ def shapes(*, gpu: bool) -> list[Shape]:
 
 
 async def random(device: Device, *sizes: int) -> GpuRef:
-    """Normal numbers, as PyTorch's are: a kernel's pace depends on what it computes with."""
+    """Return normal numbers, as in PyTorch, because a kernel's speed depends on its data."""
     return await device.rng.normal(size=sizes, dtype=BFLOAT16)
 
 
 async def both(device: Device, shape: Shape) -> dict[str, float]:
-    """How much longer our kernels take than cuDNN's, by pass."""
+    """Return the ratio of our kernels' time to cuDNN's, by pass."""
     batch, length, heads, size, causal = shape
     q, k, v, do = [await random(device, batch, length, heads, size) for _ in range(4)]
     out = await device.empty(q.shape, BFLOAT16)
@@ -138,7 +139,7 @@ async def alone(device: Device, shape: Shape) -> None:
 
 
 def sdpa(device: Device, shape: Shape) -> dict[str, dict[str, Rival]]:
-    """The same by PyTorch's FlashAttention."""
+    """Return PyTorch's FlashAttention on the same shape."""
     if not there("torch") or device.backend != "cuda":
         return {}
     import torch

@@ -67,7 +67,7 @@ async def vendors(device: Device, a: GpuRef, b: GpuRef, out: GpuRef) -> Pace:
 
 
 def rival(dtype: np.dtype[Any], size: int) -> Rival:
-    """The same by PyTorch."""
+    """Return PyTorch's product of the same size."""
     import torch
 
     kind = torch.float8_e4m3fn if dtype == E4M3 else torch.bfloat16

@@ -1,4 +1,4 @@
-"""What a journal costs: without one, with one, with contents, with every result.
+"""Cost of a journal: without one, with one, with contents, with every result.
 
     python tests/benchmarks/bench_journal.py
 

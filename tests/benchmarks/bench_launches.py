@@ -1,9 +1,9 @@
-"""Launches of a kernel, beside CuPy's ``RawKernel`` and ``cuda.core``.
+"""Launches of a kernel, next to CuPy's ``RawKernel`` and ``cuda.core``.
 
-The kernel does next to nothing, so what is measured is the launch: in a queue (a batch of ours),
-where each waits for the one before, and alone. Of our own queue two more times are told, of the
-program's thread: until all is sent, and with the answers. See ``side_by_side.py``. Without a GPU
-only our own numbers are printed.
+The kernel does next to nothing, so the launch is measured: in a queue (a batch of ours), where each
+waits for the one before, and alone. Of our own queue two more times are printed, of the program's
+thread: until all is sent, and with the answers. See ``side_by_side.py``. Without a GPU only our own
+numbers are printed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SOURCE = """
 
 
 def step(x: Any, y: Any, n: int) -> None:
-    """What the kernel does."""
+    """Add 1, as the kernel does."""
     y[:n] = x[:n] + 1
 
 
 def of_cupy() -> Rival:
-    """The same by CuPy."""
+    """Return the same launch by CuPy."""
     import cupy
 
     x, y = cupy.zeros(BLOCK, "f4"), cupy.zeros(BLOCK, "f4")
@@ -54,7 +54,7 @@ def of_cupy() -> Rival:
 
 
 def of_cuda_core() -> Rival:
-    """The same by ``cuda.core``."""
+    """Return the same launch by ``cuda.core``."""
     from cuda import core
 
     device = core.Device(0)
@@ -68,7 +68,7 @@ def of_cuda_core() -> Rival:
 
 
 def rivals() -> dict[str, Rival]:
-    """Those that are installed."""
+    """Return the rivals that are installed."""
     found = {}
     if there("cupy"):
         found["cupy"] = of_cupy()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OPS = ("solve", "cholesky", "qr", "svd", "eigh")
 FLOPS = {"solve": 2 / 3, "cholesky": 1 / 3, "qr": 4 / 3 * 2, "svd": 22.0, "eigh": 9.0}
-"""Of a matrix of n rows, in units of n cubed; those of iterations are what is usual."""
+"""Operations on a matrix of n rows, in units of n cubed; the usual counts for iterations."""
 
 GOALS = {"cupy": 1.0, "torch": 1.0}
 LEAST, MOST, ROUND = 4, 30, 0.4
@@ -37,7 +37,7 @@ SHORT, SMALL = 8e-3, 20 << 20
 """Seconds of a call, and bytes of its matrices, up to which there is a queue of many."""
 
 SECONDS = 55.0
-"""What is not begun by then is left out, and said to be."""
+"""Time after which no new measurement begins; the rest is reported as left out."""
 
 
 def shapes(*, gpu: bool) -> list[tuple[int, ...]]:
@@ -47,7 +47,7 @@ def shapes(*, gpu: bool) -> list[tuple[int, ...]]:
 
 
 def rivals_of(op: str, host: np.ndarray[Any, Any]) -> dict[str, Rival]:
-    """The same by others."""
+    """Return the rivals' equivalents."""
     found = {}
 
     def sides(a: Any) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
 
 
 async def is_short(call: Callable[[], Any], rivals: dict[str, Rival]) -> bool:
-    """Whether no side takes long."""
+    """Return whether no side takes long."""
     await call()
     start = time.perf_counter()
     await call()

@@ -1,17 +1,18 @@
 """A language model that is served, with and without faults, against the same model called by hand.
 
-A Llama of transformers of about 1.1 billion parameters on random weights, on a lane of
-``device.run``. Clients ask for the token that follows a prompt of 64, each again as soon as it has
-its answer, and a batcher makes batches of them. By hand, in a process that has torch and nothing of
-this package, the same model is called in a loop with batches of the same size, and with one prompt
-at a time. Then the clients ask while the device faults every five seconds.
+The model is a Llama of transformers with about 1.1 billion parameters and random weights, on a lane
+of ``device.run``. Clients ask for the token that follows a prompt of 64. Each asks again as soon as
+it has its answer, and a batcher makes batches of their questions. The same model is also called by
+hand, in a process with torch and without this package. It is called in a loop with batches of the
+same size, and with one prompt at a time. Then the clients ask while the device faults every five
+seconds.
 
-Every answer is compared with the logits that a batch of other company gave for its prompt.
+Every answer is compared with the logits for its prompt from a batch of other prompts.
 
     python tests/benchmarks/bench_llama.py                 # 256 clients, batches of 32
     python tests/benchmarks/bench_llama.py --standbys 6 --every 5 --seconds 20
 
-Without torch, transformers or a device a stand-in on NumPy is served, which is by no means a model.
+Without torch, transformers or a device a stand-in on NumPy is served, which is not a real model.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ Tokens = np.ndarray[Any, np.dtype[np.int64]]
 LENGTH: Final = 64
 PROMPTS: Final = 256
 TOLERANCE: Final = 0.02
-"""Of the largest logit: products of half precision add up in another order in other batches."""
+"""Tolerance relative to the largest logit.
+
+Products of half precision add up in another order in other batches.
+"""
 
 
 def make_weights(size: dict[str, int]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -58,7 +62,7 @@ def make_weights(size: dict[str, int]) -> Iterator[tuple[str, np.ndarray[Any, An
 
 
 def make_prompts(size: dict[str, int]) -> Tokens:
-    """What clients ask: ``(PROMPTS, LENGTH)``."""
+    """Return the clients' prompts: ``(PROMPTS, LENGTH)``."""
     return np.random.default_rng(1).integers(size["words"], size=(PROMPTS, LENGTH))
 
 
@@ -254,7 +258,7 @@ def measure_by_hand(options: argparse.Namespace) -> list[float]:
 
 
 def parsed() -> argparse.Namespace:
-    """What was asked for."""
+    """Return the parsed options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--batch", type=int, default=32)

@@ -1,13 +1,13 @@
-"""What ``open_device(prompt=True)`` gains: small products, as its two mechanisms are on or off.
+"""Gain of ``open_device(prompt=True)``: small products, with its two mechanisms on or off.
 
-One is that ports send and receive between the turns of trio's loop, the other the interpreter's
-switch interval, which is short while ops are in flight. A device that was opened with
+One mechanism lets ports send and receive between the turns of trio's loop. The other is the
+interpreter's switch interval, which is short while ops are in flight. A device that was opened with
 ``prompt=False`` has neither; an interval that the program sets stays, and so stands for the second
-in either state. The four ways alternate in short rounds, each begun by another one. What is told of
-each is the median of its rounds, with median and quartiles of its ratios to the round with neither
-beside it.
+in either state. The four ways alternate in short rounds, each begun by another one. For each way it
+prints the median of its rounds, with median and quartiles of its ratios to the round with neither
+mechanism.
 
-All of it is measured alone, beside a thread of the program that computes in Python, and beside a
+All of it is measured alone, next to a thread of the program that computes in Python, and next to a
 task that does, a millisecond at a time.
 """
 
@@ -59,7 +59,7 @@ WAYS: Final = (
 
 
 class Side(NamedTuple):
-    """A device and what is multiplied on it."""
+    """A device and the matrices that it multiplies."""
 
     device: Device
     a: GpuRef
@@ -67,7 +67,7 @@ class Side(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a round gave: ops a second, and the seconds that one was waited for."""
+    """Ops per second of a round, and the seconds of a single awaited op."""
 
     rate: float
     latency: float

@@ -1,9 +1,9 @@
-"""Memory: transfers, allocation, and what sealed memory saves after a fault.
+"""Memory: transfers, allocation, and the time that sealed memory saves after a fault.
 
 The rivals are measured in the same run: pinned ``cuMemcpyAsync`` by hand, CuPy, PyTorch, and
-``trio.to_thread.run_sync`` around them. What is not installed is left out by name; without a
-GPU there are only our own numbers, of the CPU backend. ``bench_memory.py tune`` tries numbers
-of copying threads and sizes of chunks instead.
+``trio.to_thread.run_sync`` around them. Missing rivals are left out by name; without a GPU there
+are only our own numbers, of the CPU backend. ``bench_memory.py tune`` tries numbers of copying
+threads and sizes of chunks instead.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def sync(call: Callable[[], object]) -> Callable[[], Awaitable[object]]:
 
 
 def in_thread(call: Callable[[], object]) -> Callable[[], Awaitable[object]]:
-    """What a trio user writes without this package."""
+    """Return the call in a worker thread, as a trio user writes it without this package."""
     return lambda: trio.to_thread.run_sync(call)
 
 
@@ -147,7 +147,7 @@ class Rival:
 
 
 def rivals() -> list[Rival]:
-    """Those that are here."""
+    """Return the installed rivals."""
     found = []
     for name in ("cupy", "torch"):
         if not ON_CUDA or importlib.util.find_spec(name) is None:
@@ -272,7 +272,7 @@ async def small(device: Device, others: list[Rival]) -> list[Row]:
 
 
 async def sealed(device: Device, others: list[Rival]) -> list[Row]:
-    """What mapping sealed memory again takes after a fault, and uploading it again would."""
+    """Measure mapping sealed memory again after a fault, and the upload that it replaces."""
     del others
     gib = 1 << 30 if ON_CUDA else 1 << 22
     room = device.info.total_memory // (1 << 30) - 16
@@ -372,7 +372,7 @@ async def tune() -> None:
 async def tune_chunks(
     device: Device, host: np.ndarray[Any, Any], out: np.ndarray[Any, Any], copiers: int
 ) -> None:
-    """The same for one number of threads."""
+    """Try chunk sizes for one number of threads."""
     ref = await device.put(host)
     for chunk in (1, 2, 4, 8):
         _bulk.CHUNK = chunk << 20  # type: ignore[attr-defined]

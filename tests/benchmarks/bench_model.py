@@ -1,13 +1,13 @@
-"""A GPT-2 forward of 124M parameters, op by op, and ops awaited alone; beside PyTorch.
+"""A GPT-2 forward of 124M parameters, op by op, and ops awaited alone; next to PyTorch.
 
-The forward is of 8 x 512 tokens in float16: twelve layers of seven ops, a kernel of the program's
-that looks up embeddings, and a last norm, 86 ops by four libraries; queries, keys and values are
+The forward is of 8 x 512 tokens in float16. It has 86 ops by four libraries: twelve layers of seven
+ops, a kernel of the program that looks up embeddings, and a last norm. Queries, keys and values are
 views of one product. It is timed in a batch, in flight from eight tasks that await each op, and
-recorded; PyTorch's eager forward and its CUDA graph alternate with it. Results are compared
-first. ``--layers``, ``--batch`` and ``--tokens`` make it smaller.
+recorded; PyTorch's eager forward and its CUDA graph alternate with it. Results are compared first.
+``--layers``, ``--batch`` and ``--tokens`` make it smaller.
 
-Then ops are awaited one by one, beside PyTorch's launch and synchronize: what a program that
-needs each answer waits for.
+Then ops are awaited one by one, next to PyTorch's launch and synchronize. This is the wait of a
+program that needs each answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TASKS = 8
 ROUNDS, PASSED_OVER, COUNTED = 6, 3, 8
 
 Way = Callable[[], Awaitable[object] | None]
-"""What is timed: called, and awaited if it gives something to be awaited."""
+"""A call to time; an awaitable result is awaited."""
 
 EMBED = """
     #include <cuda_fp16.h>
@@ -55,7 +55,7 @@ EMBED = """
 def embed(
     tokens: Any, words: Any, places: Any, x: Any, length: int, width: int, _count: int
 ) -> None:
-    """What the kernel does."""
+    """Look up embeddings, as the kernel does."""
     rows = np.arange(tokens.size)
     x.reshape(-1, width)[:] = words[tokens.reshape(-1)] + places[rows % length]
 
@@ -148,7 +148,7 @@ async def awaited(ops: Generator[Any, Any, GpuRef]) -> GpuRef:
 
 
 def rival(made: dict[str, Any], layers: int, tokens: np.ndarray[Any, Any]) -> Any:
-    """The same forward in PyTorch, which gives its last norm; None where PyTorch is not."""
+    """Return the same forward in PyTorch, which gives its last norm, or None without PyTorch."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch

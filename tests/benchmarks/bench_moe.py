@@ -31,14 +31,16 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def numbers(*shape: int, dtype: Any = BFLOAT16) -> NDArray[Any]:
-    """Random numbers; experts are alike, as that takes no time and makes no difference."""
+    """Return random numbers, equal for all experts, which saves time and does not change the
+    result.
+    """
     rng = np.random.default_rng()
     block = rng.standard_normal(shape[-2:], dtype=np.float32) / np.sqrt(np.float32(shape[-2]))
     return np.ascontiguousarray(np.broadcast_to(block.astype(dtype), shape))
 
 
 def ragged(tokens: int, experts: int) -> list[int]:
-    """How many tokens experts have: a few have many, and some have none."""
+    """Return the number of tokens of each expert: a few have many, and some have none."""
     rng = np.random.default_rng(0)
     return [int(n) for n in rng.multinomial(tokens, rng.dirichlet(np.full(experts, 0.5)))]
 
@@ -74,7 +76,7 @@ async def grouped(device: Device, tokens: int, experts: int, d: int, f: int) -> 
 
 
 def torch_products(device: Device, sizes: Sequence[int], d: int, f: int) -> dict[str, Rival]:
-    """The same by PyTorch."""
+    """Return the same products by PyTorch."""
     if device.backend != "cuda" or not there("torch"):
         return {}
     import torch
@@ -132,13 +134,13 @@ async def layers(device: Device, tokens: int, experts: int, d: int, f: int) -> l
 
 
 async def paced(device: Device, call: Any) -> Pace:
-    """The pace of what has to be awaited each time."""
+    """Return the pace of a call that has to be awaited each time."""
     pace, _ = await compare(device, call, {}, together=False)
     return pace
 
 
 def torch_layers(device: Device, tokens: int, experts: int, d: int, f: int) -> dict[str, Rival]:
-    """The same by PyTorch, without capacities."""
+    """Return the same layers by PyTorch, without capacities."""
     if device.backend != "cuda" or not there("torch"):
         return {}
     import torch

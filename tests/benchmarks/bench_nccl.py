@@ -74,7 +74,7 @@ dist.destroy_process_group()
 
 
 def rival(sizes: tuple[int, ...]) -> dict[str, float]:
-    """Seconds of torch.distributed; nothing where it is not installed."""
+    """Return the seconds of torch.distributed, or an empty dict if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         return {}
     with socket.socket() as free:
@@ -94,7 +94,7 @@ def rival(sizes: tuple[int, ...]) -> dict[str, float]:
 
 
 async def seconds(call: Callable[[], Awaitable[object]], at_once: int) -> float:
-    """How long a call takes, with so many under way."""
+    """Return the seconds that a call takes with ``at_once`` calls in flight."""
     await call()
     done, begun = 0, time.perf_counter()
     while (spent := time.perf_counter() - begun) < SECONDS or not done:
@@ -120,7 +120,7 @@ async def one_row(world: World, kind: str, nbytes: int) -> float:
 
 
 async def deaths(world: World) -> tuple[float, float]:
-    """Seconds until callers are told of a kill, and until the world is back; medians."""
+    """Return the median seconds until callers learn of a kill, and until the world is back."""
     told, back = [], []
     begun = 0.0  # when the host of this round was killed
 

@@ -1,9 +1,9 @@
 """Ops in flight, batches, recordings, neighbours and completion, each against doing it by hand.
 
-The rivals are tight synchronous loops of CuPy and PyTorch, which wait once at their end, and a
-CUDA graph captured by hand. They and we are measured in turns, in one run. What is not
-installed, or does not start, is left out; without a GPU there are only our own numbers, of the
-CPU backend, which gets less to do.
+The rivals are tight synchronous loops of CuPy and PyTorch, which wait once after the last op, and a
+CUDA graph captured by hand. They and we are measured in turns, in one run. Rivals that are missing
+or fail to start are left out; without a GPU there are only our own numbers, of the CPU backend,
+which runs fewer ops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
 
     Run = Callable[[int], Awaitable[None]]
-    """Does so many ops, and returns when all are done."""
+    """A function that does this number of ops, and returns when all are done."""
 
 ON_CUDA: Final = cuda.why_absent() is None
 SCALE: Final = 1 if ON_CUDA else 20
@@ -53,7 +53,7 @@ ADD: Final = f"""
 
 
 def add(x: Any, value: Any) -> None:
-    """What ``ADD`` does."""
+    """Add a value, as ``ADD`` does."""
     x += value
 
 
@@ -61,7 +61,7 @@ def add(x: Any, value: Any) -> None:
 
 
 class Goal(NamedTuple):
-    """What a number shall be: at least, or at most."""
+    """Bounds for a number: at least, or at most."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -90,7 +90,7 @@ class Row:
 
 
 async def seconds(run: Run, count: int) -> float:
-    """Seconds that one of so many ops takes."""
+    """Return the seconds that one op takes in a run of ``count`` ops."""
     start = time.perf_counter()
     await run(count)
     return (time.perf_counter() - start) / count
@@ -108,7 +108,7 @@ async def contest(sides: dict[str, Run], count: int, rounds: int = ROUNDS) -> di
 
 
 def flying(call: Callable[[], Awaitable[object]], in_flight: int) -> Run:
-    """So many tasks that call in a loop."""
+    """Return a run of ``in_flight`` tasks that call in a loop."""
 
     async def run(count: int) -> None:
         async def worker(share: int) -> None:
@@ -123,7 +123,7 @@ def flying(call: Callable[[], Awaitable[object]], in_flight: int) -> Run:
 
 
 def tight(rival: Rival) -> Run:
-    """A loop that waits at its end."""
+    """Return a run of a loop that waits once, after its last call."""
 
     async def run(count: int) -> None:
         for _ in range(count):
@@ -144,7 +144,7 @@ def waited(rival: Rival) -> Run:
 
 
 def products(size: int) -> dict[str, Run]:
-    """Products of float32 by whoever is installed."""
+    """Return the installed rivals' products in float32."""
     host = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
     found: dict[str, Run] = {}
     for name in ("cupy", "torch"):
@@ -186,7 +186,7 @@ def rates(name: str, ours: float, theirs: dict[str, float], goal: float) -> Iter
 
 
 async def neighbours(device: Device) -> Iterator[Row]:
-    """What ops in flight do to other tasks, and what computing in Python does to ops."""
+    """Measure what ops in flight cost other tasks, and what computing in Python costs ops."""
     host = np.random.default_rng(0).random((2, USUAL, USUAL), dtype=np.float32)
     a, b = await device.put(host[0]), await device.put(host[1])
     run = flying(lambda: device.blas.gemm(a, b), 64)

@@ -1,15 +1,15 @@
 """A pool of two devices, one of which is killed, again and again.
 
 Clients ask the pool for the products of matrices with sealed weights, each again as soon as it has
-its answer, and every answer is looked at. Then the host of the first device is killed, as the
-system would for want of memory, and once more whenever it has been back for a while. Told are what
-one device does alone, what both do, and both while one is being killed.
+its answer, and every answer is checked. Then the host of the first device is killed, as the system
+would for lack of memory, and again whenever it has been back for a while. It prints the throughput
+of one device alone, of both, and of both while one is being killed.
 
     python tests/benchmarks/bench_replicas.py              # needs two GPUs, or none
     python tests/benchmarks/bench_replicas.py --seconds 10 --clients 64
 
-With one GPU both replicas are on it, which tells whether anything is lost, but not what a second
-device brings. ``--standby`` as for ``open_device``.
+With one GPU both replicas are on it, which shows whether anything is lost, but not the gain of a
+second device. ``--standby`` as for ``open_device``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROWS, SIDE, INPUTS = (512, 4096, 8) if cuda.why_absent() is None else (32, 256, 
 
 
 class Load:
-    """What is asked, and what became of it."""
+    """The clients' requests, and the counts of their outcomes."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -155,7 +155,7 @@ async def places() -> list[int]:
 
 
 def parsed() -> argparse.Namespace:
-    """What was asked for."""
+    """Return the parsed options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each line")

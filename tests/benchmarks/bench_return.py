@@ -1,21 +1,21 @@
-"""How soon a device is back: from the moment a fault is seen to the next answer that is right.
+"""Time until a device is back: from the moment a fault is seen to the next right answer.
 
 Measured for the built-in libraries (put, gemm, layer_norm, fft, get) and for a model on a lane of
-``device.run``: a Llama of transformers on random weights where torch and transformers are
-installed, otherwise one that takes as long to load. With a hot standby and with a warm one. The
-program imports none of what the model needs; that is the host's.
+``device.run``. The model is a Llama of transformers on random weights if torch and transformers are
+installed, otherwise one that takes as long to load. With a hot standby and with a warm one. Only
+the host imports the model's packages, never the program.
 
     python tests/benchmarks/bench_return.py                       # the table
     python tests/benchmarks/bench_return.py --modes hot --parts builtin --repeats 5
     python tests/benchmarks/bench_return.py --timeline --repeats 2   # where the time goes
     python tests/benchmarks/bench_return.py --clients 32 --storm  # nothing but these
 
-``--clients 32`` is 32 tasks that ask the model without pause, with six faults 1.5 s apart, and what
-is left of their throughput. ``--storm`` is ten faults, each 50 ms after the return from the last.
-``--timeline`` tells what the program and the host that took over did at the last return; noting
-that takes some time, too.
+``--clients 32`` runs 32 tasks that ask the model without pause, with six faults 1.5 s apart, and
+prints their remaining throughput. ``--storm`` causes ten faults, each 50 ms after the return from
+the last. ``--timeline`` prints the steps of the program and of the host that took over at the last
+return; recording them takes some time, too.
 
-A hot standby's ``warm_up`` asks once what is asked here; ``--cold`` does without.
+A hot standby's ``warm_up`` makes the measured calls once; ``--cold`` omits it.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ async def back(device: Device, subject: Subject, kind: Any) -> Return:
 
 
 class Rehearsal:
-    """The ``warm_up`` of standbys: it asks what is asked of the device."""
+    """The ``warm_up`` of standbys: it makes the calls that the benchmark makes of the device."""
 
     def __init__(self) -> None:
         self.subject: Subject | None = None
@@ -244,7 +244,7 @@ class Rehearsal:
             await self.subject.ask(device)
 
     async def begin(self, device: Device, subject: Subject) -> None:
-        """There is; and the lanes that faults on purpose need are in use."""
+        """Set the subject, and start the lanes that deliberate faults need."""
         self.subject = subject
         source = 'extern "C" __global__ void nothing(float* x) {}'
         kernel = await device.nvrtc.compile(source, "nothing", cpu=lambda _: None)
@@ -335,7 +335,7 @@ class Clients:
 
 
 async def clients(options: argparse.Namespace) -> None:
-    """Tasks that ask without pause, faults meanwhile, and what is left of their throughput."""
+    """Run tasks that ask without pause, cause faults, and print the remaining throughput."""
     rehearsal = Rehearsal()
     async with opened("hot", options, rehearsal) as device:
         subject, nbytes = await llama(device, options.model)
@@ -404,7 +404,7 @@ async def storm(options: argparse.Namespace) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Measure what was asked for."""
+    """Run the measurements that the options select."""
     warnings.simplefilter("ignore", CpuFallbackWarning)
     print(
         f"backend {'cuda' if ON_CUDA else 'cpu'}, Python {sys.version.split()[0]}, {options.fault}"
@@ -425,7 +425,7 @@ async def main(options: argparse.Namespace) -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """What was asked for."""
+    """Return the parsed options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--parts", default="builtin,llama")
     parser.add_argument("--modes", default="hot,warm")

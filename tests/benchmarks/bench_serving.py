@@ -1,17 +1,17 @@
 """Batchers side by side: this package, Ray Serve's ``@serve.batch`` and LitServe.
 
 All call the same function: a small network on NumPy, which takes a list of numbers. Each client
-asks again as soon as it has its answer. Batches have 64 requests at most and wait a millisecond
-for more, or, where "at once" says so, for nothing.
+asks again as soon as it has its answer. Batches have 64 requests at most and wait a millisecond for
+more, or not at all in rows with "at once".
 
 In one process, where a batcher is a function that tasks await: ours under trio, ``@serve.batch``
-under asyncio in a replica. That is what a batcher costs. And from another process, as each serves
-it: LitServe over HTTP; ours over HTTP, behind the few lines of a server below; Ray Serve through a
-handle, its proxy left out. Those pay for what is between client and batcher as well. Clients and
-servers share the machine's cores.
+under asyncio in a replica. These rows show the cost of a batcher. And from another process, as each
+serves it: LitServe over HTTP; ours over HTTP, behind the few lines of a server below; Ray Serve
+through a handle, its proxy left out. Those rows include the cost of the connection between client
+and batcher. Clients and servers share the machine's cores.
 
 Each row is the round with the highest throughput of three, which take turns. Ray and LitServe are
-left out where they are not installed. ``--seconds 2`` sets how long each round takes.
+left out if they are not installed. ``--seconds 2`` sets how long each round takes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def predict(items: list[float]) -> list[float]:
 
 @dataclass
 class Measured:
-    """What one contender did with so many clients."""
+    """Seconds and latencies of one contender with a given number of clients."""
 
     seconds: float
     latencies: list[float]
@@ -157,7 +157,7 @@ def ray_batch(wait: float) -> Callable[[int, float], Measured]:
 
 
 async def _serve_http() -> None:
-    """As much of HTTP as the client below speaks, in front of a batcher."""
+    """Serve the part of HTTP that the client below speaks, in front of a batcher."""
 
     async def model(items: list[float]) -> list[float]:
         return predict(items)

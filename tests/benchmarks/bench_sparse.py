@@ -66,7 +66,7 @@ MATRICES: dict[str, Callable[[int, np.random.Generator], Any]] = {
 
 
 def rivals_of(matrix: Any, x: Any) -> dict[str, Rival]:
-    """The same product by others."""
+    """Return the rivals' equivalents of the product."""
     rivals: dict[str, Rival] = {}
     if there("cupy"):
         import cupy
@@ -137,7 +137,7 @@ async def measure_structured(device: Device, n: int) -> None:
 
 
 async def measure_direct(device: Device, side: int) -> None:
-    """A Poisson problem by factors: all of it, and what is left once a structure is known."""
+    """Measure a Poisson problem by factors: in full, and with a structure that is known."""
     count = side * side
     matrix = scipy.sparse.csr_matrix(stencil(count, np.random.default_rng(7)))
     matrix.sort_indices()
@@ -162,7 +162,7 @@ async def measure_direct(device: Device, side: int) -> None:
 
 
 def direct_rivals(matrix: Any) -> dict[str, Rival]:
-    """The same by CuPy, which factorizes on the CPU for ``splu`` and on the device otherwise."""
+    """Return CuPy's solvers: ``splu`` factorizes on the CPU, the others on the device."""
     if not there("cupy"):
         return {}
     import cupy

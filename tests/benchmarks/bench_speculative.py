@@ -1,9 +1,10 @@
-"""Speculative decoding of a GPT-2 of 124M parameters, beside decoding it token by token.
+"""Speculative decoding of a GPT-2 of 124M parameters, next to decoding it token by token.
 
-All steps are recorded. The draft is the target's first layers, whose later ones change little, so
-how often both agree is made up (``--share``), and what is measured is what a step costs: a target's
-step of some tokens, the draft's, and the decision, which is made either by NumPy, of logits that
-come to the program, or on the device. Ways alternate, and the median of their rounds is printed.
+All steps are recorded. The draft is the target's first layers, and the later layers change little.
+The rate at which both agree is therefore an option (``--share``). Measured is the cost of a step:
+the target's step of some tokens, the draft's step, and the decision. The decision is made by NumPy
+on logits that are fetched to the program, or on the device. Ways alternate, and the median of their
+rounds is printed.
 
 On the CPU backend a smaller model is the default.
 """
@@ -44,7 +45,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the models, and how many drafts in a row there are."""
+    """Shape of the models, and the number of drafts in a row."""
 
     layers: int
     draft_layers: int
@@ -76,7 +77,7 @@ def weights(shape: Shape) -> dict[str, Array]:
 
 
 class Net:
-    """A model with a dense cache for one text: what is behind its length is not looked at."""
+    """A model with a dense cache for one text; rows past its length are ignored."""
 
     def __init__(self, shape: Shape, w: dict[str, GpuRef], layers: int) -> None:
         self.shape = shape
@@ -92,12 +93,12 @@ class Net:
         self.k, self.v = [await device.put(np.zeros(cache, np.float16)) for _ in "kv"]
 
     def hidden(self, on: Any, tokens: GpuRef, length: GpuRef) -> Any:
-        """What comes before the logits.
+        """Return the hidden state before the logits.
 
         Args:
             on: a recording.
             tokens: int32, (new,).
-            length: of the cache before, int32 (1,).
+            length: the length of the cache before, int32 (1,).
         """
         w, width = self.w, self.shape.width
         (new,) = tokens.shape
@@ -136,8 +137,8 @@ class Steps:
     """The recorded steps of both models, made when they are first asked for.
 
     Attributes:
-        q: what the drafts were drawn from: the draft's steps write it, the target's read it.
-        none: the same where nothing was drafted.
+        q: the distribution of the drafts: the draft's steps write it, the target's read it.
+        none: the same for a step without drafts.
         drawn: the drafts.
     """
 
@@ -242,11 +243,11 @@ class Text:
         return results[0]
 
     def keep(self, path: Array) -> None:
-        """Later steps write over what is not kept."""
+        """Add the path to the length; later steps write over the rest."""
         self.length += len(path)
 
     def close(self) -> None:
-        """There is nothing to free: the cache is the next text's."""
+        """Keep the cache for the next text."""
 
 
 class Chain:

@@ -1,10 +1,10 @@
-"""What watching costs: 64 products in flight, and a question to an actor, watched and not.
+"""Cost of watching: 64 products in flight, and a question to an actor, watched and unwatched.
 
 All contenders run in turns in one process, in another order each round, so that a busy moment of
-the machine hits all alike. Prints the median time of each, and the median of its ratios to that of
-nobody in the same round; "nobody again" tells how much of a ratio is noise. The goals: nothing that
-can be told from noise for an instrument of which little is overridden, 3 % for metrics, and 10 %
-for a timeline.
+the machine hits all alike. Prints the median time of each, and the median of its ratios to the
+unwatched run of the same round; the second unwatched run shows how much of a ratio is noise. The
+goals: only noise for an instrument that overrides few methods, 3 % for metrics, and 10 % for a
+timeline.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROUNDS: Final = 25
 
 
 class Faults(DeviceInstrument):
-    """Listens for what is rare."""
+    """An instrument that listens for rare events."""
 
     def fault(self, device: object, fault: object) -> None:
         """Nothing."""
@@ -62,7 +62,7 @@ class Ops(DeviceInstrument):
 
 
 class Together(DeviceInstrument):
-    """Likewise, some dozens at a time."""
+    """An instrument that takes some dozens of ops at a time."""
 
     def __init__(self) -> None:
         self.groups = self.ops = 0
@@ -118,7 +118,7 @@ async def asks(counter: ActorRef) -> float:
 
 @contextmanager
 def contenders(device: Device) -> Iterator[dict[str, Callable[[], Any]]]:
-    """What watches, by name: context managers, made anew for each round."""
+    """Yield the contenders by name: context managers, made anew for each round."""
     with tempfile.TemporaryDirectory() as folder:
         path, together = Path(folder) / "run.pftrace", Together()
         yield {

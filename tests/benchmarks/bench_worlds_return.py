@@ -1,9 +1,9 @@
-"""How soon a world is back: ranks die in the midst of all_reduce, by fault, kill and hang in turn.
+"""Time until a world is back: ranks die during all_reduce, by fault, kill and hang in turn.
 
-For each death: when those who wait are told, when the world is whole again, when the next
-all_reduce has given the right sum; from the blow on (for hangs: from the device's ``op_deadline``
-on, which is when they can be noticed). Afterwards: what is left of memory, descriptors and
-processes that was not there before.
+For each death it measures three times: until waiting callers learn of it, until the world is whole
+again, and until the next all_reduce has given the right sum. Times count from the death (for hangs:
+from the device's ``op_deadline``, when they can be noticed). Afterwards it prints the memory,
+descriptors and processes that have been leaked.
 
     python tests/benchmarks/bench_worlds_return.py          # 50 deaths on two GPUs; 9 on the CPU
     python tests/benchmarks/bench_worlds_return.py --deaths 6 --on-break shrink --standby hot
@@ -52,12 +52,12 @@ DEADLINE: Final = 0.5
 
 ELEMENTS: Final = {"cuda": 1 << 26, "cpu": 1 << 18}
 WARM: Final = 3 * RANKS
-"""So many deaths, each kind on each rank, come before what is left is counted: caches fill, too."""
+"""Deaths before leaks are counted, each kind on each rank, so that caches are full."""
 
 
 @dataclass
 class Death:
-    """What came of one, in seconds."""
+    """Outcome of one death, in seconds."""
 
     how: str
     told: float
@@ -120,7 +120,7 @@ async def one_death(world: World, victim: Device, how: str, elements: int) -> De
 
 
 def left(devices: list[Device]) -> dict[str, int]:
-    """What should be the same before and after."""
+    """Return the numbers that should be the same before and after."""
     memory = sum(device.statistics().memory.used for device in devices)
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ def left(devices: list[Device]) -> dict[str, int]:
 
 
 async def settled(devices: list[Device], *, standby: bool) -> None:
-    """Wait until what is on its way has come."""
+    """Wait until all pending work is done."""
     for device in devices:
         await device.get(await device.put(0.0))
         if standby:

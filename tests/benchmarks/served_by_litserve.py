@@ -12,14 +12,14 @@ class Api(litserve.LitAPI):  # type: ignore[misc, unused-ignore] # untyped
     """One number in, one out."""
 
     def setup(self, device: str) -> None:
-        """There is nothing to load."""
+        """Load nothing."""
 
     def decode_request(self, request):  # type: ignore[no-untyped-def] # FastAPI reads the types
-        """What the client sent."""
+        """Return the number that the client sent."""
         return float(request["input"])
 
     def batch(self, inputs: list[float]) -> list[float]:
-        """As they are."""
+        """Return the inputs unchanged."""
         return inputs
 
     def predict(self, x: list[float]) -> list[float]:
@@ -28,11 +28,11 @@ class Api(litserve.LitAPI):  # type: ignore[misc, unused-ignore] # untyped
         return answers
 
     def unbatch(self, output: list[float]) -> list[float]:
-        """As they are."""
+        """Return the outputs unchanged."""
         return output
 
     def encode_response(self, output: float) -> dict[str, float]:
-        """What the client gets."""
+        """Return the response for the client."""
         return {"output": output}
 
 

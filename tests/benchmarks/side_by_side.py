@@ -1,10 +1,10 @@
-"""How this package and its rivals are measured: the same way, in turns.
+"""Measure this package and its rivals in the same way, in turns.
 
 Two things are measured of each op. Its *throughput*: many are queued, then the last one is
-waited for; here they are queued by ``device.batch``, there by a loop that synchronizes at its
-end. And its *latency*: one is asked for and waited for. Rounds of ours and theirs alternate,
-each begun by another one, so that clocks and temperatures are the same for all, and medians
-are compared. Results go to memory that is there already.
+waited for. Our ops are queued by ``device.batch``, the rivals' by a loop that synchronizes once.
+Its *latency*: one is asked for and waited for. Rounds of ours and theirs alternate, each begun by
+another one, so that clocks and temperatures are the same for all, and medians are compared.
+Results go to memory that is already allocated.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 ROUND_SECONDS = 0.2
-"""How long a round of throughput is at least: what its beginning and end take vanishes."""
+"""Least duration of a throughput round, so long that its start and end do not count."""
 
 MOST_QUEUED = 1000
-"""As many ops as a host takes at a time; a batch keeps the rest until its block is left."""
+"""Number of ops that a host takes at a time; a batch keeps the rest until its block is left."""
 
 ALONE = 30
-"""How many ops a round of latency is."""
+"""Number of ops in a round of latency."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """How somebody else does the same.
+    """A rival's version of the op.
 
     Attributes:
         call: queues one op.
@@ -59,9 +59,9 @@ class Row:
     """A line of the table.
 
     Attributes:
-        name: what was done.
-        amount: how much of it is in one op: operations, or bytes.
-        unit: in what to give the speed: ``"TFLOP/s"`` or ``"GB/s"``.
+        name: the name of the op.
+        amount: the work of one op: operations, or bytes.
+        unit: the unit of the speed: ``"TFLOP/s"`` or ``"GB/s"``.
         ours: our pace.
         theirs: the rivals' paces.
         goals: the least ratio of our speed to that of a rival.
@@ -75,7 +75,7 @@ class Row:
     goals: dict[str, float] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """What to print: one line for each rival, or one without."""
+        """Return the lines to print: one for each rival, or one without rivals."""
         scale = {"TFLOP/s": 1e12, "GB/s": 1e9}[self.unit]
         speed = self.amount / self.ours.queued / scale
         start = f"{self.name:32} {self.ours.queued * 1e6:9.1f} us {speed:8.1f} {self.unit:7}"
@@ -92,7 +92,7 @@ class Row:
 
 
 def there(name: str) -> bool:
-    """Whether a rival is installed."""
+    """Return whether a rival is installed."""
     return importlib.util.find_spec(name) is not None
 
 
@@ -103,11 +103,11 @@ async def compare(
     *,
     together: bool = True,
 ) -> tuple[Pace, dict[str, Pace]]:
-    """Measure an op and what rivals do instead.
+    """Measure an op and the rivals' versions of it.
 
     Args:
         device: ours.
-        call: one op on what it is given: the device, then to be awaited, or a batch.
+        call: one op on its argument, which is the device (then it is awaited) or a batch.
         rivals: the others.
         together: whether a batch can have it; otherwise many are awaited one by one.
     """

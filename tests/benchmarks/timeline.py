@@ -1,9 +1,10 @@
-"""What the program and its hosts do from one moment to another, as a table.
+"""Table of the work of the program and its hosts between two moments.
 
-``timeline = Timeline()`` before a device is opened has every host note how long its requests,
-handles, messages and calls of vendors' functions take, and the program what it asks of hosts.
-``timeline.print(begun, ended)`` tells what was between two moments of ``time.monotonic_ns()``.
-Nothing of this is in the package: hosts find it by a ``sitecustomize`` that is made for them.
+``timeline = Timeline()`` must be called before a device is opened. Every host then records how long
+its requests, handles, messages and calls of vendor functions take, and the program records its
+requests to hosts. ``timeline.print(begun, ended)`` prints the records between two moments of
+``time.monotonic_ns()``. The package does not contain this code: hosts load it through a
+``sitecustomize`` that is made for them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 _FILE: Final = "ATOMR_TIMELINE"
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _LEAST_NS: Final = 200_000
-"""What takes less is not noted, but for what is asked of hosts."""
+"""Least duration that is recorded, except for requests to hosts."""
 
 
 def note(what: str, begun: int, ended: int) -> None:
-    """Note what has happened."""
+    """Record an event in the file."""
     line = f"{os.getpid()}\t{threading.current_thread().name}\t{begun}\t{ended}\t{what}\n"
     fd = os.open(os.environ[_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, line.encode())
@@ -86,7 +87,7 @@ class _Timed:
 
 
 def in_host() -> None:
-    """Have a process note what it does, if it is a host."""
+    """Record the work of this process, if it is a host."""
     from atomr_accel.backends.cuda.host._driver import Driver
     from atomr_accel.host import _host
     from atomr_accel.host._slots import StreamSlot
@@ -175,12 +176,12 @@ class Timeline:
             setattr(owner, name, timed(getattr(owner, name), what, 0))
 
     def print(self, begun: int, ended: int, host: int | None = None) -> None:
-        """What was between two moments.
+        """Print the records between two moments.
 
         Args:
-            begun: the one, which is zero in the table.
-            ended: the other.
-            host: tell of no other hosts than this one.
+            begun: the first moment, which is zero in the table.
+            ended: the last moment.
+            host: the only host to include; all hosts by default.
         """
         print("    from ms    takes  where")
         for line in sorted(self._file.read_text().splitlines(), key=lambda it: it.split("\t")[2]):

@@ -111,7 +111,7 @@ STAND_INS: Final = {
 
 
 def header_folders(table: Table) -> list[Path]:
-    """Return the folders of the library's headers, and of the runtime's headers that they include."""
+    """Return the folders of the library's headers and of the runtime's, which they include."""
     finder = pytest.importorskip("cuda.pathfinder")
     folders = []
     for name in (table.library, *table.beside, "cudart"):

@@ -48,7 +48,7 @@ def test_values_and_special_values(dtype: type[np.complexfloating], tmp_path: Pa
 
 
 def differing(name: str, given: Array, got: Array, wanted: Array) -> list[tuple[object, ...]]:
-    """Return the elements whose real or imaginary part has a wrong value, or a wrong defined sign."""
+    """Return the elements with a part whose value is wrong, or whose defined sign is."""
     wrong: list[tuple[object, ...]] = []
     for part, beside in (("real", "imag"), ("imag", "real")):
         one, other = getattr(got, part), getattr(wanted, part)

@@ -365,9 +365,7 @@ def test_where_structs_and_tensor_maps_lie_is_left_to_the_driver(
 @pytest.mark.headers
 @pytest.mark.parametrize(("alignment", "first"), [(16, 0), (32, 0x10), (64, 0x30), (128, 0x70)])
 def test_the_image_tells_where_parameters_lie(alignment: int, first: int) -> None:
-    """Parameters lie where the vendor aligns them in the constant bank, unlike in a host's
-    compiler.
-    """
+    """Parameters lie where the vendor aligns them in the constant bank."""
     pytest.importorskip("cuda.bindings.nvrtc")
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 

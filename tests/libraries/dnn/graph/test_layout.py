@@ -366,10 +366,7 @@ async def test_results_of_inputs_with_strides_have_none_of_their_own(device: Dev
 
 
 async def test_an_image_with_strides_and_its_channels_last(device: Device) -> None:
-    """An image is one channel of three:
-
-    strides give its position, the layout that of the results.
-    """
+    """An image is one channel of three, whose strides give its place; results use its layout."""
     image = random(2, 4, 5, 3)
     graph = device.dnn.graph()
     x = graph.tensor((2, 1, 4, 5), "float64", channels_last=True, strides=(60, 1, 15, 3))

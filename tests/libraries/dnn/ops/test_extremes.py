@@ -64,10 +64,7 @@ PARAMETERS: Final = [
 
 
 def inputs_of(dtype: str) -> Array:
-    """Return hard inputs:
-
-    both infinities, NaN, both zeros, subnormals, the smallest, the largest.
-    """
+    """Return infinities, NaN, both zeros, subnormals, and the smallest and largest numbers."""
     kind = dtype_of(dtype)
     info = np.finfo(kind) if kind.kind == "f" else __import__("ml_dtypes").finfo(kind)
     sizes = [float(info.smallest_subnormal), float(info.tiny), float(info.max), INF, 0.0]
