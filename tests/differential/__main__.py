@@ -1,9 +1,9 @@
 """Random tests of every library against NumPy, SciPy and torch.
 
 ``python -m tests.differential array fft --cases 1000 --seed 7`` runs a thousand random cases of
-each, in as many processes as there are cores, and says how many were right, refused and wrong.
-``python -m tests.differential array --case 123`` repeats a single one, whose seed that is.
-It exits with 1 if a result was wrong, a context ended, or a process died or hung.
+each library, in one process per core. It prints the numbers of right, refused and wrong results.
+``python -m tests.differential array --case 123`` repeats the single case with that seed. The exit
+code is 1 if a result was wrong, a context ended, or a process died or hung.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def libraries() -> list[str]:
 
 
 def calls_of(library: str) -> int:
-    """How many calls one case of a library makes: there are as many fewer cases."""
+    """Return the number of calls in one case of a library; the number of cases is divided by it."""
     text = (FOLDER / f"{library}.py").read_text(encoding="utf-8")
     found = re.search(r"^EACH: Final = (\d+)$", text, re.MULTILINE)
     return int(found[1]) if found else 1
@@ -54,7 +54,7 @@ def calls_of(library: str) -> int:
 
 @dataclass
 class Tally:
-    """What came of the cases of one library."""
+    """Counts of the cases of one library."""
 
     checked: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -76,7 +76,7 @@ class Tally:
             self.failures.append({"kind": kind, "seed": seed, "reason": reason})
 
     def number(self, kind: str) -> int:
-        """How many failures there are of one kind."""
+        """Return the number of failures of one kind."""
         return sum(each["kind"] == kind for each in self.failures)
 
 
@@ -239,7 +239,7 @@ class Worker:
 
 
 def show(run: Run, seconds: float) -> bool:
-    """Print what was found; whether all of it is right."""
+    """Print the findings, and return whether all of them are right."""
     good = True
     head = f"{'library':16}{'checked':>9}{'refused':>9}{'wrong':>7}{'faults':>8}{'died':>6}"
     print(f"backend {run.backend}, {seconds:.0f} s\n{head}{'hung':>6}{'cases/s':>9}")

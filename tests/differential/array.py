@@ -1,4 +1,4 @@
-"""Cases of ``device.array``: reductions, scans, statistics, what is elementwise, what is made."""
+"""Cases of ``device.array``: reductions, scans, statistics, elementwise functions, and creation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXACT: Final = frozenset({"max", "min", "any", "all", "count_nonzero", "argmax",
 
 
 def expected_dtype(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
-    """The dtype of what NumPy makes of the arrays as they are."""
+    """Return the dtype of NumPy's result for the given arrays."""
     return np.asarray(function(*arrays, **options)).dtype
 
 
@@ -245,7 +245,7 @@ async def count(case: Case) -> str | None:
 
 
 async def elementwise(case: Case) -> str | None:
-    """What goes element by element with options."""
+    """Check elementwise functions with options."""
     random = case.random
     name = choose(random, ("astype", "where", "clip", "round", "isclose", "ascontiguousarray"))
     dtype = choose(random, DTYPES)
@@ -298,7 +298,7 @@ async def elementwise(case: Case) -> str | None:
 
 
 async def build(case: Case) -> str | None:
-    """What is made of nothing, or of an array's shape."""
+    """Check arrays that are made from nothing, or from an array's shape."""
     random = case.random
     dtype = dtype_of(choose(random, (*SIGNED, *UNSIGNED, *FLOATS)))
     n, m, k = (int(each) for each in random.integers(0, 40, 3))

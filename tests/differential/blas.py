@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _fits(name: str, case: dict[str, Any]) -> bool:
-    """Whether sizes go together: least squares are of tall matrices, vectors have their length."""
+    """Return whether sizes fit: least squares need tall matrices, vectors have their own length."""
     if "int8" in name:
         return False
     return "length" not in case and (name != "blas.gels_batched" or case["m"] >= case["n"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _fits(name: str, case: dict[str, Any]) -> bool:
-    """Whether sizes may be any: those of narrow types are multiples."""
+    """Return whether sizes are free; those of narrow types are multiples."""
     del case
     return "fp" not in name and "int8" not in name
 

@@ -40,10 +40,10 @@ NUMBERS: Final = (*INTEGERS, *FLOATS, *COMPLEX)
 DTYPES: Final = ("bool", *NUMBERS)
 
 SIDES: Final = (0, 1, 2, 3, 5, 8, 17, 33)
-"""What an axis is long, but for the last one of some arrays."""
+"""Lengths of an axis, except for the last one of some arrays."""
 
 LONG: Final = (64, 129, 257, 1000, 4099)
-"""What one axis of some arrays is long."""
+"""Lengths of one axis of some arrays."""
 
 MOST: Final = 20_000
 """Elements of an array."""
@@ -174,13 +174,13 @@ def garbage(of: Sequence[int], dtype: Any) -> Array:
 
 @dataclass
 class Case:
-    """What is known of one case: words for whoever repeats it.
+    """State of one case, with a description for its repetition.
 
     Attributes:
-        device: where it runs.
-        random: chance.
-        told: the arguments.
-        sent: the arrays on the device, and what they have to be still.
+        device: the device that runs it.
+        random: the source of random choices.
+        told: the arguments, for the report.
+        sent: the arrays on the device, and the content that they must keep.
     """
 
     device: Device
@@ -197,8 +197,8 @@ class Case:
 
         Args:
             array: the values.
-            views: whether it may be one.
-            kept: whether ``finish`` looks that nobody has changed it.
+            views: whether the ref may be a view.
+            kept: whether ``finish`` checks that the array is unchanged.
         """
         name = f"x{len(self.sent)}"
         buffer, view, layout = viewed(self.random, array) if views else (array, _same, "plain")
@@ -219,13 +219,13 @@ class Case:
         await poisoned(self.device, *sizes)
 
     async def fetch(self, made: Any) -> Any:
-        """What a call gave, on the host."""
+        """Return the result of a call on the host."""
         if isinstance(made, tuple | list):
             return tuple([await self.fetch(each) for each in made])
         return await self.device.get(made) if isinstance(made, GpuRef) else np.asarray(made)
 
     async def finish(self) -> None:
-        """Check that inputs, and what lies between their elements, are as they were."""
+        """Check that inputs, and the bytes between their elements, are unchanged."""
         for ref, array in self.sent:
             got = await self.device.get(ref)
             assert got.tobytes() == array.tobytes(), "an input was changed"

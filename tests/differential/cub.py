@@ -106,7 +106,7 @@ async def fold(case: Case, kernel: Random) -> str | None:
 
 
 async def extreme(case: Case, kernel: Random) -> str | None:
-    """Where the least and the largest are."""
+    """Check the places of the least and the largest element."""
     host = drawn(case, kernel, odd=True)
     if not len(host):
         return None
@@ -179,7 +179,7 @@ async def segments(case: Case, kernel: Random) -> str | None:
 
 
 async def selection(case: Case, kernel: Random) -> str | None:
-    """What keeps some elements."""
+    """Check operations that keep some elements."""
     random = case.random
     host = drawn(case, kernel, odd=True)
     large = host.astype(np.float64) if host.dtype.kind in "fV" else host

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 Random = np.random.Generator
 
 STRUCTURES: Final = 400
-"""How many graphs there are, and how many convolutions and attentions of each kind: each takes
-a plan, which takes a while to make."""
+"""Number of graphs, and of convolutions and attentions of each kind.
+
+Each takes a plan, which is slow to make.
+"""
 
 ROWS: Final = [
     *(

@@ -60,7 +60,7 @@ BITS: Final[tuple[Any, ...]] = (
 
 
 async def evaluate(case: Case, function: Callable[..., Any], *arrays: Array, **how: Any) -> Any:
-    """What a function gives of refs, and what it gives of arrays."""
+    """Return a function's result on refs, and its result on arrays."""
     refs = [await case.put(array) for array in arrays]
     expected = np.asarray(function(*arrays))
     options = {}

@@ -63,13 +63,13 @@ BINARY: Final[dict[str, Callable[[Array, Array], Array]]] = {
     "sub": np.subtract,
 }
 JUMPS: Final = ("ceil", "floor", "mod", "tan", "select")
-"""What makes of a small difference a large one: not compared where that could be so."""
+"""Operations that turn a small difference into a large one; such places are not compared."""
 
 MOST: Final = 1e4
 """Numbers beyond it are not compared: they may be too large for float16."""
 
 ROUGH: Final = 1e-4
-"""How far a kernel's own functions may be off, relative to 1 and to the result."""
+"""Largest error of a kernel's own functions, relative to 1 and to the result."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ async def plan_of(device: Device, drawn: Drawn) -> Any:
 
 
 async def run(device: Device, drawn: Drawn, arrays: list[Array], plan: Any) -> list[Array]:
-    """What a plan gives, channels first."""
+    """Return the results of a plan, channels first."""
 
     def laid(array: Array) -> Array:
         return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if drawn.last else array
@@ -233,7 +233,7 @@ def _step(name: str, given: list[Array], more: float | None) -> Array:
 
 
 def _jumps(name: str, given: list[Array]) -> Array:
-    """Where a step's result hangs on the last digits of what it reads."""
+    """Return where a step's result depends on the last digits of its inputs."""
     if name == "select":
         near: Array = abs(given[1] - given[2]) < 1e-2 * (abs(given[1]) + abs(given[2]))
         return near

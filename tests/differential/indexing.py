@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Random = np.random.Generator
 
 LARGEST_KEY: Final = 4099
-"""How many indices an array of a key has at most: those of the host go along with a call."""
+"""Largest number of indices in an array of a key; host indices are sent within the call."""
 
 
 def key(random: Random, of: tuple[int, ...]) -> tuple[Any, ...]:
@@ -85,7 +85,7 @@ async def _keyed(case: Case, parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 async def get(case: Case) -> str | None:
-    """What is at a key."""
+    """Check the elements at a key."""
     random = case.random
     array = values(random, shape(random, 1, 3), choose(random, DTYPES))
     parts = key(random, array.shape)

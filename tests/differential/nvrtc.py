@@ -28,7 +28,7 @@ _KERNELS: Final[WeakKeyDictionary[Any, dict[tuple[str, str], Any]]] = WeakKeyDic
 
 
 def reference(body: str, x: Any, y: Any, a: Any) -> Any:
-    """What a kernel leaves."""
+    """Return the result of a kernel."""
     dtype, i = x.dtype, np.arange(len(x))
     made = {
         "scaled": lambda: x * a + y,

@@ -47,7 +47,7 @@ def steps(random: Random) -> list[Step]:
 
 
 def model(slots: list[Array], step: Step) -> None:
-    """What a step does, by NumPy."""
+    """Run a step by NumPy."""
     kind, a, b, c = step
     x, y, out = slots[a], slots[b], slots[c]
     if kind == "gemm":
@@ -88,7 +88,7 @@ async def _await(made: Any) -> Any:
 
 
 def submit(program: Any, slots: list[Any], step: Step) -> list[Any]:
-    """The same on a device, a batch or a recording: requests, the last of which is the result."""
+    """Run a step on a device, a batch or a recording; return its requests, the result's last."""
     kind, a, b, c = step
     x, y, out = slots[a], slots[b], slots[c]
     fmod: Any = np.fmod

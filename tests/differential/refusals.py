@@ -1,7 +1,7 @@
-"""What libraries refuse, and the page that says it.
+"""Errors by which libraries refuse a case, and the page that documents them.
 
 A case that a library refuses with one of these errors is counted by its reason. Any other error
-is a failure: what is not documented is not refused.
+is a failure: an undocumented refusal counts as one.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, and what may be varied of their cases.
+    """Rows, and the parts of their cases that may vary.
 
     Attributes:
         rows: the operations.
         vary: names of a case's sizes that may be any number.
-        sizes: these numbers.
+        sizes: the numbers to choose from.
         views: the first input that may be a view, by operation.
         fits: whether sizes go together.
     """

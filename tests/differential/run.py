@@ -18,7 +18,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # hosts need not fi
 
 
 def work(kind: str, x: Any, *others: Any) -> Any:
-    """What a host does."""
+    """Do the host's part of a call."""
     if kind == "numbers":
         return [len(others), *others]
     if kind == "error":

@@ -1,4 +1,4 @@
-"""Cases of sorts, searches and what is unique, of ``device.array``."""
+"""Cases of sorts, searches and unique values, of ``device.array``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _drawn(case: Case, least: int = 1, most: int = 3, *, empty: bool = True) -> 
 
 
 def _ordered(array: Any) -> Any:
-    """The same order in a dtype that NumPy sorts."""
+    """Return an array of the same order in a dtype that NumPy sorts."""
     return array.astype(np.float64) if array.dtype.kind in "fV" else array
 
 
@@ -113,7 +113,7 @@ async def topk(case: Case) -> str | None:
 
 
 async def search(case: Case) -> str | None:
-    """Where values belong among sorted ones."""
+    """Check the places of values among sorted ones."""
     random = case.random
     dtype = choose(random, (*INTEGERS, *REAL))
     sorted_ = np.sort(values(random, shape(random, 1, 1), dtype))
@@ -137,7 +137,7 @@ async def search(case: Case) -> str | None:
 
 
 async def unique(case: Case) -> str | None:
-    """Each value once, where it is first, and how often it is there."""
+    """Check unique values, their first places, and their counts."""
     array, random = _drawn(case, 0, 3), case.random
     if array.dtype.name == "bfloat16":
         return "NumPy's unique knows no bfloat16"
@@ -164,7 +164,7 @@ async def unique(case: Case) -> str | None:
 
 
 async def masks(case: Case) -> str | None:
-    """Where something is, and what is there."""
+    """Check the places of nonzero elements, and their values."""
     random = case.random
     array = values(random, shape(random, 1, 3), choose(random, ORDERED))
     array = np.where(random.random(array.shape) < 0.5, array.dtype.type(0), array).astype(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _fits(name: str, case: dict[str, Any]) -> bool:
-    """Whether sizes go together: indices are all different."""
+    """Return whether sizes fit: indices must all differ."""
     return not name.endswith(("gather", "scatter", "dot", "axpby")) or case["k"] <= case["n"]
 
 

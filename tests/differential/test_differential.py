@@ -32,7 +32,7 @@ async def outcome(
     device: Device,
     check: Callable[[Any, Any], Awaitable[str | None]],
 ) -> worker.Outcome:
-    """What becomes of a case of a library that only this test has."""
+    """Return the outcome of a case of a library that only this test has."""
     name = f"{worker.__package__}.made_up"
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(check=check))
     return await run_case(device, "made_up", 7)

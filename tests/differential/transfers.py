@@ -31,7 +31,7 @@ def bits(random: Random, of: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def laid_out(random: Random, array: Array) -> tuple[Array, str]:
-    """The same values in another layout on the host."""
+    """Return the same values in another layout on the host."""
     layout = choose(random, ("plain", "fortran", "gaps", "reversed", "read-only", "broadcast"))
     if layout == "fortran":
         return np.asfortranarray(array) if array.ndim else array, layout

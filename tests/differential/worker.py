@@ -34,7 +34,7 @@ from .refusals import refusal
 
 SIZES: Final = (512, 1024, 2048, 4096, 16384, 65536, 1 << 18, 1 << 20)
 EVERY: Final = 8
-"""So often the memory of blocks of these sizes is filled with garbage, scratch memory too."""
+"""Period of garbage fills for blocks of these sizes, including scratch memory."""
 
 
 def seed_of(library: str, seed: int, index: int) -> int:
@@ -45,11 +45,11 @@ def seed_of(library: str, seed: int, index: int) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """Outcome of a case.
 
     Attributes:
         kind: checked, refused, wrong, fault, absent.
-        reason: why, in words.
+        reason: the reason, in words.
     """
 
     kind: str
@@ -99,7 +99,7 @@ def _words(error: BaseException) -> str:
 
 
 async def serve(answers: Any, backend: str) -> None:
-    """Run what is asked for, until nothing more is."""
+    """Run the requested cases until the requests end."""
 
     def say(**words: Any) -> None:
         answers.write(json.dumps(words) + "\n")
@@ -130,7 +130,7 @@ async def serve(answers: Any, backend: str) -> None:
 
 
 def main() -> None:
-    """The process: answers go to what was standard output, all else that is printed to errors."""
+    """Run the process: answers go to the former standard output, other output goes to errors."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

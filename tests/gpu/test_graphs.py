@@ -18,7 +18,7 @@ SHARDS = 50
 @pytest.mark.parametrize("shard", range(SHARDS))
 @program
 async def test_random_graphs_compute_as_on_the_cpu(shard: int) -> None:
-    """None is wrong, and none faults."""
+    """Compare random graphs with the CPU backend; results are right, and no fault occurs."""
     wrong = []
     async with opened() as device, open_device(0, backend="cpu") as cpu:
         for seed in range(shard, GRAPHS, SHARDS):

@@ -28,7 +28,7 @@ CONTENT: Final = np.random.default_rng(0).random((300, 400), dtype=np.float32)
 
 
 class Library:
-    """What these tests need of a library, in its own words."""
+    """The functions of a library that these tests need, under its own names."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class Library:
         return self.module.asarray(array)
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
-        """What is in an array."""
+        """Return the content of an array."""
         found: np.ndarray[Any, Any] = (
             array.cpu().numpy() if self.name == "torch" else self.module.asnumpy(array)
         )

@@ -1,4 +1,4 @@
-"""What only a GPU can show: real faults, each in a process of its own, and what survives."""
+"""Tests that need a GPU: real faults, each in a process of its own, and the objects that survive."""
 
 from __future__ import annotations
 
