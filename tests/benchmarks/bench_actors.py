@@ -165,7 +165,7 @@ def ask_xoscar(n: int) -> float:
     return _in_xoscar(measure)
 
 
-# --- tell: messages that nobody waits for, until the last is handled ---------------
+# --- tell: messages without an answer, until the last is handled -------------------
 
 
 async def tell_ours(n: int) -> float:
@@ -304,7 +304,7 @@ def _idle_ours(n: int) -> float:
                 await system.spawn(Counter)
             after = _resident()
             os.write(1, str((after - before) / n).encode())
-            os._exit(0)  # stopping them in order is not what is measured
+            os._exit(0)  # stopping them in order is not measured
 
     return trio.run(main)
 

@@ -103,7 +103,7 @@ def rows(width: int, dtype: str, count: int, kind: str) -> Making:
         at = await device.put(numbers)
         item = np.dtype(dtype).itemsize
         gather = kind == "gather"
-        # A sum is read and written, and what is added is read.
+        # A sum is read and written, and the addend is read.
         amount = float(count * width * item * (2 if gather else 3) + numbers.nbytes)
         if gather:
             job = Job(lambda on: on.array.take(table, at, 0, out=plain), amount=amount)

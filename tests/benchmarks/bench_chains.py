@@ -141,7 +141,7 @@ async def main() -> None:
         print(f"{'us an op':26} submitted  thread   clock   torch  ratio")
         there, rivals = await chains(device), eager()
         gc.collect()
-        gc.freeze()  # else whoever comes first pays for what importing has left
+        gc.freeze()  # otherwise the first chain pays for the garbage of imports
         for name, (first, chain) in there.items():
             ours = await measure(device, first, chain)
             line = f"{name:26} {ours[0]:9.1f} {ours[1]:7.1f} {ours[2]:7.1f}"

@@ -111,7 +111,7 @@ async def fills(device: Device) -> None:
         mine, theirs = await compare(
             device, lambda on, name=method: getattr(on.rng, name)(out=out), rivals
         )
-        theirs["memory"] = await constant(device, kernel, out)  # again, beside it
+        theirs["memory"] = await constant(device, kernel, out)  # again, next to it
         show(Row(f"{method}, float32", out.nbytes, "GB/s", mine, theirs, {"memory": 0.9}))
     for method, args in (("exponential", ()), ("gamma", (2.0,))):
         mine, _ = await compare(

@@ -12,7 +12,7 @@ Every answer is compared with the logits for its prompt from a batch of other pr
     python tests/benchmarks/bench_llama.py                 # 256 clients, batches of 32
     python tests/benchmarks/bench_llama.py --standbys 6 --every 5 --seconds 20
 
-Without torch, transformers or a device a stand-in on NumPy is served, which is not a real model.
+Without torch, transformers or a device it serves a stand-in on NumPy.
 """
 
 from __future__ import annotations

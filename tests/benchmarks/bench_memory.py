@@ -190,7 +190,7 @@ class ByHand:
         self._check("cuMemFreeHost", self._driver.cuMemFreeHost(self._host))
 
 
-# --- what is measured ----------------------------------------------------------------------
+# --- measurements ------------------------------------------------------------------------
 
 
 async def pinned(device: Device, others: list[Rival]) -> list[Row]:

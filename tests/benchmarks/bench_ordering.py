@@ -182,7 +182,7 @@ def rates(name: str, ours: float, theirs: dict[str, float], goal: float) -> Iter
         )
 
 
-# --- what is measured ----------------------------------------------------------------------
+# --- measurements ------------------------------------------------------------------------
 
 
 async def neighbours(device: Device) -> Iterator[Row]:

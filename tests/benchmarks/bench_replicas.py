@@ -8,8 +8,8 @@ of one device alone, of both, and of both while one is being killed.
     python tests/benchmarks/bench_replicas.py              # needs two GPUs, or none
     python tests/benchmarks/bench_replicas.py --seconds 10 --clients 64
 
-With one GPU both replicas are on it, which shows whether anything is lost, but not the gain of a
-second device. ``--standby`` as for ``open_device``.
+With one GPU both replicas are on it. This shows losses, but not the gain of a second device.
+``--standby`` as for ``open_device``.
 """
 
 from __future__ import annotations

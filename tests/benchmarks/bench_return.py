@@ -10,10 +10,10 @@ the host imports the model's packages, never the program.
     python tests/benchmarks/bench_return.py --timeline --repeats 2   # where the time goes
     python tests/benchmarks/bench_return.py --clients 32 --storm  # nothing but these
 
-``--clients 32`` runs 32 tasks that ask the model without pause, with six faults 1.5 s apart, and
-prints their remaining throughput. ``--storm`` causes ten faults, each 50 ms after the return from
-the last. ``--timeline`` prints the steps of the program and of the host that took over at the last
-return; recording them takes some time, too.
+``--clients 32`` runs 32 tasks. They ask the model without pause during six faults, 1.5 s apart.
+Their remaining throughput is printed. ``--storm`` causes ten faults, each 50 ms after the return
+from the last. ``--timeline`` prints the steps of the program and of the host that took over at the
+last return; recording them takes some time, too.
 
 A hot standby's ``warm_up`` makes the measured calls once; ``--cold`` omits it.
 """
@@ -147,7 +147,7 @@ def load_llama(size: dict[str, int], weights: dict[str, Any]) -> Any:
     rotary = model.model.rotary_emb
     model.model.rotary_emb = type(rotary)(config=config).to("cuda")
     model.eval().requires_grad_(False)
-    ask_llama(model, np.ones(16, np.int64))  # what is loaded at the first call is loaded here
+    ask_llama(model, np.ones(16, np.int64))  # loads here what the first call loads
     return model
 
 

@@ -5,10 +5,10 @@ asks again as soon as it has its answer. Batches have 64 requests at most and wa
 more, or not at all in rows with "at once".
 
 In one process, where a batcher is a function that tasks await: ours under trio, ``@serve.batch``
-under asyncio in a replica. These rows show the cost of a batcher. And from another process, as each
-serves it: LitServe over HTTP; ours over HTTP, behind the few lines of a server below; Ray Serve
-through a handle, its proxy left out. Those rows include the cost of the connection between client
-and batcher. Clients and servers share the machine's cores.
+under asyncio in a replica. These rows show the cost of a batcher. Then from another process, in the
+way that each serves requests. LitServe uses HTTP. Ours uses HTTP, behind the few lines of a server
+below. Ray Serve uses a handle, without its proxy. Those rows include the cost of the connection
+between client and batcher. Clients and servers share the machine's cores.
 
 Each row is the round with the highest throughput of three, which take turns. Ray and LitServe are
 left out if they are not installed. ``--seconds 2`` sets how long each round takes.

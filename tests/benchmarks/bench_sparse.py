@@ -103,7 +103,7 @@ async def measure(device: Device, n: int) -> None:
 
             rivals = rivals_of(matrix, host) if device.backend == "cuda" else {}
             paces = await compare(device, call, rivals)
-            # What is read and written once at least.
+            # Bytes that are read and written at least once.
             nbytes = sum(each.nbytes for each in (matrix.data, matrix.indices, matrix.indptr))
             goals = {"cupy": 1.0} if "cupy" in rivals else {}
             row = Row(f"{what} {name}", nbytes + 2 * host.nbytes, "GB/s", *paces, goals)

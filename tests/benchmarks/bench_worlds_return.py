@@ -8,7 +8,8 @@ descriptors and processes that have been leaked.
     python tests/benchmarks/bench_worlds_return.py          # 50 deaths on two GPUs; 9 on the CPU
     python tests/benchmarks/bench_worlds_return.py --deaths 6 --on-break shrink --standby hot
 
-With ``--on-break shrink`` the world goes on without the rank, and is resized to have it again.
+With ``--on-break shrink`` the world continues without the rank. It is resized once the rank is
+back.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class Worker:
     def end(self, how: str) -> str:
         """End it; the last that it said."""
         if how == "hung":
-            self._process.send_signal(signal.SIGUSR1)  # it says where it is
+            self._process.send_signal(signal.SIGUSR1)  # it prints its stack
             time.sleep(1)
             self._process.kill()
         self._process.wait()

@@ -200,7 +200,7 @@ def _computed(
 ) -> list[tuple[Array, Array]]:
     """All tensors, with where a jump is near."""
     wide = [array.astype(np.float64) for array in arrays]
-    # A tensor that comes out is stored in its dtype, and later steps may read what is stored.
+    # An output is stored in its dtype, and later steps may read the stored numbers.
     stored = max(ROUGH, eps_of(dtype_of(drawn.dtype)))
     found = [(array, np.zeros(array.shape, bool)) for array in wide]
     with np.errstate(all="ignore"):

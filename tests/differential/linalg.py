@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _fits(name: str, case: dict[str, Any]) -> bool:
-    """Return whether sizes fit: least squares in lower precision need tall matrices."""
+    """Return whether sizes fit: least squares with refinement need tall matrices."""
     del name
     m, n = int(case.get("m", 99)), int(case.get("n", 99))
     if case.get("subset") is not None and n <= case["subset"][1]:

@@ -88,7 +88,7 @@ async def _await(made: Any) -> Any:
 
 
 def submit(program: Any, slots: list[Any], step: Step) -> list[Any]:
-    """Run a step on a device, a batch or a recording; return its requests, the result's last."""
+    """Return a step's requests on a device, a batch or a recording; the last one gives the result."""
     kind, a, b, c = step
     x, y, out = slots[a], slots[b], slots[c]
     fmod: Any = np.fmod

@@ -147,7 +147,7 @@ def test_numbers_that_are_equal_but_not_the_same_have_places_of_their_own(equal:
             assert scalars.pointer(dtype, given)._obj.raw[: len(expected)] == expected
 
 
-# --- what is kept, and what goes -----------------------------------------------------------------
+# --- plans kept and dropped ----------------------------------------------------------------------
 
 
 @given(limit=st.integers(1, 5), uses=st.lists(st.integers(0, 9)))

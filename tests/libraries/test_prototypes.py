@@ -115,7 +115,7 @@ def header_folders(table: Table) -> list[Path]:
     finder = pytest.importorskip("cuda.pathfinder")
     folders = []
     for name in (table.library, *table.beside, "cudart"):
-        if name == "cudss":  # whose headers the finder does not know; they are beside the library
+        if name == "cudss":  # the finder lacks its headers, which are next to the library
             folder = library_folder(name).parent / "include"
         else:
             folder = finder.find_nvidia_header_directory(name.replace("cublasLt", "cublas"))

@@ -296,7 +296,7 @@ async def test_settings_that_change_between_calls() -> None:
             await device.dnn.relu(x)
         hits = device.dnn.statistics().hits
         await device.dnn.relu(x)
-        assert device.dnn.statistics().hits == hits + 1  # also what is filled in counts
+        assert device.dnn.statistics().hits == hits + 1  # filled-in calls count as well
         device.dnn.clear_plans()
         misses = device.dnn.statistics().misses
         await device.dnn.relu(x)

@@ -136,7 +136,7 @@ async def test_kernels_are_built_once_and_launched_by_all() -> None:
         wanted = array[:, :6].T * 2
         await held(device, square, wanted - wanted.mean(0))
 
-        # In a batch nobody waits for a kernel to be built, but its launches do.
+        # In a batch only the launches of a kernel wait until it is built.
         LOG.clear()
         async with device.batch() as batch:
             y = batch.evaluate(np.sqrt(abs(x)))

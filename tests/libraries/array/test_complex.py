@@ -55,7 +55,7 @@ def differing(name: str, given: Array, got: Array, wanted: Array) -> list[tuple[
         bad = np.isnan(one) != np.isnan(other)
         bad |= np.isfinite(one) != np.isfinite(other)
         bad |= np.isfinite(one) & (abs(one - other) > 20 * np.finfo(one.dtype).eps * abs(wanted))
-        # What sign there is beside NaN, or zeros have that are made of it, is nowhere said.
+        # The sign next to NaN, or of zeros computed from NaN, is undefined.
         told = ~np.isnan(other) & ~np.isnan(getattr(wanted, beside))
         told &= (other != 0) | ~np.isnan(given)
         bad |= told & (np.signbit(one) != np.signbit(other))

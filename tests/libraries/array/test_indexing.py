@@ -173,7 +173,7 @@ async def test_any_key(device: Device, shape: tuple[int, ...], dtype: str, seed:
     got = await device.array.getitem(x, there)
     same(await fetched(device, got), expected)
     same(await fetched(device, await device.array.getitem(x, there, "raise")), expected)
-    # What is written: places come several times, and then the last one counts.
+    # Writes: if a place occurs several times, the last value counts.
     values = sample(seed + 1, expected.shape[draw.randint(0, expected.ndim) :], dtype)
     value: Any = await put(device, values, draw.choice(LAYOUTS))
     if draw.random() < 0.3:

@@ -167,7 +167,7 @@ def test_which_kernel_copies_what() -> None:
     assert name(np.empty((64, 48), np.float32), matrix[:, :48]) == "gather<16, u32, 2>"
     assert name(np.empty((64, 47), np.float32), matrix[:, 1:48]) == "gather<4, u32, 2>"
     assert name(np.empty((64, 48), np.float32), matrix[:, ::2]) == "gather<4, u32, 2>"
-    # What is contiguous is one row.
+    # Contiguous elements are one row.
     assert message_of(np.empty((64, 96), np.float32), matrix).shape == (64 * 96 // 4,)
     assert message_of(np.empty((96, 64), np.float32).T, matrix.T.copy().T).shape == (64 * 24,)
     # Where the target goes backwards, both do.

@@ -131,7 +131,7 @@ async def test_what_shares_memory_with_it(device: Device) -> None:
     x = await device.put(np.arange(12, dtype=np.float32))
     with pytest.raises(ValueError, match="both are written"):
         await device.blas.swap(x[::2], x[:11:2])
-    # As with NumPy, what is read is read before anything is written.
+    # As with NumPy, all reads happen before the first write.
     await device.blas.copy(x[0:10:2], x[2:12:2])
     expected = np.arange(12, dtype=np.float32)
     expected[2:12:2] = [0, 2, 4, 6, 8]

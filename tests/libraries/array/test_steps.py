@@ -98,7 +98,7 @@ async def test_results_are_written_where_they_are_wanted(name: str) -> None:
                     there = [each for each in count.names if each != "cub.build"]
                     assert there == [f"array.{name}"]
                     np.testing.assert_array_equal(await device.get(out), numpy(host))
-            assert await call(x, out=x) is x  # where it is read from
+            assert await call(x, out=x) is x  # written in place
             np.testing.assert_array_equal(await device.get(x), numpy(host))
 
 

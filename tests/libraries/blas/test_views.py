@@ -78,7 +78,7 @@ async def test_what_they_cannot_say_is_copied(device: Device) -> None:
         assert not submission.after
     into = prepared(device, x, x, out=(await device.zeros((8, 8), np.float32)).T)
     assert (len(into.before), len(into.after)) == (1, 1)
-    # What is conjugated is turned by it, too.
+    # A conjugated operand is transposed by it, too.
     z = await device.put(np.arange(64).reshape(8, 8) * 1j)
     assert prepared(device, z.T, z, trans_a=2).before
     assert not prepared(device, z.T, z, trans_a=1).before

@@ -117,7 +117,7 @@ def fused(a: Array, b: Array, bias: Array, epilogue: str, **_: Any) -> Any:
         return result
     if "gelu" in epilogue:
         return result, Near(value, size)
-    # The sign of what is zero but for rounding may be either.
+    # The sign of a result that is zero except for rounding may be either.
     unsure = np.abs(value) < 0.02 * size
     return result, Near((value > 0).astype(np.uint8), dtype="uint8", ignore=unsure)
 

@@ -97,7 +97,7 @@ def test_shared_memory_grows_with_what_passes_through_it() -> None:
     assert shared_bytes(spec(epilogue=row), 4) == plain + 4 * 128
     assert shared_bytes(spec(), 5) == plain + 64 * (128 + 128) * 2
     assert shared_bytes(spec(source="float32"), 4) == plain + 4 * 128 * 32 * 4
-    # What is added takes the same memory as results, if its elements are as large.
+    # The addend takes the same memory as results, if its elements are as large.
     assert shared_bytes(spec(source="bfloat16"), 4) == plain + 2 * 128 * 32 * 2
     assert plain < SHARED
 

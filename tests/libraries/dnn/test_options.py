@@ -168,7 +168,7 @@ async def test_what_is_no_flag_or_number_is_refused(device: Device, name: str) -
     before = device.dnn.statistics()
     await call({})
     after = device.dnn.statistics()
-    assert after.misses - before.misses in (0, 1)  # what was refused made no plans
+    assert after.misses - before.misses in (0, 1)  # refused calls made no plans
     for option, hint in wanted.items():
         for value in wrong_of(hint):
             await refused(call, option, value)

@@ -109,7 +109,7 @@ async def test_other_dtypes(device: Device) -> None:
 @pytest.mark.parametrize("name", ["irfft", "hfft"])
 async def test_no_points_come_to_zeros(device: Device, name: str) -> None:
     """NumPy itself gives what its memory held before."""
-    full = await device.put(np.full((3, 8), np.nan))  # what is freed has something in it
+    full = await device.put(np.full((3, 8), np.nan))  # freed memory has content
     await device.free(full)
     a = await device.put(np.zeros((3, 0), np.complex128))
     made = await getattr(device.fft, name)(a, n=6)

@@ -80,7 +80,7 @@ def test_sizes_of_kernels(sizes: dict[str, int]) -> None:
         by_kernel("op", "kernel", case({}, **sizes))
     with pytest.raises(Unsupported, match="cuDNN does not do a softcap where"):
         by_kernel("op", "auto", case({"lengths": True}, softcap=True, **sizes))
-    assert not by_kernel("op", "auto", case({}, **sizes))  # cuDNN says what it does not take
+    assert not by_kernel("op", "auto", case({}, **sizes))  # cuDNN raises the error
 
 
 def test_sizes_in_fp8() -> None:

@@ -155,7 +155,7 @@ def test_an_array_holds_what_it_was_given_or_there_is_none(word: str, data: st.D
             array(word, values)
 
 
-# --- what is made --------------------------------------------------------------------------
+# --- objects made --------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

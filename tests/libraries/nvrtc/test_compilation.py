@@ -189,7 +189,7 @@ async def test_a_number_of_unknown_width_is_refused(
     assert (await device.get(x)).tolist() == [0, 0.5, 1, 1.5]
 
 
-# --- what is compiled ----------------------------------------------------------------------
+# --- compilation --------------------------------------------------------------------------
 
 PLAIN: Final = 'extern "C" __global__ void k(float* x) { x[0] = 1; }'
 NOT_WHOLE: Final = (

@@ -19,7 +19,7 @@ def find(source: str, *names: str, **more: Any) -> Any:
     return _program.find_module(Compile(source, names, **more), (9, 0))
 
 
-# --- what is found again --------------------------------------------------------------------
+# --- files found again ---------------------------------------------------------------------
 
 
 @pytest.mark.headers
@@ -80,7 +80,7 @@ def test_what_a_source_includes_is_part_of_its_key(tmp_path: Path) -> None:
     assert not found("#define MORE 2\n").kept
     header.write_text("#define VALUE 2\n")
     assert not found().kept
-    (own / "unused.h").write_text("")  # nobody knows that it is not read
+    (own / "unused.h").write_text("")  # it counts, as it might be read
     assert not found().kept
     header.write_text("#define VALUE __TIME__[0]\n")
     for _ in range(2):

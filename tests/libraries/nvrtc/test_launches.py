@@ -194,7 +194,7 @@ async def test_all_elements_have_threads(device: Device) -> None:
         await kernel.launch(None, 32, x, 1.0, 3)
 
 
-# --- what the driver is told ----------------------------------------------------------------
+# --- arguments of the driver ----------------------------------------------------------------
 
 
 class Context(SimpleNamespace):

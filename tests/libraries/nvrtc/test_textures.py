@@ -290,7 +290,7 @@ async def test_what_a_fault_leaves() -> None:
         assert await device.get(out) == 3
 
 
-# --- what the driver is told --------------------------------------------------------------------
+# --- arguments of the driver --------------------------------------------------------------------
 
 
 class Textured(FakeDriver):

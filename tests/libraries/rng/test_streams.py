@@ -265,7 +265,7 @@ def on_cuda(
     return lambda: Words("cuda", taken)
 
 
-# --- what is held against them -------------------------------------------------------------------
+# --- references ----------------------------------------------------------------------------------
 
 SEQUENCES = st.lists(
     st.tuples(st.sampled_from([*DRAWS]), st.integers(0, 40)), min_size=2, max_size=6

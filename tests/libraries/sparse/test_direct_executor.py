@@ -54,7 +54,7 @@ async def test_factors_are_dropped_with_their_object(device: Device, library: Fa
     held = len(library.things)
     for _ in range(3):
         await device.sparse.spsolve(a, b)
-    await kept.solve(b)  # on its way, the lane is told
+    await kept.solve(b)  # sends the lane the pending message, too
     await kept.solve(b)
     assert len(library.things) == held
 

@@ -82,7 +82,7 @@ async def test_an_analysis_is_made_once_and_forgotten(
     assert library.called.count("cusparseSpSV_destroyDescr") == 0
     held = len(driver.held)
     del analysis
-    await device.sparse.matmul(a, b)  # on its way, the lane is told
+    await device.sparse.matmul(a, b)  # sends the lane the pending message, too
     await device.sparse.matmul(a, b)
     assert library.called.count("cusparseSpSV_destroyDescr") == 1
     assert len(driver.held) == held - 1

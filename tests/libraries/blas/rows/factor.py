@@ -22,7 +22,7 @@ def square_stack(sample: Sample, lead: tuple[int, ...], n: int, **_: Any) -> tup
 async def call_getrf(device: Any, a: Any, **_: Any) -> Any:
     lu, piv, info = await device.blas.getrf_batched(a)
     host, pivots = await device.get(lu), await device.get(piv)
-    # Factors are not unique to the last bit: what they multiply to is.
+    # Factors are not unique to the last bit, but their product is.
     products = np.empty(host.shape, host.dtype)
     for one, factors, swaps in zip(each(products), each(host), each(pivots, 1), strict=True):
         lower, upper = np.tril(factors, -1) + np.eye(len(factors)), np.triu(factors)

@@ -39,7 +39,7 @@ def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> l
     }
     beta = scalars.get("beta", 0)
     for operand in row.operands:
-        if operand.access == "beta" and beta == 0:  # what is there does not matter, NaNs included
+        if operand.access == "beta" and beta == 0:  # its content does not matter, NaNs included
             names[operand.name] = np.zeros_like(names[operand.name])
     right = case.get("side") in (1, "R")
     names |= FUNCTIONS | scalars

@@ -173,7 +173,7 @@ async def test_gradients_go_where_they_are_wanted(device: Any) -> None:
         await device.dnn.flash_attention_grad(do, q, k, v, out, lse, grads=grads[:2])
 
 
-# --- beside PyTorch -----------------------------------------------------------------------
+# --- against PyTorch ----------------------------------------------------------------------
 
 needs_torch = pytest.mark.skipif(
     not (on_cuda() and importlib.util.find_spec("torch")), reason="needs PyTorch and a GPU"

@@ -83,7 +83,7 @@ async def test_outputs_come_in_the_order_in_which_build_is_given_them(device: De
     ):
         with pytest.raises(error, match=message):
             await graph.build(*nodes)
-    assert (await graph.build()).outputs == ("left",)  # what was refused has changed nothing
+    assert (await graph.build()).outputs == ("left",)  # refused calls have changed nothing
     plan = await graph.build(right, left)
     assert plan.outputs == ("output1", "left")
     with pytest.raises(ValueError, match="others, by an earlier build: output1; give these, too"):

@@ -52,7 +52,7 @@ DEVICE = {
     "deviceName": "NVIDIA H200",
 }
 
-# What cuDNN looks up in the driver before it plans; nothing of it does any work here.
+# Driver functions that cuDNN looks up before it plans; here they do no work.
 DRIVER = (
     *("CtxGetCurrent", "CtxGetLimit", "CtxPopCurrent", "CtxPushCurrent", "DeviceGet"),
     *("DeviceGetCount", "DriverGetVersion", "GetErrorName", "GetErrorString"),

@@ -392,7 +392,7 @@ def test_products(tmp_path_factory: pytest.TempPathFactory) -> None:
     for graph in product_graphs():
         assert _own_products.computes(graph)
         arrays = filled(graph, rng)
-        # What is between rows of a result stays as it is.
+        # Bytes between rows of a result stay unchanged.
         written = {**arrays, **{id_: arrays[id_].copy() for id_ in graph.written()}}
         ((_, name, items, data),) = launches(graph, addresses_of(written), {})
         assert items % THREADS == 0

@@ -53,7 +53,7 @@ async def test_cudnn_takes_every_graph_of_the_conformance_tests(
         if not verdict.startswith("takes ")
     ]
     assert not refused, "\n".join(refused[:20])
-    # Where cuDNN has a kernel it is used: our own are for what it refuses.
+    # A kernel of cuDNN is used if there is one; our own are for graphs that it refuses.
     for case, verdict in zip(graphs.values(), verdicts, strict=True):
         name, dtype, *_ = case.split()
         if dtype != "float64" and name in ("dnn.conv", "dnn.layer_norm", "dnn.relu", "dnn.tanh"):

@@ -146,7 +146,7 @@ def test_lengths_and_offsets(both: Both) -> None:
     assert constant.tolist() == [7, 7, -1, -1]
     assert positions.tolist() == [1, 1 + 2**33, 1 + 2**34]
     assert both.ran == [RUN, RUN]
-    # Alike, with other buffers: what was prepared for the first is used again.
+    # The same call with other buffers: the first call's preparation is used again.
     ends = both.put(np.array([2, 4, 5, 9], np.int32))
     others = [both.put(np.full(4, -1, dtype)) for dtype in (np.int32, np.int64, np.int32)]
     others.append(both.put(np.full(3, -1, np.int64)))

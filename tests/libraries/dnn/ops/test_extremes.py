@@ -143,7 +143,7 @@ def test_the_kernels(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> No
     """Kernels give the interpreter's results, which the tests above check against limits."""
     x = inputs_of(dtype)
     losses = [np.full_like(x, loss) for loss in (1, 0, -1, math.nan)]
-    infinite = np.full_like(x, INF)  # times what is nearly 0 it depends on the last digit
+    infinite = np.full_like(x, INF)  # times a number near 0 it depends on the last digit
     kernels: dict[str, str] = {}
     cases = []
     for op, pairs in LIMITS:
@@ -254,7 +254,7 @@ async def test_routines_say_nothing_of_infinities(device: Device) -> None:
     np.testing.assert_allclose((await device.get(y))[1], [0, 0.0900306, 0.2447285, 0.6652409], 1e-5)
     assert (await device.get(logs))[1, 0] == -INF
     assert np.isnan((await device.get(y))[0]).all()
-    assert np.isnan((await device.get(logs))[0]).all()  # also beside the infinity
+    assert np.isnan((await device.get(logs))[0]).all()  # also next to the infinity
     await dnn.softmax_grad(x, y)
     await dnn.log_softmax_grad(x, logs)
     image = await device.put(np.array([3e38, INF, -INF, 1], np.float32).reshape(1, 1, 2, 2))

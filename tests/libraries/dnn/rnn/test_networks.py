@@ -73,7 +73,7 @@ async def test_dropout_between_layers(device: Any) -> None:
     states = [(await device.get(each.hn))[0] for each in (*calm, *runs)]
     for state in states[1:]:
         np.testing.assert_allclose(state, states[0], atol=1e-6)
-    # The gradient drops what was dropped: a step along it raises the loss as it says.
+    # The gradient drops the same elements: a step along it raises the loss accordingly.
     dy = await device.put(np.ones((6, 4, 16), FLOAT))
     found = await net.backward(runs[0].tape, dy)
     dx = await device.get(found.dx)
@@ -149,7 +149,7 @@ async def test_bad_arguments_of_networks(device: Any) -> None:
             await call()
 
 
-# --- beside PyTorch -----------------------------------------------------------------------
+# --- against PyTorch ----------------------------------------------------------------------
 
 needs_torch = pytest.mark.skipif(
     not (on_cuda() and importlib.util.find_spec("torch")), reason="needs PyTorch and a GPU"

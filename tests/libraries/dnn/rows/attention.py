@@ -704,7 +704,7 @@ def expect_fp8_backward(
     mask = mask_of(case)
     found = [gradients(a, b, c, d, e, mask) for a, b, c, d, e in zip(*wide, strict=True)]
     results, largest = [], []
-    # What is rounded to nothing: the smallest steps of fp8, over all that is summed.
+    # Terms that are rounded to 0: the smallest steps of fp8, over the whole sum.
     steps = 2.0**-10 * max(q.shape[1], k.shape[1])
     for name in "qkv":
         value = np.stack([getattr(each, name) for each in found])

@@ -635,7 +635,7 @@ def norm_grad(kind: str, dtype: str, grad: Array, x: Array, w: Array, **case: An
     summed = tuple(range(lead)) if kind in ("layer", "rms") else (0, *range(2, image.ndim))
     parameter = dtype if case.get("narrow") else wider(dtype)
     size = abs(loss).sum(summed)
-    # The mean is taken away from what may be much larger than what is left.
+    # The mean is subtracted from numbers that may be much larger than the difference.
     largest = abs(image).max() * inverse.max()
     sums = [
         Near((loss * normal).sum(summed), size * largest, dtype=parameter),
