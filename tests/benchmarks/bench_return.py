@@ -10,10 +10,10 @@ the host imports the model's packages, never the program.
     python tests/benchmarks/bench_return.py --timeline --repeats 2   # where the time goes
     python tests/benchmarks/bench_return.py --clients 32 --storm  # nothing but these
 
-``--clients 32`` runs 32 tasks. They ask the model without pause during six faults, 1.5 s apart.
-Their remaining throughput is printed. ``--storm`` causes ten faults, each 50 ms after the return
-from the last. ``--timeline`` prints the steps of the program and of the host that took over at the
-last return; recording them takes some time, too.
+``--clients 32`` runs 32 tasks that ask the model without pause. It causes six faults, 1.5 s apart,
+and prints the remaining throughput. ``--storm`` causes ten faults, each 50 ms after the return from
+the last. ``--timeline`` prints the steps of the program and of the host that took over at the last
+return. Recording them takes some time, too.
 
 A hot standby's ``warm_up`` makes the measured calls once; ``--cold`` omits it.
 """

@@ -88,7 +88,7 @@ async def _await(made: Any) -> Any:
 
 
 def submit(program: Any, slots: list[Any], step: Step) -> list[Any]:
-    """Return a step's requests on a device, a batch or a recording; the last one gives the result."""
+    """Return functions that make a step's requests, each from the result of the one before."""
     kind, a, b, c = step
     x, y, out = slots[a], slots[b], slots[c]
     fmod: Any = np.fmod
