@@ -1,4 +1,4 @@
-"""Tests that need a GPU: real faults, each in a process of its own, and the objects that survive."""
+"""Tests that need a GPU: real faults, each in a process of its own, and surviving objects."""
 
 from __future__ import annotations
 
