@@ -1,4 +1,4 @@
-"""Products by CUTLASS beside those of cuBLASLt, cuBLAS and cuDNN, which the same device has.
+"""Products by CUTLASS next to those of cuBLASLt, cuBLAS and cuDNN, which the same device has.
 
 Kernels are compiled first, which takes a minute the first time. Without a GPU sizes are small.
 """

@@ -1,4 +1,4 @@
-"""A data-parallel step beside torch's DistributedDataParallel, on the same two GPUs.
+"""A data-parallel step next to torch's DistributedDataParallel, on the same two GPUs.
 
 Both do the same: products of matrices forward and backward, in bfloat16, and all gradients, 1 GiB,
 averaged over the ranks in buckets, while those of earlier layers are still computed. Then the same

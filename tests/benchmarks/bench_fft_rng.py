@@ -93,7 +93,7 @@ async def constant(device: Device, kernel: Kernel[Awaited], out: GpuRef) -> Pace
 
 
 async def fills(device: Device) -> None:
-    """Fill memory with numbers, beside filling it with a constant."""
+    """Compare filling memory with numbers and filling it with a constant."""
     gpu = device.backend == "cuda"
     out = await device.empty(1 << 29 if gpu else 1 << 18, np.float32)
     kernel = await device.nvrtc.compile(WRITE, "write", cpu=write)

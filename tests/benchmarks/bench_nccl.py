@@ -1,4 +1,4 @@
-"""Collectives: the table of nccl-tests, beside ``torch.distributed`` on the same GPUs.
+"""Collectives: the table of nccl-tests, next to ``torch.distributed`` on the same GPUs.
 
 Bus bandwidth is what nccl-tests calls so: bytes over time, by 2 (n - 1) / n for all_reduce and by
 (n - 1) / n for all_gather and reduce_scatter. Without two GPUs there are only our own numbers, of

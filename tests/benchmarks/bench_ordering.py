@@ -97,7 +97,7 @@ async def seconds(run: Run, count: int) -> float:
 
 
 async def contest(sides: dict[str, Run], count: int, rounds: int = ROUNDS) -> dict[str, float]:
-    """Seconds of one op by whoever takes part; the best round of each, after one to warm up."""
+    """Return each contender's seconds per op: its best round, after one to warm up."""
     best: dict[str, float] = {}
     for attempt in range(rounds + 1):
         for name, run in sides.items():

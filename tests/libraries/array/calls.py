@@ -1,4 +1,4 @@
-"""Calls of ``device.array`` beside NumPy's: any shape, dtype and layout."""
+"""Calls of ``device.array`` against NumPy's: any shape, dtype and layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few kernels beside cuBLAS and cuBLASLt: NVRTC takes them."""
+"""The few kernels besides those of cuBLAS and cuBLASLt, compiled by NVRTC."""
 
 from __future__ import annotations
 

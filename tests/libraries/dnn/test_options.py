@@ -99,7 +99,7 @@ _ONE_OF_ITS_KIND: Final = {
 
 
 def options_of(function: Any) -> dict[str, str]:
-    """The annotations of what a function takes beside buffers."""
+    """Return the annotations of a function's parameters other than buffers."""
     found: dict[str, str] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and "AttentionOptions" in parameter.annotation:

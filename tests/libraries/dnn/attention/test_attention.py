@@ -214,7 +214,7 @@ async def test_beside_torch(device: Any, size: int, *, causal: bool) -> None:
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 async def test_parts_of_one_projection_are_not_copied(layout: Any) -> None:
-    """Queries, keys and values lie beside each other, as one product has made them."""
+    """Queries, keys and values lie side by side, as one product has made them."""
     batch, length, heads, size = 2, 5, 3, 16
     rng = np.random.default_rng(0)
     shape = (batch, length, 3, heads, size)

@@ -1,4 +1,4 @@
-"""Paged caches of keys and values: beside lists of rows, through any history of calls."""
+"""Paged caches of keys and values, compared with lists of rows through any history of calls."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def numbers(dtype: str) -> st.SearchStrategy[int]:
 
 @st.composite
 def expressions(draw: st.DrawFn) -> tuple[str, list[Array], list[tuple[str, Any]]]:
-    """A dtype, two arrays of it, and operations: with an array, a number or nothing beside."""
+    """A dtype, two arrays of it, and operations: with an array, a number or no other operand."""
     dtype = draw(st.sampled_from(sorted(INTEGERS)))
     values = st.lists(numbers(dtype), min_size=COUNT, max_size=COUNT)
     arrays = [np.array(draw(values), dtype) for _ in range(2)]

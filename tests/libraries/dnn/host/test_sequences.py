@@ -1,4 +1,4 @@
-"""The DNN lane's kernels for sequences and dropout, on the host, beside the CPU's way."""
+"""The DNN lane's kernels for sequences and dropout, on the host, against the CPU backend."""
 
 from __future__ import annotations
 
