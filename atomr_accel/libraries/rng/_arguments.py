@@ -1,4 +1,4 @@
-"""What draws take, checked as ``numpy.random.Generator`` checks it, in the caller."""
+"""Checks of draws' arguments, made in the caller as ``numpy.random.Generator`` makes them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _SUM_TOLERANCE: Final = float(np.sqrt(np.finfo(np.float64).eps))
 
 
 def number(value: Any, name: str, _dtype: str = "") -> float:
-    """A scalar.
+    """Return a scalar.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
     return real(value, name, finite=False)
 
 
 def not_negative(value: Any, name: str, _dtype: str = "") -> float:
-    """A scalar that is zero or more.
+    """Return a scalar that is zero or more.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is less, or NaN.
     """
     converted = real(value, name, finite=False)
@@ -57,12 +57,12 @@ def not_negative(value: Any, name: str, _dtype: str = "") -> float:
 
 
 def shape_parameter(value: Any, name: str, dtype: str) -> float:
-    """A parameter of a gamma variate that is computed for a dtype.
+    """Return a parameter of a gamma variate that is computed for a dtype.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is negative, NaN, or beyond what is computed with, where drawing would
-            not come to an end.
+        TypeError: it is not a number.
+        ValueError: it is negative, NaN, or infinite in the dtype of the computation, with which
+            drawing would not end.
     """
     converted = not_negative(value, name)
     most = float(np.finfo(np.float64 if dtype == "float64" else np.float32).max)
@@ -72,11 +72,11 @@ def shape_parameter(value: Any, name: str, dtype: str) -> float:
 
 
 def positive_shape(value: Any, name: str, _dtype: str) -> float:
-    """A parameter of a beta variate, which is computed in double for all dtypes.
+    """Return a parameter of a beta variate, which is computed in double for all dtypes.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is zero, or not what ``shape_parameter`` takes.
+        TypeError: it is not a number.
+        ValueError: it is zero, or ``shape_parameter`` refuses it.
     """
     converted = real(value, name, finite=False)
     if not converted > 0:
@@ -85,10 +85,10 @@ def positive_shape(value: Any, name: str, _dtype: str) -> float:
 
 
 def interval(low: Any, high: Any) -> tuple[float, float]:
-    """An interval as its start and its length.
+    """Return an interval as its start and its length.
 
     Raises:
-        TypeError: one of them is no number.
+        TypeError: one of them is not a number.
         ValueError: it ends before it starts.
         OverflowError: its length is infinite, or NaN.
     """
@@ -101,10 +101,10 @@ def interval(low: Any, high: Any) -> tuple[float, float]:
 
 
 def event_rate(lam: Any, dtype: str, kind: Kind) -> float:
-    """The mean of a Poisson distribution.
+    """Return the mean of a Poisson distribution.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is negative, NaN, or too large for the dtype.
         Unsupported: it is too large for a quasi-random sequence.
     """
@@ -122,11 +122,11 @@ def event_rate(lam: Any, dtype: str, kind: Kind) -> float:
 
 
 def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[int, int]:
-    """The least integer, and how many there are.
+    """Return the least integer of a range, and the number of integers.
 
     Raises:
-        TypeError: one of them is no integer.
-        ValueError: there are none, or some that the dtype does not hold.
+        TypeError: one of them is not an integer.
+        ValueError: the range is empty, or the dtype does not hold all of it.
     """
     first, last = (0, operator.index(low)) if high is None else map(operator.index, (low, high))
     if not endpoint:
@@ -143,11 +143,11 @@ def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[i
 
 
 def item_count(thing: object, name: str, memory: MemoryMap) -> int:
-    """How many items there are, of a caller who has given no ref of them.
+    """Return the number of items, for a caller that passes no ref of items.
 
     Raises:
-        TypeError: it is no whole number; an array of the program's has to be put first.
-        ValueError: int64 does not count so far.
+        TypeError: it is not a whole number; a NumPy array must first be copied to the device.
+        ValueError: it exceeds int64.
     """
     array = isinstance(thing, np.ndarray) and thing.ndim
     if array or isinstance(thing, (list, tuple, Operand)):
@@ -158,7 +158,7 @@ def item_count(thing: object, name: str, memory: MemoryMap) -> int:
 def probabilities(
     p: ArrayLike, items: int, name: str = "p"
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Probabilities of so many items.
+    """Return the probabilities of ``items`` items.
 
     Raises:
         TypeError: they are not made of numbers.
@@ -246,10 +246,10 @@ def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.
 
 
 def whole_trials(n: Any, name: str = "n") -> int:
-    """How many trials there are.
+    """Return a number of trials.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: it is not an integer.
         ValueError: it is negative.
     """
     count = whole(n, name)
@@ -280,7 +280,7 @@ def trials(n: Any, p: Any, dtype: str) -> tuple[int, float]:
 
 
 _MOST_ENTRIES: Final = 1 << 21
-"""Of tables that go along with a call: 16 MiB."""
+"""Largest number of entries of a table that is sent with a call: 16 MiB."""
 
 
 @lru_cache(8)
@@ -378,10 +378,10 @@ def _require_room(entries: int) -> None:
 
 
 def chance(p: Any, name: str = "p") -> float:
-    """A probability that is not 0.
+    """Return a probability that is not 0.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is not above 0, or is above 1.
     """
     value = real(p, name, finite=False)

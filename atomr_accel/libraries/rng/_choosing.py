@@ -1,4 +1,4 @@
-"""What generators choose: items, orders, and how often each of several things happens."""
+"""Choices of generators: items, orders, and counts of random events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RACE: Final = 1 << 16
-"""Up to so many items, each one's place is counted; that takes time by their square."""
+"""Largest number of items whose places are found by counting, in time that grows with its square.
+"""
 
 _MOST_WEIGHED: Final = 1 << 17
 _INT64: Final = DTYPES["int64"]
@@ -176,14 +177,14 @@ class Choosing(Drawing[D]):
 
     @op
     def multinomial(self, n: int, pvals: ArrayLike, size: Size = None) -> Request[GpuRef]:
-        """How often each of several things happens; as ``numpy.random.Generator.multinomial``.
+        """Count random events of several kinds; as ``numpy.random.Generator.multinomial``.
 
         Each of ``n`` trials is drawn, as ``choice`` does with ``p``, and counted. That takes 16
         bytes of scratch memory for each trial.
 
         Args:
             n: trials of each experiment, not negative.
-            pvals: how likely each thing is in a trial, on the host; they sum to 1.
+            pvals: the probability of each kind in a trial, on the host; they sum to 1.
             size: shape of the experiments.
 
         Returns:
@@ -223,23 +224,22 @@ class Choosing(Drawing[D]):
     ) -> Request[GpuRef]:
         """Correlated normal numbers; as ``numpy.random.Generator.multivariate_normal``.
 
-        Independent ones, as ``normal`` draws them, times a factor of ``cov``, which the program
+        Independent numbers of ``normal`` are multiplied by a factor of ``cov``, which the program
         computes: ``mean + z @ factor.T``. Vendor function: that of ``device.blas.gemm``.
 
         Args:
             mean: shape (d,), on the host.
-            cov: covariances: shape (d, d), on the host, symmetric, without negative
-                eigenvalues.
+            cov: covariances: shape (d, d), on the host, symmetric, without negative eigenvalues.
             size: shape of the sample.
-            method: how to factor ``cov``; ``"cholesky"`` is the fastest and wants eigenvalues
-                above 0.
+            method: how to factor ``cov``; ``"cholesky"`` is the fastest and needs eigenvalues above
+                0.
             dtype: float64 by default, or float32.
 
         Returns:
-            Of shape ``size + (d,)``.
+            An array of shape ``size + (d,)``.
 
         Raises:
-            ValueError: shapes that do not fit, ``cov`` that is no matrix of covariances.
+            ValueError: shapes that do not fit, ``cov`` that is not a matrix of covariances.
             TypeError: another dtype.
         """
 

@@ -56,40 +56,40 @@ class Rng(Generator[D]):
         offset: int = 0,
         dimensions: int = 1,
     ) -> Generator[D]:
-        """A generator of its own; as ``numpy.random.default_rng``.
+        """Make an independent generator; as ``numpy.random.default_rng``.
 
         Generators, by cuRAND's names (``curandRngType``):
 
         * ``philox4_32_10``: the same words as cuRAND's, made by kernels of this package
           together with the distribution, in one pass over memory. The fastest.
         * ``xorwow``, ``mrg32k3a``: made by cuRAND; a second pass makes the distribution.
-        * ``mtgp32``, ``mt19937``: likewise. They cannot skip, so after a rebuild, or with
-          an ``offset``, they first draw what came before. Of so many as 64 and 16 that are in
-          use in turn each goes on where it is; of more, some have to do that, too.
+        * ``mtgp32``, ``mt19937``: likewise. They cannot skip, so after a rebuild, or with an
+          ``offset``, they first draw the earlier numbers. The host keeps 64 and 16 of them in use;
+          if there are more, some must draw their earlier numbers again.
         * ``sobol32``, ``scrambled_sobol32``, ``sobol64``, ``scrambled_sobol64``:
           quasi-random points from cuRAND's direction vectors, for integration.
 
-        On the CPU backend the pseudo-random ones are NumPy's Philox, each with streams of
-        its own, and the quasi-random ones SciPy's of 32 bits, which steps through all the
-        points that come before.
+        On the CPU backend the pseudo-random generators are NumPy's Philox, each with its own
+        streams. The quasi-random ones are SciPy's of 32 bits, which steps through all earlier
+        points.
 
         Args:
-            seed: an int, a sequence of ints or a ``numpy.random.SeedSequence``, which
-                turns it into the generator's key; None takes one from the system.
-                Quasi-random generators take none.
-            kind: which generator.
-            ordering: how cuRAND orders words in memory (``curandOrdering``): ``default``,
-                ``best``, ``legacy``, ``dynamic`` or, for xorwow, ``seeded``.
-            offset: where in the sequence to begin, in words of 32 bits (rounded up to a
-                multiple of four), or in points.
+            seed: an int, a sequence of ints or a ``numpy.random.SeedSequence``, which turns it into
+                the generator's key; None takes one from the system. Quasi-random generators take
+                none.
+            kind: the generator's name.
+            ordering: how cuRAND orders words in memory (``curandOrdering``): ``default``, ``best``,
+                ``legacy``, ``dynamic`` or, for xorwow, ``seeded``.
+            offset: the start in the sequence, in words of 32 bits (rounded up to a multiple of
+                four), or in points.
             dimensions: of quasi-random points, up to 20,000.
 
         Returns:
-            A generator with a state of its own.
+            A generator with its own state.
 
         Raises:
             ValueError: an unknown kind, or one without that ordering or dimensions.
-            TypeError: a seed that is none, or for a quasi-random generator.
+            TypeError: an invalid seed, or a seed for a quasi-random generator.
         """
         state = new_state(seed, kind, ordering, offset, check_dimensions(dimensions))
         return Generator(self._device, state, self._known)

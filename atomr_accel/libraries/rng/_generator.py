@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from ._draws import Entries
 
 _RACE: Final = 1 << 16
-"""Up to so many items, each one's place is counted; that takes time by their square."""
+"""Largest number of items whose places are found by counting, in time that grows with its square.
+"""
 
 _MOST_WEIGHED: Final = 1 << 17
 _INT64: Final = DTYPES["int64"]
@@ -51,30 +52,28 @@ _FLOAT64: Final = DTYPES["float64"]
 class Generator(Choosing[D]):
     """Random numbers, drawn on the device. Made by ``device.rng.default_rng``.
 
-    Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a
-    new buffer. ``size`` is its shape; without it that is (), or that of ``out``. Continuous
-    distributions have dtype float16, bfloat16, float32 or float64 (the default), those of
-    integers any integer dtype (int64 by default). Parameters are numbers, not arrays.
+    Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a new
+    buffer. ``size`` is its shape; without it that is (), or that of ``out``. Continuous
+    distributions have dtype float16, bfloat16, float32 or float64 (the default), those of integers
+    any integer dtype (int64 by default). Parameters are numbers, not arrays.
 
-    What is drawn depends on the seed and on the draws before, and on nothing else: not on
-    what runs at the same time, nor on rebuilds of the device in between. The state is in
-    the program; ``state`` saves and restores it. Backends have different sequences, except
-    for ``sobol32`` and ``sobol64``.
+    The numbers depend only on the seed and on earlier draws, not on concurrent ops or rebuilds of
+    the device. The state is in the program; ``state`` saves and restores it. Backends have
+    different sequences, except for ``sobol32`` and ``sobol64``.
 
-    Quasi-random generators make points: the last axis of ``size`` holds the dimensions.
-    They have no ``gamma``, ``beta`` or ``choice(replace=False)``, which take varying
-    numbers of words, and no ``permutation``, ``shuffle`` or ``multinomial``. What takes varying
-    numbers of words, and ``poisson``, other generators draw from a Philox sequence of the same
-    seed.
+    Quasi-random generators make points: the last axis of ``size`` holds the dimensions. They have
+    no ``gamma``, ``beta`` or ``choice(replace=False)``, which take varying numbers of words, and no
+    ``permutation``, ``shuffle`` or ``multinomial``. Other generators draw ``poisson``, and methods
+    that take varying numbers of words, from a Philox sequence of the same seed.
 
-    A recorded program draws the same numbers in every replay; for new ones, draw into a
-    buffer that it reads, with ``out=``, before the replay.
+    A recorded program draws the same numbers in every replay; for new ones, draw into a buffer that
+    it reads, with ``out=``, before the replay.
 
     All methods raise:
-        ValueError: parameters or sizes out of range, ``out`` of another shape, a ref of
-            another device.
-        TypeError: another dtype than listed, parameters that are no numbers.
-        Unsupported: what the kind of generator cannot make.
+        ValueError: parameters or sizes out of range, ``out`` of another shape, a ref of another
+            device.
+        TypeError: another dtype than listed, parameters that are not numbers.
+        Unsupported: a distribution that the kind of generator cannot make.
         GpuRefStale, GpuRefSealed: ``out`` may not be written.
         OutOfMemory: no room for the result.
         LibraryError: cuRAND refuses, such as an ordering it has not on this device.
@@ -92,7 +91,7 @@ class Generator(Choosing[D]):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where the sequence is, as plain values; set it to go back there.
+        """The position in the sequence, as plain values; setting it goes back to that position.
 
         It can be stored as JSON. A generator takes states of its own kind.
         """
@@ -131,7 +130,7 @@ class Generator(Choosing[D]):
         ]
 
     def statistics(self) -> GeneratorStatistics:
-        """A snapshot of what was drawn."""
+        """Return the position, and the numbers of draws and values."""
         state = self._state
         return GeneratorStatistics(state.kind, state.position, state.draws, state.values)
 
@@ -282,8 +281,8 @@ class Generator(Choosing[D]):
         Computed by kernels of this package.
 
         Args:
-            shape: not negative, and not infinite in what it is computed in: float32 for
-                dtypes up to that.
+            shape: not negative, and finite in the dtype of the computation: float32 for dtypes up
+                to float32.
             scale: not negative.
             size: shape of the result.
             dtype: float64 by default.
@@ -393,14 +392,14 @@ class Generator(Choosing[D]):
         dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """How many of ``n`` trials succeed; as ``numpy.random.Generator.binomial``.
+        """Count the successes of ``n`` trials; as ``numpy.random.Generator.binomial``.
 
-        By the inverse distribution function, from a table that goes along with the call: 24
+        It uses the inverse distribution function, from a table that is sent with the call: 24
         numbers for each unit of the standard deviation. Computed by kernels of this package.
 
         Args:
             n: trials, not negative.
-            p: how likely each is to succeed, from 0 to 1.
+            p: the probability of success of each trial, from 0 to 1.
             size: shape of the result.
             dtype: int64 by default; one that holds ``n``.
             out: where to put the result.
@@ -585,11 +584,11 @@ class Generator(Choosing[D]):
 
 
 def check_dimensions(dimensions: int) -> int:
-    """How many dimensions points have.
+    """Return the number of dimensions of points.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: there are no direction vectors for so many.
+        TypeError: it is not an integer.
+        ValueError: it is below 1, or more than there are direction vectors for.
     """
     if not 1 <= operator.index(dimensions) <= MOST_DIMENSIONS:
         raise ValueError(f"dimensions must be from 1 to {MOST_DIMENSIONS}, not {dimensions}")

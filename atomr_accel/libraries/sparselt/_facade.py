@@ -150,7 +150,7 @@ class SparseLt(Facade[D]):
 
     @op
     def check(self, a: GpuRef) -> Request[bool]:
-        """Whether half of the elements of each group are zero, so that it can be compressed.
+        """Check that half of each group's elements are zero, as compression needs.
 
         Vendor function: ``cusparseLtSpMMAPruneCheck2``.
 
@@ -158,7 +158,7 @@ class SparseLt(Facade[D]):
             a: as for ``prune``.
 
         Returns:
-            Whether they are.
+            True if they are.
 
         Raises:
             TypeError, ValueError, LibraryMissing: as ``prune``.

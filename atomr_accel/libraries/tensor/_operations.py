@@ -106,7 +106,7 @@ class Operations(Facade[D]):
         jit: bool = False,
         autotune: bool = False,
     ) -> Request[GpuRef]:
-        """Contraction: ``alpha * a * b + beta * c``, summed along what the result has not.
+        """Contraction: ``alpha * a * b + beta * c``, summed along modes that the result lacks.
 
         Vendor function: ``cutensorContract``.
 
@@ -116,28 +116,28 @@ class Operations(Facade[D]):
             b: the same dtype.
             modes_b: the indices of its axes.
             modes: those of the result.
-            c: what is added: shape and dtype of the result. ``out`` by default, if ``beta`` is
+            c: an array to add: shape and dtype of the result. ``out`` by default, if ``beta`` is
                 not 0.
             out: where to put the result; may be ``c``. Made if absent.
             alpha: scales the product.
-            beta: scales ``c``; with 0 that is not read.
-            op_a: what is done to the elements of ``a``: ``"conjugate"`` of complex ones.
+            beta: scales ``c``; with 0 ``c`` is not read.
+            op_a: an operator for each element of ``a``: ``"conjugate"`` for complex ones.
             op_b: the same of ``b``.
             compute_type: how to compute, see the class.
             jit: let cuTENSOR compile a kernel for this operation, which takes seconds the first
                 time. Kernels are kept on the disk.
-            autotune: the first time, time the algorithms that there are on these operands and
-                keep the fastest, on the disk, too. Has no effect in batches and recordings.
+            autotune: the first time, time all algorithms on these operands and keep the fastest,
+                also on disk. Has no effect in batches and recordings.
 
         Returns:
             ``out``, or a new C-contiguous buffer.
 
         Raises:
-            ValueError: modes that do not fit, or come twice in an array; operands without
-                elements, which ``einsum`` takes.
+            ValueError: modes that do not fit, or come twice in an array; operands without elements,
+                which ``einsum`` takes.
             TypeError: unequal or unsupported dtypes.
             LibraryMissing: cuTENSOR is not installed.
-            Unsupported: cuTENSOR does not do that.
+            Unsupported: cuTENSOR does not support the operation.
         """
         call = Call(Kind.CONTRACT, (a, b), (modes_a, modes_b), modes, c, out, (alpha, beta))
         return self._request(call, (op_a, op_b), compute_type, jit=jit, autotune=autotune)

@@ -318,7 +318,7 @@ class _Planner:
         *,
         op: bool = True,
     ) -> bool:
-        """Whether an array is a batch of matrices as it lies, transposed ones if ``op``."""
+        """Return True if an array in memory is a batch of matrices, transposed ones if ``op``."""
         seen = part[1]
         size = self._dtype.itemsize
         groups = [self._fold(group, seen) for group in (rows, columns)]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..wire._messages import Distribution
 
 _MOST_SEQUENCES: Final = {"mtgp32": 64, "mt19937": 16}
-"""How many of a kind are kept where they are, 8 of the others. Those that cannot skip would
-have to draw all that came before again. They take about 0.3 and 20 MB each."""
+"""Number of sequences of a kind that keep their position; 8 of other kinds. Kinds that cannot skip
+would have to draw all earlier numbers again. They take about 0.3 and 20 MB each."""
 
 _BURNT: Final = 1 << 20
 """Words that are drawn at a time to be skipped."""
@@ -245,7 +245,7 @@ class _Sequence:
             raise
 
     def reaches(self, position: int) -> bool:
-        """Whether it can go there."""
+        """Return True if it can go to a position."""
         return self._kind in SKIPS or position >= self._at
 
     def words(self, target: int, count: int, position: int) -> None:

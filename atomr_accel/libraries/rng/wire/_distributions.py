@@ -54,11 +54,11 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WordUse:
-    """How a distribution uses words.
+    """The use of words by a distribution.
 
     Attributes:
-        wide: whether every value takes 64 bits, whatever its type.
-        until_accepted: whether a value takes as many words as it happens to take.
+        wide: True if every value takes 64 bits, regardless of its type.
+        until_accepted: True if the number of words for a value varies.
     """
 
     wide: bool = False
