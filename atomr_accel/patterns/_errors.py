@@ -15,7 +15,7 @@
         ├── RankFailed           one of several devices that work together has faulted
         └── MalformedStream      the bytes of a stream are no lines or frames as expected
 
-What the functions of a program raise reaches who asked as it is, not wrapped in any of these.
+An exception of the program's own function reaches the caller unchanged, not wrapped in these.
 """
 
 from __future__ import annotations
