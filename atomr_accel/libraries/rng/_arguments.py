@@ -1,4 +1,4 @@
-"""What draws take, checked as ``numpy.random.Generator`` checks it, in the caller."""
+"""Arguments of draws, checked in the caller as ``numpy.random.Generator`` checks them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def number(value: Any, name: str, _dtype: str = "") -> float:
     """A scalar.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
     return real(value, name, finite=False)
 
@@ -47,7 +47,7 @@ def not_negative(value: Any, name: str, _dtype: str = "") -> float:
     """A scalar that is zero or more.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is less, or NaN.
     """
     converted = real(value, name, finite=False)
@@ -60,9 +60,9 @@ def shape_parameter(value: Any, name: str, dtype: str) -> float:
     """A parameter of a gamma variate that is computed for a dtype.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is negative, NaN, or beyond what is computed with, where drawing would
-            not come to an end.
+        TypeError: it is not a number.
+        ValueError: it is negative, NaN, or too large for the type of the computation, because
+            drawing would not end.
     """
     converted = not_negative(value, name)
     most = float(np.finfo(np.float64 if dtype == "float64" else np.float32).max)
@@ -75,7 +75,7 @@ def positive_shape(value: Any, name: str, _dtype: str) -> float:
     """A parameter of a beta variate, which is computed in double for all dtypes.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is zero, or not what ``shape_parameter`` takes.
     """
     converted = real(value, name, finite=False)
@@ -88,7 +88,7 @@ def interval(low: Any, high: Any) -> tuple[float, float]:
     """An interval as its start and its length.
 
     Raises:
-        TypeError: one of them is no number.
+        TypeError: one of them is not a number.
         ValueError: it ends before it starts.
         OverflowError: its length is infinite, or NaN.
     """
@@ -104,7 +104,7 @@ def event_rate(lam: Any, dtype: str, kind: Kind) -> float:
     """The mean of a Poisson distribution.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is negative, NaN, or too large for the dtype.
         Unsupported: it is too large for a quasi-random sequence.
     """
@@ -125,7 +125,7 @@ def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[i
     """The least integer, and how many there are.
 
     Raises:
-        TypeError: one of them is no integer.
+        TypeError: one of them is not an integer.
         ValueError: there are none, or some that the dtype does not hold.
     """
     first, last = (0, operator.index(low)) if high is None else map(operator.index, (low, high))
@@ -143,11 +143,11 @@ def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[i
 
 
 def item_count(thing: object, name: str, memory: MemoryMap) -> int:
-    """How many items there are, of a caller who has given no ref of them.
+    """Return the number of items, for a caller that passed a number and no ref.
 
     Raises:
-        TypeError: it is no whole number; an array of the program's has to be put first.
-        ValueError: int64 does not count so far.
+        TypeError: it is not an integer; a NumPy array must be put on the device first.
+        ValueError: it does not fit in int64.
     """
     array = isinstance(thing, np.ndarray) and thing.ndim
     if array or isinstance(thing, (list, tuple, Operand)):
@@ -158,7 +158,7 @@ def item_count(thing: object, name: str, memory: MemoryMap) -> int:
 def probabilities(
     p: ArrayLike, items: int, name: str = "p"
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Probabilities of so many items.
+    """Return the probabilities of this number of items.
 
     Raises:
         TypeError: they are not made of numbers.
@@ -246,10 +246,10 @@ def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.
 
 
 def whole_trials(n: Any, name: str = "n") -> int:
-    """How many trials there are.
+    """Return the number of trials.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: it is not an integer.
         ValueError: it is negative.
     """
     count = whole(n, name)
@@ -280,7 +280,7 @@ def trials(n: Any, p: Any, dtype: str) -> tuple[int, float]:
 
 
 _MOST_ENTRIES: Final = 1 << 21
-"""Of tables that go along with a call: 16 MiB."""
+"""Largest number of entries in a table that is sent with a call: 16 MiB."""
 
 
 @lru_cache(8)
@@ -381,7 +381,7 @@ def chance(p: Any, name: str = "p") -> float:
     """A probability that is not 0.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is not above 0, or is above 1.
     """
     value = real(p, name, finite=False)

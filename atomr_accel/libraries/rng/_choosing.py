@@ -1,4 +1,4 @@
-"""What generators choose: items, orders, and how often each of several things happens."""
+"""Choices of generators: items, permutations and multinomial counts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RACE: Final = 1 << 16
-"""Up to so many items, each one's place is counted; that takes time by their square."""
+"""Largest number of items whose places are counted, in quadratic time."""
 
 _MOST_WEIGHED: Final = 1 << 17
 _INT64: Final = DTYPES["int64"]
@@ -176,7 +176,7 @@ class Choosing(Drawing[D]):
 
     @op
     def multinomial(self, n: int, pvals: ArrayLike, size: Size = None) -> Request[GpuRef]:
-        """How often each of several things happens; as ``numpy.random.Generator.multinomial``.
+        """Draw multinomial counts; as ``numpy.random.Generator.multinomial``.
 
         Each of ``n`` trials is drawn, as ``choice`` does with ``p``, and counted. That takes 16
         bytes of scratch memory for each trial.
@@ -239,7 +239,7 @@ class Choosing(Drawing[D]):
             Of shape ``size + (d,)``.
 
         Raises:
-            ValueError: shapes that do not fit, ``cov`` that is no matrix of covariances.
+            ValueError: shapes that do not fit, or ``cov`` is not a covariance matrix.
             TypeError: another dtype.
         """
 

@@ -42,14 +42,14 @@ CONTINUOUS: Final[dict[str, Callable[..., Parameters]]] = {
     "gamma": _each(shape=shape_parameter, scale=not_negative),
     "beta": _each(a=positive_shape, b=positive_shape),
 }
-"""What turns a dtype's name and the parameters that a caller gives into those to draw with."""
+"""Functions from a dtype's name and the caller's parameters to the parameters of the draw."""
 
 
 def continuous(name: str, dtype: np.dtype[Any], *values: Any) -> Distribution:
-    """A row of ``CONTINUOUS`` with its parameters, as they were given.
+    """Return a distribution of ``CONTINUOUS`` with the given parameters.
 
     Raises:
-        TypeError: one of them is no number.
+        TypeError: one of them is not a number.
         ValueError, OverflowError: one is out of range.
     """
     try:
@@ -66,7 +66,7 @@ def _checked(name: str, dtype: np.dtype[Any], *values: Any) -> Distribution:
 
 
 def integers(dtype: str, least: int, span: int) -> Distribution:
-    """So many integers from ``least`` on, all equally likely."""
+    """Return the uniform distribution of ``span`` integers from ``least`` on."""
     name = integer_distribution(span, dtype)
     return Distribution(name, dtype, low=least % _WORDS, span=span % _WORDS)
 

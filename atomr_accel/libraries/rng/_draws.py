@@ -1,4 +1,4 @@
-"""How a draw is prepared, sent and counted."""
+"""Preparation, submission and statistics of draws."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Entries = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Known(NamedTuple):
-    """What all generators of a device have for calls of several steps.
+    """Facades that the generators of a device share for calls of several steps.
 
     Attributes:
         array: makes requests for functions of arrays.
@@ -61,7 +61,7 @@ class Known(NamedTuple):
 
 
 class Drawing(Facade[D]):
-    """What generators draw with."""
+    """Base of generators: the state, and the submission of draws."""
 
     def __init__(self, device: Home, state: State, known: Known) -> None:
         self._device = device
@@ -154,14 +154,14 @@ class Drawing(Facade[D]):
         return Submission(message, reads, writes, out, sent=sent)
 
     def _provide(self, driver: Driver, table: Entries) -> Block:
-        """A table on the device; it is there before what is prepared with it."""
+        """Put a table on the device before the call that reads it is prepared."""
         entries = driver.perform(Request(LANE, "rng.table", partial(put_table, table.tobytes())))
         assert entries is not None  # buffers are given in batches, too
         return require_readable(entries, driver.memory, "table")
 
 
 def put_table(data: bytes, driver: Driver) -> Submission[GpuRef]:
-    """A table, put on the device in pieces that delay nobody for long."""
+    """Put a table on the device in pieces, so that other ops do not wait long."""
     last = max(0, (len(data) - 1) // _PIECE * _PIECE)
     if not last:
         return _first(data, driver)

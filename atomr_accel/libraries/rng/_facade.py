@@ -64,14 +64,14 @@ class Rng(Generator[D]):
           together with the distribution, in one pass over memory. The fastest.
         * ``xorwow``, ``mrg32k3a``: made by cuRAND; a second pass makes the distribution.
         * ``mtgp32``, ``mt19937``: likewise. They cannot skip, so after a rebuild, or with
-          an ``offset``, they first draw what came before. Of so many as 64 and 16 that are in
-          use in turn each goes on where it is; of more, some have to do that, too.
+          an ``offset``, they first draw all earlier words. A device keeps the positions of
+          64 and 16 of them. With more in use in turn, some draw the earlier words again.
         * ``sobol32``, ``scrambled_sobol32``, ``sobol64``, ``scrambled_sobol64``:
           quasi-random points from cuRAND's direction vectors, for integration.
 
-        On the CPU backend the pseudo-random ones are NumPy's Philox, each with streams of
-        its own, and the quasi-random ones SciPy's of 32 bits, which steps through all the
-        points that come before.
+        On the CPU backend the pseudo-random generators are NumPy's Philox, each with its own
+        streams. The quasi-random ones are SciPy's of 32 bits, which step through all earlier
+        points.
 
         Args:
             seed: an int, a sequence of ints or a ``numpy.random.SeedSequence``, which

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ._draws import Entries
 
 _RACE: Final = 1 << 16
-"""Up to so many items, each one's place is counted; that takes time by their square."""
+"""Largest number of items whose places are counted, in quadratic time."""
 
 _MOST_WEIGHED: Final = 1 << 17
 _INT64: Final = DTYPES["int64"]
@@ -56,8 +56,8 @@ class Generator(Choosing[D]):
     distributions have dtype float16, bfloat16, float32 or float64 (the default), those of
     integers any integer dtype (int64 by default). Parameters are numbers, not arrays.
 
-    What is drawn depends on the seed and on the draws before, and on nothing else: not on
-    what runs at the same time, nor on rebuilds of the device in between. The state is in
+    The numbers depend only on the seed and on the draws before: other work and rebuilds of
+    the device do not change them. The state is in
     the program; ``state`` saves and restores it. Backends have different sequences, except
     for ``sobol32`` and ``sobol64``.
 
@@ -92,7 +92,7 @@ class Generator(Choosing[D]):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where the sequence is, as plain values; set it to go back there.
+        """Position in the sequence, as plain values; set it to go back there.
 
         It can be stored as JSON. A generator takes states of its own kind.
         """
@@ -131,7 +131,7 @@ class Generator(Choosing[D]):
         ]
 
     def statistics(self) -> GeneratorStatistics:
-        """A snapshot of what was drawn."""
+        """Statistics of the draws so far."""
         state = self._state
         return GeneratorStatistics(state.kind, state.position, state.draws, state.values)
 
@@ -282,8 +282,8 @@ class Generator(Choosing[D]):
         Computed by kernels of this package.
 
         Args:
-            shape: not negative, and not infinite in what it is computed in: float32 for
-                dtypes up to that.
+            shape: not negative, and finite in the type of the computation, which is float32
+                for dtypes up to float32.
             scale: not negative.
             size: shape of the result.
             dtype: float64 by default.
@@ -393,7 +393,7 @@ class Generator(Choosing[D]):
         dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """How many of ``n`` trials succeed; as ``numpy.random.Generator.binomial``.
+        """Draw binomial counts; as ``numpy.random.Generator.binomial``.
 
         By the inverse distribution function, from a table that goes along with the call: 24
         numbers for each unit of the standard deviation. Computed by kernels of this package.
@@ -585,11 +585,11 @@ class Generator(Choosing[D]):
 
 
 def check_dimensions(dimensions: int) -> int:
-    """How many dimensions points have.
+    """Return the number of dimensions of points.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: there are no direction vectors for so many.
+        TypeError: it is not an integer.
+        ValueError: cuRAND has no direction vectors for this number.
     """
     if not 1 <= operator.index(dimensions) <= MOST_DIMENSIONS:
         raise ValueError(f"dimensions must be from 1 to {MOST_DIMENSIONS}, not {dimensions}")

@@ -1,4 +1,4 @@
-"""Where a generator is in its sequence. It lives in the program, not in the host."""
+"""Position of a generator in its sequence. It lives in the program, not in the host."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _WORDS: Final = 2**64
 
 @dataclass(frozen=True, slots=True)
 class GeneratorStatistics:
-    """What a generator has done.
+    """Statistics of a generator.
 
     Attributes:
-        kind: which one it is.
-        position: where its sequence goes on: words of 32 bits, or points.
-        draws: how often it was asked.
-        values: how many values it has given.
+        kind: the kind of generator.
+        position: the next position in its sequence, in words of 32 bits, or in points.
+        draws: number of draws.
+        values: number of values drawn.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class State:
 
     @property
     def spec(self) -> Kind:
-        """What the generator can do."""
+        """Properties of the kind of generator."""
         return KINDS[self.kind]
 
     def move(self, to: int) -> None:
@@ -83,7 +83,7 @@ class State:
         self.position = place
 
     def require_points(self, count: int) -> None:
-        """Raise where a quasi-random sequence ends before so many points."""
+        """Raise if a quasi-random sequence has fewer than ``count`` points left."""
         if count and self.position + count > 2**self.spec.bits:
             raise ValueError(
                 f"{self.kind} has {2**self.spec.bits} points; {count} from number "
@@ -123,7 +123,7 @@ class State:
         """Go back to a saved state.
 
         Raises:
-            TypeError: it is no saved state.
+            TypeError: it is not a saved state.
             ValueError: it is one of another kind of generator.
         """
         if not isinstance(saved, dict) or saved.keys() != self.save().keys():

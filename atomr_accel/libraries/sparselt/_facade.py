@@ -150,7 +150,7 @@ class SparseLt(Facade[D]):
 
     @op
     def check(self, a: GpuRef) -> Request[bool]:
-        """Whether half of the elements of each group are zero, so that it can be compressed.
+        """Check that half of the elements of each group are zero, so that it can be compressed.
 
         Vendor function: ``cusparseLtSpMMAPruneCheck2``.
 

@@ -121,7 +121,7 @@ class Call(NamedTuple):
         return Checked(tuple(labels), modes, shape, dtype, self.out, values)
 
     def _require_apart(self, names: str, name_added: str) -> None:
-        """The result shares no memory with operands; it may be what is added, or joined last."""
+        """Check that ``out`` shares no memory with operands, but for one added or joined last."""
         out = self.out
         if out is None:
             return

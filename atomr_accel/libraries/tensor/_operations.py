@@ -116,7 +116,7 @@ class Operations(Facade[D]):
             b: the same dtype.
             modes_b: the indices of its axes.
             modes: those of the result.
-            c: what is added: shape and dtype of the result. ``out`` by default, if ``beta`` is
+            c: the array to add: shape and dtype of the result. ``out`` by default, if ``beta`` is
                 not 0.
             out: where to put the result; may be ``c``. Made if absent.
             alpha: scales the product.

@@ -299,7 +299,7 @@ class _Planner:
         return made
 
     def _contractible(self, *parts: tuple[int, Seen]) -> bool:
-        """Whether cuTENSOR takes these, whose elements follow each other with positive steps."""
+        """True if cuTENSOR takes these arrays: all strides are positive multiples of an element."""
         size = self._dtype.itemsize
         return all(each > 0 and not each % size for _, seen in parts for each in seen.strides)
 
@@ -318,7 +318,7 @@ class _Planner:
         *,
         op: bool = True,
     ) -> bool:
-        """Whether an array is a batch of matrices as it lies, transposed ones if ``op``."""
+        """True if an array is a batch of matrices without a copy; transposed ones if ``op``."""
         seen = part[1]
         size = self._dtype.itemsize
         groups = [self._fold(group, seen) for group in (rows, columns)]

@@ -1,7 +1,7 @@
 """RNG on the CPU, with NumPy's generators and SciPy's Sobol sequences.
 
-Every draw has a generator of its own, whose counter tells where in the sequence it is: so
-what is drawn depends on seed and position alone, as on a GPU.
+Every draw has its own generator, whose counter is set to the position in the sequence. So the
+numbers depend on seed and position alone, as on a GPU.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _sobol(message: Points) -> _Array:
 
 
 def _quantile(distribution: Distribution, u: _Array, table: _Array) -> _Array:
-    """Where a distribution function takes the values ``u``."""
+    """Return the quantiles of a distribution at the probabilities ``u``."""
     if distribution.name.startswith("integers"):
         return _lifted(
             np.floor(u * float(distribution.span or 2**64)).astype(np.uint64), distribution

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..wire._messages import Distribution
 
 _MOST_SEQUENCES: Final = {"mtgp32": 64, "mt19937": 16}
-"""How many of a kind are kept where they are, 8 of the others. Those that cannot skip would
-have to draw all that came before again. They take about 0.3 and 20 MB each."""
+"""Number of sequences of a kind to keep; 8 for other kinds. These kinds cannot skip: a dropped
+sequence draws all earlier words again. They take about 0.3 and 20 MB each."""
 
 _BURNT: Final = 1 << 20
 """Words that are drawn at a time to be skipped."""
@@ -190,7 +190,7 @@ class CudaRng:
         return sequences.keep(key, made)
 
     def _direction_vectors(self, kind: str, dimensions: int) -> tuple[int, int]:
-        """Pointers to direction vectors and scramble constants for so many dimensions."""
+        """Return pointers to direction vectors and scramble constants for these dimensions."""
         vectors, scramble, there = self._vectors.get(kind, (0, 0, 0))
         if there >= dimensions:
             return vectors, scramble
@@ -245,7 +245,7 @@ class _Sequence:
             raise
 
     def reaches(self, position: int) -> bool:
-        """Whether it can go there."""
+        """True if the sequence can move to this position."""
         return self._kind in SKIPS or position >= self._at
 
     def words(self, target: int, count: int, position: int) -> None:

@@ -1,7 +1,7 @@
 """The functions of cuRAND in use (``curand.h``), and its generators.
 
-Only words are taken from cuRAND, not its distributions: how many words those use up is not
-the same for all generators, so a sequence could not be resumed at an offset after them.
+Only words are taken from cuRAND, not its distributions. The number of words that those use differs
+between generators, so a sequence could not be resumed at an offset after them.
 For the same reason quasi-random sequences are made from its direction vectors, which
 define them at every index.
 """
@@ -68,10 +68,10 @@ GENERATORS: Final = {
     "mtgp32": ENUMS["CURAND_RNG_PSEUDO_MTGP32"],
     "mt19937": ENUMS["CURAND_RNG_PSEUDO_MT19937"],
 }
-"""Those that run in cuRAND; its PHILOX4_32_10 runs in kernels of this package."""
+"""Generators that run in cuRAND; PHILOX4_32_10 runs in kernels of this package."""
 
 SKIPS: Final = frozenset(("xorwow", "mrg32k3a"))
-"""Those that ``curandSetGeneratorOffset`` can move; the others must draw what they skip."""
+"""Generators that ``curandSetGeneratorOffset`` can move; others draw the skipped words."""
 
 ORDERINGS: Final = {
     name: ENUMS[f"CURAND_ORDERING_PSEUDO_{name.upper()}"]

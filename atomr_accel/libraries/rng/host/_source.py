@@ -1,4 +1,4 @@
-"""The RNG lane's kernels: where they are, what they are called, and their arguments."""
+"""Kernels of the RNG lane: files, names and arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES: Final = {
     "beta": "Beta",
     "poisson": "Poisson",
 }
-"""What a distribution is called in the kernels."""
+"""Names of distributions in the kernels."""
 
 ROWS: Final = {16: "Wide", 8: "u64", 4: "u32", 2: "unsigned short", 1: "unsigned char"}
 """Types in which rows are copied, by their size."""

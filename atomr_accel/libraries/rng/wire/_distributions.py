@@ -54,7 +54,7 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WordUse:
-    """How a distribution uses words.
+    """Use of words by a distribution.
 
     Attributes:
         wide: whether every value takes 64 bits, whatever its type.

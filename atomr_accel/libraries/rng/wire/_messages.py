@@ -1,4 +1,4 @@
-"""What the RNG lane executes."""
+"""Messages of the RNG lane."""
 
 from __future__ import annotations
 
