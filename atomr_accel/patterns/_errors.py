@@ -8,7 +8,7 @@
         │   ├── Closed           the pattern's block was left
         │   ├── CircuitOpen      too much has failed of late
         │   └── SwapInProgress   another version is being rolled out just now
-        ├── WrongResults         a function answered with what is no answer to what it was given
+        ├── WrongResults         a function returned results that do not fit its arguments
         ├── ReplicaLost          a replica, or a version, ended while it had the request
         ├── RolledBack           a new version did not take over
         ├── QuorumMissed         too few members of an ensemble have answered

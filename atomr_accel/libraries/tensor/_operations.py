@@ -121,7 +121,7 @@ class Operations(Facade[D]):
             out: where to put the result; may be ``c``. Made if absent.
             alpha: scales the product.
             beta: scales ``c``; with 0 that is not read.
-            op_a: what is done to the elements of ``a``: ``"conjugate"`` of complex ones.
+            op_a: an operation on the elements of ``a``, such as ``"conjugate"``.
             op_b: the same of ``b``.
             compute_type: how to compute, see the class.
             jit: let cuTENSOR compile a kernel for this operation, which takes seconds the first
