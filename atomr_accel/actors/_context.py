@@ -1,8 +1,9 @@
-"""Context variables cross mailboxes: a handler sees those of whoever has sent its message.
+"""Context variables cross mailboxes: a handler sees those of the sender of its message.
 
-So does what the handler calls and starts. That is how a trace, an account or a log's fields follow
-a question through actors: whatever keeps its place in a context variable, as OpenTelemetry does,
-need know nothing of actors. What a handler sets itself stays with its actor.
+So do functions that the handler calls and tasks that it starts. In this way a trace, an account or
+a log's fields follow a request through actors. Packages that keep their state in a context
+variable, such as OpenTelemetry, need no support for actors. A handler's own changes stay with its
+actor.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@
         ├── ChildStopped            a child was stopped before it had started
         └── ChildExited             a child returned where it should have started or gone on
 
-What a handler raises reaches its asker as it is, not wrapped in any of these.
+An exception of a handler reaches its asker unchanged, not wrapped in any of these.
 """
 
 from __future__ import annotations

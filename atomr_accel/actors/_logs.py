@@ -1,7 +1,7 @@
-"""What log records have beside their text: ``extra`` of the standard logging.
+"""Fields of log records: ``extra`` of the standard logging.
 
-Formatters that know nothing of it show the text, which says the same to people. The fields are for
-machines, of one name wherever they occur:
+The text of a record has the same facts, for formatters that do not show the fields. Fields have
+these names in all records.
 
 =============  ======================================================================
 actor          the path of the actor that it is about, such as ``"/gpu-0/context"``
@@ -38,8 +38,8 @@ def fields(error: BaseException | None = None, **known: Field | None) -> dict[st
     """The fields of a record.
 
     Args:
-        error: what it is about; what that tells by attributes of these names is a field.
-        **known: others, which come first; those that are None are not known.
+        error: the error of the record. Its attributes with these names become fields.
+        **known: other fields, which take precedence; None leaves a field out.
     """
     told = {name: getattr(error, name, None) for name in FIELDS} if error is not None else {}
     told.update({name: value for name, value in known.items() if value is not None})

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class PlainNursery:
     """``async with PlainNursery() as nursery:``, a nursery that wraps no single failure.
 
-    What leaves the block is what went wrong: the one exception, with its traceback, its cause
-    and its context; or, where several things failed, a group of them. Only the group that this
-    nursery itself would make is taken off: a group that somebody raised inside stays what it is.
-    What the block itself raised is told once: what failed because of the very same adds nothing.
-    Whether the program runs trio with strict exception groups makes no difference.
+    A single exception leaves the block unchanged, with its traceback, cause and context. Several
+    exceptions leave it as a group. Only the group that this nursery would make is removed: a
+    group that was raised inside stays a group. If tasks fail because of the exception that the
+    block itself raised, it is raised once, without theirs. Trio's setting for strict exception
+    groups makes no difference.
 
-    A cancellation beside a failure is dropped, as it is where a failure replaces it in a
+    A cancellation next to a failure is dropped, as if the failure had replaced it in a
     ``finally`` block.
     """
 
@@ -89,7 +89,7 @@ def _told_once(
 
 
 def _only_missed(failure: BaseException, reasons: set[int]) -> bool:
-    """Whether it is that of an actor which had ended, for one of these reasons."""
+    """True if it is the ``ActorStopped`` of an actor that ended for one of these reasons."""
     missed = isinstance(failure, ActorStopped)
     return missed and not reasons.isdisjoint(map(id, _causes(failure)))
 
@@ -115,7 +115,7 @@ def _failed(error: BaseException) -> BaseException | None:
 
 
 def _is_copy(failure: BaseException, error: BaseException | None) -> bool:
-    """Whether it is a group of the body's, with the same in it: cancel scopes copy groups."""
+    """True if it is a copy of the body's group, with the same errors: cancel scopes copy groups."""
     if not isinstance(failure, BaseExceptionGroup) or not isinstance(error, BaseExceptionGroup):
         return False
     return list(map(id, leaves(failure))) == list(map(id, leaves(error)))

@@ -39,19 +39,19 @@ class _Status:
 
 @final
 class Part(Cell):
-    """A part of an actor: a task of its own that its supervisor restarts, or a mere place.
+    """A part of an actor: a task that its supervisor restarts, or a node without a task.
 
-    Parts that are mere places live from ``place`` to ``end``, and end with what they are in.
+    Parts without a task live from ``place`` to ``end``, and end with their parent.
 
     Args:
         parent: the cell to which the part belongs.
         name: among the children of that.
         kind: for the tree.
         run: like that of a `ChildSpec`; it looks after its own protection from Ctrl-C. None
-            for a mere place.
+            for a part without a task.
 
     Attributes:
-        followers: what is told of its restarts, beside those who watch it.
+        followers: functions to call when it restarts, in addition to its watchers.
     """
 
     __slots__ = ("_kind", "_run", "followers")

@@ -5,8 +5,7 @@ the present time where time matters; actions come out as a list. Nothing here wa
 reads a clock or knows of trio's tasks, so the whole of supervision can be driven by a
 property test. `_supervisor` carries the actions out.
 
-The semantics are those of OTP, with three differences where structured concurrency
-has something better:
+The semantics are those of OTP, with three differences that structured concurrency allows.
 
 * Children of a ``ONE_FOR_ONE`` supervisor start and restart independently; OTP's
   supervisor is one process that does one thing at a time.
@@ -337,8 +336,9 @@ class SupervisionMachine:
     ) -> list[Action]:
         """A child failed by itself while others were being stopped, this one next.
 
-        The outcome must not hang on whether the failure or the order to stop was seen
-        first. So it means what it always means, but that there is no other start.
+        The outcome must not depend on whether the failure or the order to stop was seen
+        first. So the failure has its usual effect, except that the child is not started
+        again.
         """
         restart = directive is not Directive.STOP and child.mark is None
         giving_up = self._escalation is not None  # already, so there is nothing to count

@@ -152,10 +152,10 @@ class _TaskStatus:
 class Supervisor(metaclass=NoPublicConstructor):
     """Starts children, and starts them again as its strategy says when they fail.
 
-    `open_supervisor` makes one. Its children are tasks in its nursery, each in a cancel
-    scope of its own that is shielded from those around the supervisor: a cancellation
-    from outside reaches the body of the ``async with``, and when that has left, the
-    children are stopped in reverse order like at any other end.
+    `open_supervisor` makes one. Its children are tasks in its nursery, each in its own
+    cancel scope, which is shielded from those around the supervisor. A cancellation from
+    outside reaches the body of the ``async with``. When the body has left, the children
+    are stopped in reverse order, as at any other end.
     """
 
     _made_by: ClassVar[str] = "open_supervisor(name)"
@@ -555,10 +555,10 @@ async def open_supervisor(
     """Open a supervisor, whose children live until the block is left.
 
     Leaving the block stops the children in reverse order of their start, each before
-    the next. When the supervisor gives up, because a failure was escalated or restarts
-    exceeded the intensity, it stops the children in the same way, then raises in its
-    nursery: the body is cancelled, and the failure leaves the block; where several things
-    failed, a group of them does. When significant children end, it stops the others and
+    the next. A supervisor gives up when a failure is escalated or restarts exceed the
+    intensity. It then stops the children in the same way and raises in its nursery: the
+    body is cancelled, and the failure leaves the block, or a group if there were several
+    failures. When significant children end, it stops the others and
     cancels the body, and the block is left without an exception.
 
     Args:

@@ -341,7 +341,7 @@ _companions: list[Companion] = []
 def beside_systems(companion: Companion) -> Iterator[None]:
     """Open something beside each system that this process opens while the block runs.
 
-    It is for whoever runs a program of somebody else, and watches it.
+    It is for tools that run and observe another program.
     """
     _companions.append(companion)
     try:

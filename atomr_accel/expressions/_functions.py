@@ -149,10 +149,10 @@ def _nanmean(
 
 
 def require_inexact(x: Operand, dtype: DTypeLike | None) -> None:
-    """What has NaN is not computed in integers.
+    """Refuse to compute an inexact array, which may hold NaN, in integers.
 
     Raises:
-        TypeError: it would be.
+        TypeError: the array is inexact and ``dtype`` is not.
     """
     if dtype is not None and is_inexact(x.dtype) and not is_inexact(as_dtype(dtype)):
         raise TypeError("If a is inexact, then dtype must be inexact")

@@ -111,7 +111,7 @@ def _mapped(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
 
 
 def _ways_of(*values: Any) -> set[bool]:
-    """Whether views among arguments lie by columns: what there is of both."""
+    """Return the orders of the refs among arguments: True is by columns, False any other."""
     found = set()
 
     def note(ref: GpuRef, _name: str) -> GpuRef:
@@ -123,7 +123,7 @@ def _ways_of(*values: Any) -> set[bool]:
 
 
 def _by_columns(ref: GpuRef) -> bool:
-    """Whether the elements of each column of a matrix lie one behind the other."""
+    """True if the elements of each column of a matrix are contiguous."""
     return ref.ndim > 1 and ref.strides[-2] == ref.dtype.itemsize
 
 

@@ -337,10 +337,10 @@ class MemoryMap:
         return sorted({size for size in sizes if size <= room}, reverse=True)
 
     def new_slab_id(self) -> int:
-        """A number no slab of this device has had.
+        """Return a number that no slab of this device has had.
 
         Raises:
-            OutOfMemory: there is none left from which addresses could be made.
+            OutOfMemory: all numbers that fit in an address are used.
         """
         number = next(self._slab_ids)
         if number > _LAST_SLAB:

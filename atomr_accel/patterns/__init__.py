@@ -1,9 +1,9 @@
-"""Patterns of serving: what stands between requests and the functions that answer them.
+"""Patterns of serving, between requests and the functions that answer them.
 
 Each is opened as ``async with open_...(function, ...) as name:`` and called as
 ``await name(item)``. Every request is answered exactly once: with its result, its own error, or a
-refusal that says why. Who is cancelled withdraws, and what nobody waits for is not done. Deadlines
-are the callers' scopes, and waits are on trio's clock.
+refusal that says why. Cancelling a caller withdraws its request, and a request that no task waits
+for is not carried out. Deadlines are the callers' scopes, and waits are on trio's clock.
 """
 
 from ..actors._policies import LeastLoaded, PowerOfTwo, RoundRobin

@@ -24,7 +24,7 @@ class CachedText(Protocol[ScoresT_co]):
     """
 
     async def forward(self, tokens: Tokens, parents: Tokens) -> ScoresT_co:
-        """Put nodes behind what is there, and compute what may come after each.
+        """Append nodes to the cache, and compute the scores of the token after each.
 
         Args:
             tokens: of the nodes, (nodes,), at least one.
@@ -41,8 +41,8 @@ class CachedText(Protocol[ScoresT_co]):
         """Keep these nodes, and forget all others.
 
         It is called after each step, and with no nodes after a ``forward`` that was cancelled or
-        has failed, whatever of it was done. It cannot wait: what has to be moved on the device is
-        moved by the next ``forward``.
+        has failed, even if that was done in part. It cannot wait: the next ``forward`` moves data
+        on the device if needed.
 
         Args:
             path: nodes, each the parent of the next; the first one's is -1.
@@ -62,10 +62,10 @@ _NONE: Final[Tokens] = np.empty(0, np.int64)
 
 
 class Following:
-    """A cache that follows a text, and is made anew from its tokens where it was lost.
+    """Cache of a text, filled again from the text's tokens after it was lost.
 
-    A text's last token is not cached: what comes after it is what the next step computes. So a
-    step's first nodes are the tokens that the cache lacks, in a chain, and then come drafts.
+    A text's last token is not cached, because the next step computes the scores after it. So a
+    step's first nodes are the tokens that the cache lacks, in a chain. Drafts follow them.
     """
 
     def __init__(self, prefill: Prefill[Logits | Verdict]) -> None:
@@ -94,7 +94,7 @@ class Following:
     async def forward(
         self, text: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
     ) -> Logits | Verdict:
-        """What may come after the text and after each draft; later, after further drafts.
+        """Compute the scores after the text and after each draft; later, after further drafts.
 
         Args:
             text: so far.
@@ -102,7 +102,8 @@ class Following:
             parents: of drafts, counted over all calls since ``begin``.
 
         Returns:
-            Of the first call (1 + drafts, vocabulary), then (drafts, vocabulary); or a verdict.
+            Logits: (1 + drafts, vocabulary) from the first call, then (drafts, vocabulary). Or a
+            verdict.
         """
         assert self._cache is not None  # begin() was awaited
         first = not self._nodes

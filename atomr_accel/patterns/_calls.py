@@ -1,4 +1,4 @@
-"""Calls that run in the tasks of their callers: who is in, who may come, and how all leave."""
+"""Calls that run in the tasks of their callers: admission, count and shutdown."""
 
 from __future__ import annotations
 

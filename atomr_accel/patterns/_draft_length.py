@@ -14,8 +14,9 @@ class AdaptiveLength:
     """Chooses the number of drafts in a row by the fraction that was kept recently.
 
     Suppose a draft is kept with probability ``a``, and a step of the draft takes ``cost`` times as
-    long as one of the target. Then ``n`` drafts in a row give ``(1 - a**(n + 1)) / (1 - a)`` tokens
-    in the time of ``1 + n * cost`` steps of the target (Leviathan et al., section 3.3). Each text
+    long as one of the target. Then ``n`` drafts in a row give
+    ``(1 - a**(n + 1)) / (1 - a)`` tokens. They take the time of ``1 + n * cost`` steps of the
+    target (Leviathan et al., section 3.3). Each text
     takes the ``n`` with the most tokens for the time. The tokens' distribution does not change,
     because a step's ``n`` depends only on the steps before it.
 

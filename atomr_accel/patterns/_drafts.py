@@ -20,8 +20,8 @@ def check_drafts(tree: DraftTree, text: Sequence[int], vocabulary: int | None) -
     """See that the drafts can be given to a model, which may look them up in memory.
 
     Args:
-        tree: what was proposed.
-        text: what for. Its own tokens are good, whatever the model says itself.
+        tree: the drafts.
+        text: the text to continue. Its own tokens are always valid.
         vocabulary: of the model, if it is known.
 
     Raises:
@@ -72,8 +72,8 @@ class DraftText(Protocol):
         proposes the same.
 
         Args:
-            text: so far. It only grows, by what was decided.
-            shape: how many siblings to propose in each depth; fewer are no mistake.
+            text: so far. It only grows, by the tokens that were decided.
+            shape: how many siblings to propose in each depth; fewer are allowed.
             sampling: what the target's logits will be used with.
             rng: where chance comes from.
         """
@@ -84,7 +84,7 @@ class DraftText(Protocol):
         ...
 
     def drop(self) -> None:
-        """Free what is on devices: it was lost, or the text has ended.
+        """Free device memory: it was lost, or the text has ended.
 
         If ``propose`` is called after that, it starts from the text.
         """
@@ -103,7 +103,7 @@ class Draft(Protocol):
 class ModelDraft:
     """Drafts by a model, drawn from its distributions.
 
-    Where nothing is left to chance, the most probable tokens are proposed.
+    Without randomness, it proposes the most probable tokens.
 
     Args:
         prefill: as the target's, with logits over the same vocabulary.
@@ -164,9 +164,9 @@ class _ModelText:
 class LookupDraft:
     """Drafts that are found in the text: what came after the same tokens before.
 
-    The longest end of the text, of ``most`` tokens down to ``fewest``, that stands somewhere
-    before is looked for, and what follows it there is proposed, the latest place first. It costs
-    next to nothing, and pays where texts repeat what they were given: summaries, edits, code.
+    It looks for the longest end of the text, of ``most`` tokens down to ``fewest``, that also
+    occurs earlier, and proposes the tokens that follow it there, the latest place first. It costs
+    almost no time, and helps if texts repeat their input: summaries, edits, code.
 
     Args:
         most: tokens of an end that is looked for.
@@ -189,7 +189,7 @@ class LookupDraft:
 
 
 class _FromText:
-    """Drafts of a text alone: nothing is on devices, and what is kept is in the next text."""
+    """Drafts from the text alone, without state: kept tokens are part of the next text."""
 
     def keep(self, path: Sequence[int]) -> None:
         pass

@@ -8,14 +8,14 @@
         │   ├── Closed           the pattern's block was left
         │   ├── CircuitOpen      too much has failed of late
         │   └── SwapInProgress   another version is being rolled out just now
-        ├── WrongResults         a function answered with what is no answer to what it was given
+        ├── WrongResults         a function returned results that do not fit its arguments
         ├── ReplicaLost          a replica, or a version, ended while it had the request
         ├── RolledBack           a new version did not take over
         ├── QuorumMissed         too few members of an ensemble have answered
         ├── RankFailed           one of several devices that work together has faulted
         └── MalformedStream      the bytes of a stream are no lines or frames as expected
 
-What the functions of a program raise reaches who asked as it is, not wrapped in any of these.
+An exception of the program's own function reaches the caller unchanged, not wrapped in these.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Slot(metaclass=NoPublicConstructor):
 
     @property
     def cost(self) -> float:
-        """Cost of the turn, as far as it is known."""
+        """Cost of the turn, as known so far."""
         return self._said if self._waiting is None else self._waiting.cost
 
     def charge(self, more: float) -> None:
@@ -421,7 +421,8 @@ def open_fair_share(
     on. It has no debt for work that the others did not want.
 
     Args:
-        function: the function to call for each item, in its turn. By default there are only slots.
+        function: the function to call for each item, when its turn comes. By default there are only
+            slots.
         capacity: the number of slots: for a batcher, enough for some batches.
         tenant: returns the tenant of an item.
         cost: returns the cost of an item; one by default.

@@ -32,7 +32,7 @@ class Observer:
         """A function is about to be called for these: a batch, or one alone."""
 
     def retried(self, items: Sequence[object], error: Exception) -> None:
-        """These requests failed together, and are asked again: all, or in parts."""
+        """Several requests failed together and are tried again, all at once or in parts."""
 
     def answered(self, item: object, seconds: float) -> None:
         """A request has its result, this number of seconds after it was made."""

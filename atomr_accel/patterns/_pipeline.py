@@ -209,11 +209,11 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
 
         ``async for result in pipeline.run(source):`` gives the results in the order of the items.
         The source is read ahead as far as the pipeline has room, and no further: a consumer that
-        is slow slows it down. What a stage raises for an item is raised where its result would
-        have come, after those of the items before it, and so is what the source raises; with
-        that, the run is over. A run that is left early, or dropped, is over as well: nothing more
-        is read, and what is in the stages for it is cancelled. An async generator that is given
-        is closed at the end of the run; other sources, such as files, stay as they are.
+        is slow slows it down. An exception of a stage is raised in place of the item's result,
+        after the results of the items before it, and ends the run. So does an exception of the
+        source. A run that is left early, or dropped, ends as well: it reads no further, and its
+        items in the stages are cancelled. The run closes a source that is an async generator when
+        it ends; other sources, such as files, stay open.
 
         Raises:
             Closed: the pipeline's block was left.

@@ -1,8 +1,8 @@
-"""What waits for a batch: requests in buckets, each in the order in which it goes.
+"""Requests that wait for a batch, in buckets, each in the order in which they are sent.
 
-A request that is withdrawn is only marked, and passed over later: finding it in a heap would take
-longer than everything else that is done for it. So that marked ones do not pile up, a bucket that
-has more of them than others sweeps them out.
+A withdrawn request is only marked, and skipped later: finding it in a heap would take longer than
+all other work for it. A bucket in which most requests are marked removes these, so that they do
+not accumulate.
 """
 
 from __future__ import annotations

@@ -160,9 +160,9 @@ class Retry:
         return retried
 
     def delay(self, error: Exception, attempt: int) -> float | None:
-        """Seconds to wait after the attempt of that number failed; None where it was the last.
+        """Seconds to wait after the attempt of that number failed; None if it was the last.
 
-        For those who make the attempts themselves. It takes one from the budget.
+        It is for code that makes the attempts itself. Each call takes one from the budget.
 
         Args:
             error: what the attempt raised.

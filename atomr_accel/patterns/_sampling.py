@@ -179,7 +179,7 @@ def draw_children(
     Args:
         tree: gets them, and ``q``.
         parent: of the children; it has none yet.
-        q: what they are drawn from.
+        q: the distribution to draw from.
         count: how many; fewer, if fewer tokens have a probability.
         rng: says which.
     """
@@ -199,10 +199,10 @@ def accept(
     """Decide which drafts a text keeps.
 
     Args:
-        tree: what was drafted.
-        distribution: the target's, of what comes after a node; asked of the root and of nodes
-            that are kept.
-        rng: says what is kept.
+        tree: the drafts.
+        distribution: returns the target's distribution after a node; called for the root and for
+            nodes that are kept.
+        rng: the random numbers of the decision.
 
     Returns:
         The nodes that are kept, from the root on, and the token that comes after them. If the

@@ -101,7 +101,7 @@ class Node:
         active: whether it has a request that may go.
         queued: requests that wait, here and below.
         serving: requests that are served, here and below.
-        work: what was begun here and below, in units of cost.
+        work: the cost of the requests that were begun here and below.
         resting: the children that are idle, those that have been for the longest first.
     """
 
@@ -143,12 +143,12 @@ class Node:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits or is served here."""
+        """True if no request waits or is served here."""
         return not (self.queued or self.serving)
 
 
 class Shares:
-    """The tree of all tenants. It reads no clock: each call is told the time."""
+    """Tree of all tenants. It reads no clock: callers pass the time."""
 
     def __init__(self, weights: Mapping[str, float], budgets: Mapping[str, Budget]) -> None:
         self._order = count()
@@ -162,7 +162,7 @@ class Shares:
         self.weigh(weights)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Change weights, for what is begun from now on."""
+        """Change weights, for requests that are begun from now on."""
         for path, weight in weights.items():
             check_path(path)
             check_number(f"the weight of {path!r}", weight)
@@ -195,7 +195,7 @@ class Shares:
         return waiting
 
     def leaf(self, path: str) -> Node:
-        """Where the requests of a tenant wait: below the tenant, which may have others below it."""
+        """Return the node of a tenant's own requests, a child of the tenant's node."""
         node = self.root
         walked = ""
         for name in path.split("/"):
@@ -255,14 +255,14 @@ class Shares:
         return None
 
     def ready(self) -> float:
-        """When a budget lets somebody go who waits for that now."""
+        """Return the time at which a budget next releases a waiting tenant."""
         heap = self._throttled
         while heap and not (heap[0][2].throttled and heap[0][2].ticket == heap[0][1]):
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
     def charge(self, waiting: Waiting, more: float) -> None:
-        """What is served costs more than was said, or less."""
+        """Correct the cost of a request in service by ``more``, which may be negative."""
         waiting.cost += more
         for node in waiting.node.up():
             node.work += more
@@ -325,7 +325,7 @@ class Shares:
             heapq.heapify(parent.heap)
 
     def _activate(self, node: Node) -> None:
-        """It has a request that may go, and with it all above that had none."""
+        """Mark a node active, because it has a request to begin, and its inactive ancestors."""
         parent = node.parent
         while parent is not None and not (node.active or node.throttled):
             node.active = True
@@ -334,7 +334,7 @@ class Shares:
             node, parent = parent, parent.parent
 
     def _deactivate(self, node: Node) -> None:
-        """It has none any more, and perhaps those above have none either."""
+        """Mark a node inactive, and each ancestor that has no active child left."""
         parent = node.parent
         while parent is not None and node.active:
             node.active = False
@@ -361,7 +361,7 @@ class Shares:
             self._activate(node)
 
     def _rest(self, leaf: Node) -> None:
-        """Where nothing waits or is served any more, the tags are forgotten."""
+        """Reset the tags of each node above a leaf that is idle now."""
         for node in leaf.up():
             if not node.idle:
                 break

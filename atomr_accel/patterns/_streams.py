@@ -1,8 +1,8 @@
 """Items from trio's streams, and into them: lines, and frames with a length before each.
 
-What a pipeline reads and what comes out of it are async iterables; these turn the bytes of
-sockets, pipes and processes into such, and back. Files need none to be read by lines, since
-``trio.open_file`` gives async iterables already.
+A pipeline reads an async iterable and returns one. These functions turn the bytes of sockets,
+pipes and processes into async iterables, and back. Reading a file by lines needs none of them,
+because ``trio.open_file`` returns an async iterable.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class AsyncWriter(Protocol):
 
 
 class _Received:
-    """What has come and was not taken yet.
+    """Bytes that were received and not yet taken.
 
-    A class and no generator, which the first cancellation inside would end: so it can be asked
-    again, and a loop that is left can be followed by another.
+    It is a class because the first cancellation would end a generator. So it can be read again
+    after a cancellation, and by another loop after one that was left.
     """
 
     def __init__(self, stream: trio.abc.ReceiveStream, max_length: int) -> None:
@@ -104,9 +104,9 @@ class _Frames(_Received):
 def receive_lines(
     stream: trio.abc.ReceiveStream, *, max_length: int = _LONGEST
 ) -> AsyncIterator[bytes]:
-    r"""The lines of a stream, each without the ``\n`` or ``\r\n`` at its end.
+    r"""Read the lines of a stream, without the final ``\n`` or ``\r\n`` of each.
 
-    What comes after the last line break is a line, too, unless it is empty. If you are cancelled
+    Text after the last line break is a line, too, unless it is empty. If you are cancelled
     while you wait for a line, nothing is lost, and the next one asked for is that line.
 
     Args:
@@ -145,7 +145,7 @@ async def send_lines(stream: trio.abc.SendStream | AsyncWriter, lines: AsyncIter
 def receive_frames(
     stream: trio.abc.ReceiveStream, *, max_length: int = _LONGEST
 ) -> AsyncIterator[bytes]:
-    """The frames of a stream: four bytes of length, big-endian, and so many bytes.
+    """Read the frames of a stream: four bytes of length, big-endian, then the bytes.
 
     If you are cancelled while you wait for a frame, nothing is lost, and the next one asked for is
     that frame.

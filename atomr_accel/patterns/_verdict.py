@@ -121,9 +121,9 @@ def judge_chain(
     temperature: float = 1.0,
     least: Operand | None = None,
 ) -> tuple[Operand, Operand]:
-    """Expressions of what a ``Verdict`` is made of, so that no logits leave the device.
+    """Return expressions for the fields of a ``Verdict``, so that no logits leave the device.
 
-    The numbers are float32's: what comes out has the target's distribution but for its rounding.
+    They compute in float32: tokens have the target's distribution, up to rounding.
 
     Args:
         logits: of the target, (drafts + 1, vocabulary): before each draft, and at the end.

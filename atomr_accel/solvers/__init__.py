@@ -1,8 +1,8 @@
 """Iterative solvers of linear systems and eigenvalues, under the names of ``scipy.sparse.linalg``.
 
 A step is recorded once, on buffers that stay on the device, and replayed: on CUDA as one graph.
-The program looks at how far it is every few steps, while further ones are on their way. What is
-converged is not changed any more, so a solution does not depend on when the program looks.
+The program checks the progress every few steps, while further steps run. Converged values do not
+change any more, so a solution does not depend on when the program checks.
 """
 
 from __future__ import annotations

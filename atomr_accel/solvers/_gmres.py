@@ -52,8 +52,8 @@ async def gmres(
         callback: a function, called after each basis, with their number and the residual's norm.
 
     Returns:
-        The solution, and 0; or, where that is not found, what there is, and ``maxiter``, at
-        least 1: as ``cg``.
+        The solution, and 0. Without convergence, the latest iterate, and ``maxiter``, at least 1:
+        as ``cg``.
 
     Raises:
         TypeError, ValueError: as ``cg``.
@@ -117,7 +117,7 @@ def _orthogonalize(
 
 
 def _conjugate(program: Recording, x: GpuRef) -> GpuRef:
-    """Conjugated; real numbers as they are."""
+    """Return the complex conjugate; real numbers unchanged."""
     if x.dtype.kind != "c":
         return x
     made: GpuRef = program.evaluate(np.conj(x))

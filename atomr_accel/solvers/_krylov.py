@@ -55,13 +55,13 @@ async def cg(
         every: after how many iterations the program looks.
 
     Returns:
-        The solution, and 0; zeros for a ``b`` of zeros. Or, where that is not found, what there is,
-        which may hold NaN, and ``maxiter``, at least 1: after so many iterations, or as soon as the
-        residual's norm is NaN or infinite, as it is at once if those are in ``b``. They are no
-        errors.
+        The solution, and 0; zeros for a ``b`` of zeros. Without convergence, the latest iterate,
+        which may hold NaN, and ``maxiter``, at least 1. That is the case after ``maxiter``
+        iterations, or as soon as the residual's norm is NaN or infinite, which a NaN or infinity in
+        ``b`` makes it at once. Neither raises an error.
 
     Raises:
-        TypeError: other dtypes, what is no operator, or a function that gives no ref.
+        TypeError: other dtypes, no operator, or a function that does not return a ref.
         ValueError: shapes or numbers that do not fit.
     """
     given = system(device, A, b, M, callback)
@@ -242,7 +242,7 @@ async def _solve(
     every: int,
     begin: Any,
 ) -> tuple[GpuRef, int]:
-    """What all of these do: record some steps of what ``begin`` makes, and replay them."""
+    """Record some steps of the solver that ``begin`` prepares, and replay them."""
     device = given.device
     most = 10 * given.n if maxiter is None else whole(maxiter, "maxiter", least=0)
     steps = whole(every, "every", least=1)

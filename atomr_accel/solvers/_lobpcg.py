@@ -52,7 +52,7 @@ async def lobpcg(
         shape (n, k).
 
     Raises:
-        TypeError: other dtypes, what is no operator, or a function that gives no ref.
+        TypeError: other dtypes, no operator, or a function that does not return a ref.
         ValueError: shapes or numbers that do not fit; columns of ``X`` that depend on others.
         numpy.linalg.LinAlgError: products with ``A`` or ``M``, or ``X``, hold NaN or infinity.
     """
@@ -106,7 +106,7 @@ async def lobpcg(
 
 
 def _norms(x: GpuRef) -> Any:
-    """Of each column."""
+    """Return the 2-norm of each column."""
     return np.sqrt(np.square(np.abs(x)).astype(np.float64).sum(axis=0))
 
 

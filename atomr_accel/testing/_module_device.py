@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 @final
 class ModuleDevice:
-    """What the fixture ``module_device`` is: a device in a trio run of its own thread."""
+    """Value of the fixture ``module_device``: a device, in a trio run in its own thread."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Device]) -> None:
         # Pytest loads the plugin also where no test wants a device: trio can wait until one does.
@@ -44,7 +44,7 @@ class ModuleDevice:
             **kwargs: for it.
 
         Returns:
-            What it returned.
+            The function's result.
 
         Raises:
             DeviceLost: the device was lost, in this test or one before it.

@@ -98,7 +98,7 @@ else:
 
     @pytest.fixture
     def device() -> None:
-        """Says what is missing."""
+        """Fail with the name of the missing package."""
         pytest.fail(
             "the fixture `device` needs pytest-trio: pip install pytest-trio. Without it, plain "
             "tests can use `module_device`",

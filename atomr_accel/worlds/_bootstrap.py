@@ -1,8 +1,9 @@
-"""How the ranks of a communicator find each other: what a world over machines would replace.
+"""Bootstraps: how the ranks of a communicator find each other.
 
-A bootstrap is a function of members, in the order of their ranks, that gives a ``Meeting``. Where
-devices' memory is the machine's, hosts meet in memory that they share. Elsewhere the first
-rank's host makes an identifier, by which the vendor's library does the rest.
+A world over several machines would replace them. A bootstrap is a function of members, in the
+order of their ranks, that returns a ``Meeting``. If the devices' memory is host memory, hosts meet
+in shared memory. Otherwise the first rank's host makes an identifier, and the vendor library
+connects the ranks by it.
 """
 
 from __future__ import annotations

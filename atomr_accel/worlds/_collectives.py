@@ -53,12 +53,12 @@ class Collectives:
         """Reduce over all ranks; each gets the result (``ncclAllReduce``).
 
         Args:
-            x: one buffer on each rank, all of one shape and dtype: integers of 8, 32 or 64 bits,
-                floats from fp8 on, or complex numbers, which have sum and avg only.
+            x: one buffer on each rank, all of one shape and dtype. Dtypes are integers of 8, 32 or
+                64 bits, floats from fp8 on, and complex numbers, which have sum and avg only.
             op: how. Integers are added up in their own dtype, where a sum may wrap around; the
                 average is that sum divided, rounded towards zero.
-            scale: what each rank's elements are multiplied by before, with op ``"sum"`` and
-                floating dtypes (``ncclRedOpCreatePreMulSum``).
+            scale: a factor that multiplies every element before the sum; only with op ``"sum"``
+                and floating dtypes (``ncclRedOpCreatePreMulSum``).
             out: where to; may be ``x`` itself. By default, new buffers.
 
         Returns:

@@ -28,10 +28,10 @@ _orders: Final[WeakKeyDictionary[DeviceCore, Block]] = WeakKeyDictionary()
 
 
 def _order(core: DeviceCore) -> Block:
-    """What all collectives of a device write, so that they are begun in the program's order.
+    """Return a block that every collective of a device writes, so they begin in program order.
 
-    Ranks that began two collectives in different orders would wait for each other for ever, also
-    if those were of different worlds.
+    Ranks that began two collectives in different orders would wait for each other forever, even if
+    the two were of different worlds.
     """
     found = _orders.get(core)
     if found is None or found.epoch is not core.memory.epoch:

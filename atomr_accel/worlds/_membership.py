@@ -1,4 +1,4 @@
-"""Who is in a world, in which epoch, and which op waits for whom: decisions, without I/O.
+"""Members, epochs and ops of a world: a state machine without I/O.
 
 A world is *gathering* until the devices of all its members take ops, then *joining* until all
 have joined a communicator, and then *whole*. What goes wrong in either of the last two breaks
@@ -6,8 +6,8 @@ it: the epoch passes, every op in flight is settled, survivors leave the communi
 gathers again. So it does when it is resized, but that waits until no op is in flight. When it is
 over, whether it was left or cannot go on, no op is in flight either.
 
-What happens is told by calling methods; what follows is what they return. Whoever does that must
-do it in that order, and may do it later: what comes of an epoch that has passed is ignored.
+The caller reports events by method calls, and carries out the actions that these return. It must
+keep their order, and may carry them out later: results of a past epoch are ignored.
 """
 
 from __future__ import annotations

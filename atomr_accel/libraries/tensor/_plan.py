@@ -299,7 +299,7 @@ class _Planner:
         return made
 
     def _contractible(self, *parts: tuple[int, Seen]) -> bool:
-        """Whether cuTENSOR takes these, whose elements follow each other with positive steps."""
+        """True if cuTENSOR takes these arrays: all strides are positive multiples of an element."""
         size = self._dtype.itemsize
         return all(each > 0 and not each % size for _, seen in parts for each in seen.strides)
 

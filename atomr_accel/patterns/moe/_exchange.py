@@ -32,15 +32,15 @@ class Exchange(Protocol):
         ...
 
     async def all_to_all_v(self, parts: Sequence[Sequence[GpuRef]]) -> list[list[GpuRef]]:
-        """Give each rank what all have for it, as ``MPI_Alltoallv`` does.
+        """Send each rank the parts that all ranks have for it, as ``MPI_Alltoallv`` does.
 
         Args:
             parts: ``parts[i][j]`` is on the device of rank ``i`` and goes to rank ``j``. Shapes may
                 differ; empty ones and views are taken.
 
         Returns:
-            The same on the devices where it belongs: ``result[j][i]`` was ``parts[i][j]``. What
-            a rank has for itself it may keep as it is, a view included.
+            The parts on their devices: ``result[j][i]`` was ``parts[i][j]``. A rank's part for
+            itself may be returned unchanged, even if it is a view.
 
         Raises:
             RankFailed: a device has faulted meanwhile. It is not used any further by then, nothing
@@ -120,14 +120,14 @@ async def at_once(calls: Sequence[Awaitable[T]]) -> list[T]:
 
 @contextmanager
 def naming(devices: Sequence[Device]) -> Iterator[Callable[[], None]]:
-    """A block in which a device that faults is named, whatever came of that.
+    """Turn a device fault in the block into `RankFailed`, which names the device.
 
-    What is at fault is the device whose generation has moved, which it does before anybody is told.
-    The error would not tell: a copy between two fails, whichever of them it was.
+    The faulted device is the one whose generation has changed, which happens before any error is
+    raised. The error itself does not say: a copy between two devices fails if either faults.
 
     Yields:
-        What to call before buffers are handed out that the block has made: it raises
-        `GpuRefStale` where a fault that nothing has noticed took some of them.
+        A function to call before the block hands out buffers that it made: it raises
+        `GpuRefStale` if an unnoticed fault took some of them.
 
     Raises:
         RankFailed: one has faulted.

@@ -30,9 +30,9 @@ _FLOAT32: Final = np.dtype(np.float32)
 class MoeWeights(Generic[A]):
     """The weights of a layer: arrays of the program's, or refs of one device.
 
-    E experts map d numbers to d, by way of f. With ``gate`` they are gated,
-    ``(silu(x @ gate) * (x @ up)) @ down`` (SwiGLU, Shazeer, 2020), and otherwise
-    ``gelu(x @ up + up_bias) @ down + down_bias``, where GELU is its tanh approximation.
+    E experts map d numbers to d, by way of f. With ``gate`` they compute
+    ``(silu(x @ gate) * (x @ up)) @ down`` (SwiGLU, Shazeer, 2020). Without, they compute
+    ``gelu(x @ up + up_bias) @ down + down_bias``, with the tanh approximation of GELU.
 
     Attributes:
         router: float32 (d, E).
@@ -52,10 +52,10 @@ class MoeWeights(Generic[A]):
 
 
 def check_weights(weights: MoeWeights[Any]) -> None:
-    """Shapes and dtypes fit each other.
+    """Check that shapes and dtypes fit each other.
 
     Raises:
-        ValueError: shapes that do not fit, or a bias where there is a gate.
+        ValueError: shapes that do not fit, or a bias together with a gate.
         TypeError: no arrays, or dtypes that do not fit.
     """
     for each in fields(weights):

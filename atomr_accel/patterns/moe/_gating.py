@@ -28,14 +28,14 @@ _TAKEN: Final = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gating:
-    """How a router chooses.
+    """Options of a router.
 
     Attributes:
         top_k: how many experts a token goes to.
         capacity_factor: how many times its even share of the tokens an expert takes at most
-            (GShard, Lepikhin et al., 2020). What is more is dropped: of later choices first, and
-            among equal ones of later tokens. None drops nothing; then the program has to wait until
-            it knows how many tokens each expert has.
+            (GShard, Lepikhin et al., 2020). Choices beyond that are dropped: later choices first,
+            and among equal ones those of later tokens. None drops nothing; then the program has to
+            wait until it knows how many tokens each expert has.
         jitter: the router sees each number times one drawn from [1 - jitter, 1 + jitter) (Switch
             Transformer, Fedus et al., 2021), which training wants and serving does not.
         normalize: whether the weights of a token's experts are divided by their sum, as in GShard
@@ -82,17 +82,17 @@ class Gating:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routing:
-    """What a router has chosen: T tokens, k choices of each, E experts. All is on the device.
+    """Choices of a router: T tokens, k choices of each, E experts. All is on the device.
 
     Choices are numbered with the first ones of all tokens in front: choice ``j`` of token ``t`` has
-    number ``j * T + t``. Where there is nothing to choose, that stands for an expert beyond the
-    last, E: for tokens that are unrouted, and for experts whose probability is 0, such as those
-    whose logits are negative infinity.
+    number ``j * T + t``. The number E, one beyond the last expert, stands for "no expert". Tokens
+    that are unrouted have it, and choices of experts whose probability is 0, such as those whose
+    logits are negative infinity.
 
     Attributes:
         logits: float32 (T, E): what the router says.
         experts: int32 (k, T): the experts chosen, the likeliest first; of equals, the first.
-        weights: float32 (k, T): how much of each goes into the result; 0 where it was dropped.
+        weights: float32 (k, T): the weight of each in the result; 0 if it was dropped.
         order: int64 (k * T,): choices, by experts; those of one expert in their order.
         rows: int64 (k, T): where the token is among those that the experts get, row by row; 0 where
             it goes to none, or was dropped.
@@ -102,10 +102,10 @@ class Routing:
         unrouted: int64 (): tokens whose logits are NaN or positive infinity, or all negative
             infinity. They go to no expert, and neither count in the losses nor take room.
         balance_loss: float32 (): E times the sum over the experts of the share of choices times the
-            mean probability, which is 1 where all are alike (Fedus et al., 2021, equation 4).
+            mean probability. It is 1 if all are equal (Fedus et al., 2021, equation 4).
         z_loss: float32 (): the mean square of the logarithm of the softmax's denominator (ST-MoE,
             Zoph et al., 2022, equation 5).
-        capacity: how many tokens an expert takes; None where nothing is dropped.
+        capacity: the number of tokens that an expert takes; None if it has no limit.
     """
 
     logits: GpuRef

@@ -1,4 +1,4 @@
-"""A layer of experts on one device: tokens go to their experts, and what comes back is weighed."""
+"""A layer of experts on one device: tokens go to their experts, and results are weighted."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def mixture_of_experts(
 ) -> tuple[GpuRef, Routing]:
     """A layer of experts, as part of a batch or of a recording.
 
-    Nothing of it waits for the device: each expert gets as many rows as its capacity, whether it
-    has tokens for them or not.
+    It never waits for the device, because each expert gets as many rows as its capacity, even if
+    it has fewer tokens.
 
     Args:
         to: the batch or the recording.
         x: tokens, (T, d), of the dtype of the experts.
         weights: all of them on this device.
         gating: how the router chooses.
-        residual: add ``x`` to the result, so that tokens which were dropped pass as they are.
-            Without it they are zeros: the residual connection is yours.
+        residual: add ``x`` to the result, so that dropped tokens pass unchanged. Without it they
+            are zeros, and the residual connection is yours.
         noise: draws the jitter.
 
     Returns:
         The result, of the shape and dtype of ``x``; and what the router has chosen. Tokens that
-        are unrouted are as if dropped; ``Routing.unrouted`` tells of them.
+        are unrouted count as dropped; ``Routing.unrouted`` is their number.
 
     Raises:
         ValueError, TypeError: shapes and dtypes that do not fit.
@@ -86,8 +86,8 @@ def dispatch(to: Collecting, x: GpuRef, routing: Routing) -> GpuRef:
         routing: of these tokens.
 
     Returns:
-        (E, C, d) with a capacity of C, where rows beyond an expert's tokens hold any token;
-        (k * T, d) without one, where those of tokens that go to no expert come last.
+        With a capacity of C, (E, C, d): rows beyond an expert's tokens hold any token. Without a
+        capacity, (k * T, d): rows of tokens that go to no expert come last.
     """
     tokens, d = x.shape
     order = routing.order

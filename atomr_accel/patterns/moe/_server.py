@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class MoeStatistics:
     """A layer of experts at one moment.
 
-    Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
-    ``refused``, ``dropped``. What is below them is of the requests that were answered.
+    Every submitted request counts in exactly one of ``running``, ``answered``, ``failed``,
+    ``refused`` and ``dropped``. The fields after these count answered requests only.
     """
 
     submitted: int
@@ -55,8 +55,8 @@ class MoeStatistics:
     """Number of choices that were dropped."""
     balance_loss: float
     """The load-balance loss; see `Routing`. Each device has one, of its own part of the tokens of
-    a request; this is the mean of all of them, by tokens. So it depends on how many devices there
-    are: what is even over all tokens may be uneven in the parts."""
+    a request; this is the mean of all of them, by tokens. So it depends on the number of devices:
+    a load that is even over all tokens may be uneven in the parts."""
     z_loss: float
     """The z-loss of a token, in the mean."""
 
@@ -64,12 +64,12 @@ class MoeStatistics:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    """What a rank has for the others.
+    """Tokens that a rank sends to the others.
 
     Attributes:
         x: its tokens.
         routing: of these.
-        sizes: rows that each rank gets: of each of its experts where nothing is padded.
+        sizes: the number of rows for each rank, or for each of its experts without padding.
         parts: these rows.
         report: load, dropped, unrouted, balance and z, in the program.
     """
@@ -177,9 +177,9 @@ class Moe(metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def __call__(self, x: NDArray[Any]) -> NDArray[Any]:
-        """What the experts make of tokens, which are shared out among the devices.
+        """Send tokens through the experts, divided among the devices.
 
-        Where a device faults, it is asked again, as ``retry`` says.
+        After a fault of a device, the call is repeated as ``retry`` allows.
 
         Args:
             x: (T, d), of the dtype of the experts.
@@ -208,7 +208,7 @@ class Moe(metaclass=NoPublicConstructor):
 
     @trio.lowlevel.enable_ki_protection
     async def on_devices(self, parts: Sequence[GpuRef]) -> list[GpuRef]:
-        """The same for tokens that are on the devices, some on each; it is not asked again.
+        """Do the same for tokens that are on the devices. The call is not repeated after a fault.
 
         Args:
             parts: (T, d) for each device, in their order; T may differ, and be 0.

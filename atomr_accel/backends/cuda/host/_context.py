@@ -353,7 +353,7 @@ class CudaContext:
         return free
 
     def stopwatch(self, pointer: int, handle: Any) -> CudaStopwatch:
-        """What measures a stream."""
+        """Return the stopwatch of a stream."""
         with self._streams_lock:
             found = self._stopwatches.get(pointer)
             if found is None:

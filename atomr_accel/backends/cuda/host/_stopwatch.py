@@ -119,7 +119,7 @@ class CudaStopwatch:
         self._last: _Mark | None = None
 
     def start(self) -> _Mark:
-        """Where work begins that is about to be queued: behind what is there, or now."""
+        """Return the start of the next work: the end of the queued work, or now."""
         with self._lock:
             last = self._last
             if last is not None:

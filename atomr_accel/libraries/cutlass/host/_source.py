@@ -28,8 +28,9 @@ OPERANDS: Final = 4
 """Pointers with numbers below this are a, b, c and the result; the epilogue's follow."""
 
 FACTS: Final = ("params", "shared", "threads", "stages", "shared_by_a", "shared_by_b")
-"""First numbers of ``facts``: bytes of parameters and of shared memory; threads of a block; stages,
-the tiles that are loaded ahead; blocks of a cluster that share tiles of a, and of b.
+"""First numbers of ``facts``. ``params`` and ``shared`` are the bytes of parameters and of shared
+memory, and ``threads`` those of a block. ``stages`` is the number of tiles that are loaded ahead.
+``shared_by_a`` and ``shared_by_b`` are the blocks of a cluster that share tiles of a, and of b.
 
 Six numbers for each tensor map follow: see ``_images``.
 """

@@ -244,8 +244,8 @@ class _Plan:
     def work(self, brought: int) -> Work:
         """Return the workspace of a call.
 
-        A batch or a recording does not know how much it takes, and brings none. What it gets then
-        lives as long as the plan and the graphs that have it.
+        A call of a batch or a recording does not know the size, and brings none. It gets the plan's
+        own memory, which lives as long as the plan and the graphs that use it.
         """
         if self.device and not brought:
             self._own = self._own or int(check("cuMemAlloc", driver.cuMemAlloc(self.device)))
@@ -254,7 +254,7 @@ class _Plan:
         return Work(brought, self._sizes.vendor, host, self._sizes.host)
 
     def close(self) -> None:
-        """Release what it has, once no graph has it."""
+        """Release the plan's memory once no graph uses it."""
         self._closed = True
         self._release()
 

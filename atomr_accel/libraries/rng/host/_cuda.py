@@ -190,7 +190,7 @@ class CudaRng:
         return sequences.keep(key, made)
 
     def _direction_vectors(self, kind: str, dimensions: int) -> tuple[int, int]:
-        """Pointers to direction vectors and scramble constants for so many dimensions."""
+        """Return pointers to direction vectors and scramble constants for these dimensions."""
         vectors, scramble, there = self._vectors.get(kind, (0, 0, 0))
         if there >= dimensions:
             return vectors, scramble

@@ -166,7 +166,7 @@ class CudaSparseLt:
     def _tune(
         self, plan: _Plan, spec: Spec, bias: int, a: int, b: int, numbers: tuple[Any, Any]
     ) -> _Plan:
-        """Time the algorithms, on results that nobody needs; the plan of the fastest.
+        """Time the algorithms on scratch results, and return the plan of the fastest.
 
         Each has a plan, and so scratch memory, of its own. ``cusparseLtMatmulSearch`` runs all of
         them, and may split k as well, in the scratch memory of one. A plan that is not the fastest
@@ -219,7 +219,7 @@ def _struct() -> Any:
 
 @contextmanager
 def _nobodys_memory(target: Dense) -> Iterator[int]:
-    """Memory for a result that nobody needs, with the gaps that it has, or for what is added."""
+    """Scratch memory for a result, with its gaps, or for the matrix that is added."""
     count = target.ld * (target.rows if target.by_rows else target.columns)
     widest = max(DTYPES[target.dtype].itemsize, 2)  # what is added to fp8 has 16 bits
     memory = int(check("cuMemAlloc", driver.cuMemAlloc(count * widest)))
@@ -350,7 +350,7 @@ class _Plan:
     ) -> float:
         """Milliseconds that some products take; infinity if the library refuses them.
 
-        Memory for a result is also what is added, whose numbers do not matter.
+        The memory of the result also serves as the matrix that is added: its values do not matter.
         """
         begin, end = events
         arguments = "cusparseLtMatmul", a, b, out, out, numbers, stream
