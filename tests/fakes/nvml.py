@@ -43,8 +43,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """The module's functions that tests use. Calls after ``nvmlShutdown`` fail, as in
-    NVML.
+    """The module's functions that tests use. Calls after ``nvmlShutdown`` fail, as in NVML.
 
     Attributes:
         threads: the threads that have called it.
