@@ -1,4 +1,4 @@
-"""A small model answers what is easy, in batches; a large one, what the small is unsure of."""
+"""A small model answers easy requests, in batches; a large one answers the others."""
 
 import numpy as np
 import trio
@@ -6,11 +6,11 @@ import trio
 from atomr_accel.patterns import CascadeStage, open_batcher, open_cascade
 
 Answer = tuple[bool, float]
-"""Whether a point is inside the circle, and how sure that is."""
+"""An answer, true if the point is inside the circle, and its confidence."""
 
 
 def inside(points: list[complex], samples: int, seed: int) -> list[Answer]:
-    """What stands for a model: it sees the circle the better, the longer it looks."""
+    """Stands in for a model: with more samples, its answers are better."""
     rng = np.random.default_rng(seed)
     radii = 1 + rng.standard_normal(samples) / 4
     return [

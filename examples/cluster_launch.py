@@ -41,7 +41,7 @@ ROWS, COLUMNS, BLOCKS, THREADS = 64, 100_000, 8, 256
 
 
 def row_sums(x: np.ndarray, sums: np.ndarray, columns: int) -> None:
-    """What the kernel does."""
+    """Compute the kernel's result."""
     sums[:] = x.reshape(-1, columns).sum(1)
 
 

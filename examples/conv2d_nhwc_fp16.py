@@ -10,7 +10,7 @@ from atomr_accel import CpuFallbackWarning, open_device
 
 
 def conv(x: np.ndarray, w: np.ndarray, padding: int) -> np.ndarray:
-    """The same in float64, a product for each tap of the filter."""
+    """Compute the convolution in float64, with a product for each tap of the filter."""
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     taps = w.shape[1]
     height, width = (size - taps + 1 for size in x.shape[1:3])

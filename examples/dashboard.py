@@ -51,7 +51,7 @@ class Worker(Actor):
 
 
 def fetch(page: Dashboard) -> Any:
-    """What the page shows, for a program."""
+    """Return the state that the page shows, for a program."""
     connection = http.client.HTTPConnection(urlsplit(page.address).netloc)
     with closing(connection):
         connection.request("GET", "/state", headers={"Authorization": f"Bearer {page.token}"})

@@ -28,7 +28,7 @@ class Replica:
         self.device, self.weights, self.gradients = device, weights, gradients
 
     async def forward(self, x: GpuRef) -> list[GpuRef]:
-        """What goes into each layer, and what comes out of the last."""
+        """Return the inputs of each layer, and the output of the last."""
         values = [x]
         for layer in range(LAYERS):
             values.append(await self.device.blas.gemm(values[-1], self.weights[layer]))

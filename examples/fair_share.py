@@ -9,14 +9,14 @@ from atomr_accel.patterns import Budget, open_batcher, open_fair_share
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt of somebody's."""
+    """A user's prompt."""
 
     tenant: str
     prompt: str
 
 
 async def generate(requests: list[Request]) -> list[str]:
-    """What stands for a model."""
+    """Stands in for a model."""
     await trio.sleep(0.005)
     return [request.prompt.upper() for request in requests]
 

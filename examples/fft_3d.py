@@ -28,7 +28,7 @@ extern "C" __global__ void invert(double2* spectrum, int size) {
 
 
 def invert(spectrum: np.ndarray, size: np.int32) -> None:
-    """What the kernel does, for the CPU backend."""
+    """Compute the kernel's result for the CPU backend."""
     k = np.fft.fftfreq(size, 1 / size)
     k2 = k[:, None, None] ** 2 + k[None, :, None] ** 2 + k[None, None, :] ** 2
     spectrum *= np.divide(-1, k2, out=np.zeros_like(k2), where=k2 > 0)

@@ -55,7 +55,7 @@ def tables() -> list[np.ndarray]:
 
 
 def forward(program: Any, turn: Any, w: dict[str, GpuRef], tokens: GpuRef) -> Any:
-    """The logits of what comes after the last token."""
+    """Return the logits after the last token."""
     heads = (1, LENGTH, HEADS, SIZE)
 
     def norm(x: GpuRef, name: str) -> Any:
@@ -130,7 +130,7 @@ async def main() -> None:
 
 
 def reference(weights: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
-    """The same logits in float64."""
+    """Return the logits in float64."""
     w = {name: array.astype(float) for name, array in weights.items()}
     cos, sin = (each.astype(float) for each in tables())
 

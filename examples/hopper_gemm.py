@@ -336,7 +336,7 @@ KINDS = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3"}
 
 @dataclass(frozen=True)
 class Plan:
-    """How a product is cut.
+    """Tile sizes of a product.
 
     Attributes:
         tile_n: columns of an output tile: 256, or 128 for products that have few tiles.
@@ -414,7 +414,7 @@ def wgmma(kind: str, columns: int) -> str:
 def twin(
     a: np.ndarray, b: np.ndarray, out: np.ndarray, m: int, n: int, k: int, alpha: float
 ) -> None:
-    """What the kernel does; it gets the arrays of the tensor maps."""
+    """Compute the kernel's result from the arrays of the tensor maps."""
     left, right = (x[:, :k].astype(np.float32) for x in (a, b))
     out[:m, :n] = alpha * (left @ right.T)
 

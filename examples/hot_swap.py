@@ -28,7 +28,7 @@ def version(bias: float) -> Version:
 
 
 def close(item: float, one: float, other: float) -> bool:
-    """Whether two versions agree well enough on an item."""
+    """Return whether two versions agree well enough on an item."""
     return abs(one - other) < 0.01 * max(1, abs(item))
 
 

@@ -64,7 +64,8 @@ def luminance(image: Any) -> Any:
 
 
 def sobel(grey: Any) -> Any:
-    """How steep it is, by six of the eight neighbours each way: views, shifted by a pixel."""
+    """Return the steepness, from six of the eight neighbours each way: views, shifted by a
+    pixel."""
     n, s, w, e = grey[:-2], grey[2:], grey[1:-1, :-2], grey[1:-1, 2:]
     across = n[:, 2:] + 2 * e + s[:, 2:] - n[:, :-2] - 2 * w - s[:, :-2]
     down = s[:, :-2] + 2 * s[:, 1:-1] + s[:, 2:] - n[:, :-2] - 2 * n[:, 1:-1] - n[:, 2:]
@@ -72,7 +73,7 @@ def sobel(grey: Any) -> Any:
 
 
 def levels(image: Any) -> Any:
-    """As numbers of 256 levels."""
+    """Return the image in 256 levels."""
     return np.clip(np.rint(image * (LEVELS - 1)), 0, LEVELS - 1).astype(np.uint8)
 
 
@@ -83,7 +84,7 @@ def halve(image: Any) -> Any:
 
 
 async def main() -> None:
-    """Run it, write what comes out, compare with NumPy."""
+    """Run it, write the result, compare with NumPy."""
     folder = Path(sys.argv[1]) if sys.argv[1:] else Path(tempfile.mkdtemp(prefix="pictures-"))
     photo = scene(np.random.default_rng(7))
 
@@ -136,7 +137,7 @@ async def main() -> None:
 def check(
     photo: np.ndarray, pictures: dict[str, np.ndarray], final: np.ndarray, counts: np.ndarray
 ) -> None:
-    """The same with NumPy in float64; a level may be off by one where rounding decides."""
+    """Compute the images with NumPy in float64, and allow an error of one level."""
 
     def blur(planes: np.ndarray) -> Any:
         x = np.pad(planes, ((0, 0), (2, 2), (2, 2)), mode="edge")

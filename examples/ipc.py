@@ -13,7 +13,7 @@ SIDE = 1024
 
 
 def weights() -> np.ndarray:
-    """What both programs agree on, to check it."""
+    """Return the weights that both programs know, for the check."""
     return np.random.default_rng(0).standard_normal((SIDE, SIDE), dtype=np.float32)
 
 
@@ -38,7 +38,7 @@ async def take(device: Device, sock: socket.socket) -> None:
 
 
 async def run(role: str, fd: int) -> None:
-    """One of the two programs, on a GPU where there is one."""
+    """One of the two programs, on a GPU if there is one."""
     with socket.socket(fileno=fd) as sock:
         work = give if role == "give" else take
         try:

@@ -22,7 +22,7 @@ __global__ void leaky_relu(const T* x, T* y, int n) {
 
 
 def leaky_relu(x: np.ndarray, y: np.ndarray, n: int, slope: np.ndarray) -> None:
-    """What the kernel does, for the CPU and for comparisons."""
+    """Compute the kernel's result, for the CPU and for comparisons."""
     y[:n] = np.where(x[:n] > 0, x[:n], slope.astype(x.dtype) * x[:n])
 
 

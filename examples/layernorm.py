@@ -11,7 +11,7 @@ EPS = 1e-5
 
 
 def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """The same in float64."""
+    """Compute the layer norm in float64."""
     mean = x.mean(-1, keepdims=True)
     variance = x.var(-1, keepdims=True)
     y: np.ndarray = (x - mean) / np.sqrt(variance + EPS) * weight + bias

@@ -1,4 +1,4 @@
-"""What a program does, as Prometheus sees it: ops, latencies, memory, and a fault."""
+"""Metrics of a program, as Prometheus reads them: ops, latencies, memory, and a fault."""
 
 import urllib.request
 import warnings
@@ -12,7 +12,7 @@ from atomr_accel.testing import poison
 
 
 def scrape(port: int) -> dict[str, float]:
-    """What Prometheus would read: values by series."""
+    """Return the values that Prometheus would read, by series."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     series = [line.rpartition(" ") for line in lines if not line.startswith("#")]
@@ -20,7 +20,7 @@ def scrape(port: int) -> dict[str, float]:
 
 
 async def main() -> None:
-    """Multiply, fail, multiply again, and look at what was counted."""
+    """Multiply, fail, multiply again, and check the metrics."""
     metrics = Metrics()
     async with open_device(0) as device:
         with metrics.observe(device, name="example"):

@@ -30,7 +30,7 @@ weights = MoeWeights(
 
 
 def expected(gates: np.ndarray) -> np.ndarray:
-    """What NumPy makes of it, in float64: every expert on every token, weighed."""
+    """Return NumPy's result in float64: every expert on every token, with weights."""
     seen, total = x.astype(np.float64), np.zeros((TOKENS, WIDTH))
     for expert in range(EXPERTS):
         gated = seen @ gate[expert]

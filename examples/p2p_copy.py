@@ -47,7 +47,7 @@ async def run(backend: str) -> None:
 
 
 async def main() -> None:
-    """On two GPUs where there are two."""
+    """On two GPUs if there are two."""
     try:
         await run("cuda")
     except DeviceUnavailable as error:

@@ -41,7 +41,7 @@ async def serve(stream: trio.SocketStream) -> None:
 
 
 async def vectors() -> AsyncIterator[bytes]:
-    """What the client asks."""
+    """Yield the client's requests."""
     for number in range(ITEMS):
         yield msgspec.json.encode([float(number)] * 16)
 

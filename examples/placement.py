@@ -17,7 +17,7 @@ placed: Counter[str] = Counter()
 
 
 def picture(devices: Devices) -> str:
-    """A bar for each device: what it has in flight, and all it has had."""
+    """Return a bar for each device, with its ops in flight, and all its ops so far."""
     found = devices.statistics()
     lines = [
         f"{SIGNS.get(each.state, '-')} {each.name} [{'#' * each.in_flight:{LIMIT}}] "
@@ -29,7 +29,7 @@ def picture(devices: Devices) -> str:
 
 
 async def watch(devices: Devices) -> None:
-    """Show the load as it is; in a terminal, always in the same place."""
+    """Show the present load; in a terminal, always in the same place."""
     while True:
         print(picture(devices), flush=True)
         await trio.sleep(0.2)

@@ -17,12 +17,12 @@ extern "C" __global__ void scale(float* x, int n, float factor) {
 
 
 def scale(x: np.ndarray, n: np.int32, factor: np.float32) -> None:
-    """What the kernel does, for the CPU backend."""
+    """Compute the kernel's result for the CPU backend."""
     x.reshape(-1)[:n] *= factor
 
 
 async def main() -> None:
-    """Each step says what it did and checks it."""
+    """Each step says its result and checks it."""
     rng = np.random.default_rng()
     host_x = rng.standard_normal((64, 512), dtype=np.float32)
     host_w = rng.standard_normal((512, 256), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""A journal: a run is recorded, replayed, compared, and its fault reduced to what it takes."""
+"""A journal: a run is recorded, replayed, compared, and its fault reduced to the calls it needs."""
 
 import tempfile
 import warnings

@@ -1,4 +1,4 @@
-"""Two devices serve one function; the host of one is killed in the middle, and nobody notices."""
+"""Two devices serve one function; the host of one is killed in the middle, without an error."""
 
 import warnings
 from collections import Counter

@@ -13,7 +13,7 @@ ROUNDS, DARTS = 8, 1 << 20
 
 
 async def count_hits(device: Device, seed: int, *, fault_after: int | None = None) -> int:
-    """How many darts at the square from -1 to 1 hit the circle in it."""
+    """Return the number of darts at the square from -1 to 1 that hit its circle."""
     rng = device.rng.default_rng(seed)
     hits = 0
     for number in range(ROUNDS):

@@ -1,8 +1,8 @@
 """Speculative decoding with a GPT-2 of our own, whose first layer drafts for all six.
 
 The later layers change little, as those of trained models do for most tokens, so the first one
-alone often says the same. Both models keep keys and values in pages, which are trimmed to what was
-kept; and when the device faults in the middle of a text, not a token of it changes.
+alone often says the same. Both models keep keys and values in pages, which are trimmed to the
+accepted tokens; and when the device faults in the middle of a text, not a token of it changes.
 """
 
 import time
@@ -69,7 +69,7 @@ class Text:
         self.sequence = self.cache.new()
 
     async def forward(self, tokens: np.ndarray, _parents: np.ndarray) -> np.ndarray:
-        """The logits of what comes after each token."""
+        """Return the logits after each token."""
         device, w = self.model.device, self.model.w
         ids = await device.put(tokens)
         at = self.cache.length(self.sequence)
@@ -90,7 +90,7 @@ class Text:
         return await device.get(await logits)
 
     def keep(self, path: np.ndarray) -> None:
-        """Forget what comes behind these."""
+        """Forget all later tokens."""
         self.length += len(path)
         self.cache.trim(self.sequence, self.length)
 

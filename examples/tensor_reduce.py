@@ -1,7 +1,7 @@
 """Reductions of a field in space and time, along any axes: totals, extremes, a weighted mean.
 
 ``einsum`` needs nothing but cuBLAS. cuTENSOR's own reductions need the package that brings it, and
-are left out where it is missing.
+are left out if that is missing.
 """
 
 import warnings

@@ -1,9 +1,8 @@
 """Tiles by the tensor memory accelerator (TMA): loaded, scaled in shared memory, stored.
 
-One thread of a block asks for a tile, an mbarrier tells when it has come, and what lies beyond
-the array's edge is nobody's business: loads give zeros there, and stores are left out. TMA is
-there from compute capability 9.0 on. On the CPU a function of NumPy stands for the kernel; on
-an older GPU there is nothing to show.
+One thread of a block requests a tile, and an mbarrier signals its arrival. Beyond the array's edge,
+loads give zeros and stores are left out. TMA is there from compute capability 9.0 on. On the CPU a
+function of NumPy stands for the kernel; on an older GPU there is nothing to show.
 """
 
 import numpy as np
@@ -57,7 +56,7 @@ extern "C" __global__ void scale(
 
 
 def scale(source: np.ndarray, target: np.ndarray, factor: float) -> None:
-    """What the kernel does; it gets the arrays of the tensor maps."""
+    """Compute the kernel's result from the arrays of the tensor maps."""
     target[:] = source * factor
 
 

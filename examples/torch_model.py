@@ -64,7 +64,7 @@ def answer(model: Any, x: Any) -> Any:
 
 
 def shares(model: Any, weights: Mapping[str, Any]) -> bool:
-    """Whether the model computes with those buffers, not with copies."""
+    """Return whether the model computes with those buffers, not with copies."""
     mine = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
     return mine == {name: tensor(w).data_ptr() for name, w in weights.items()}
 
@@ -84,7 +84,7 @@ async def serve(device: Device, init: partial[Any], host_x: Any, answers: list[A
 
 
 async def main() -> None:
-    """Each step says what it did and checks it."""
+    """Each step says its result and checks it."""
     rng = np.random.default_rng()
     host = {}
     for layer, (here, there) in enumerate(pairwise(WIDTHS)):

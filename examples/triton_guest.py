@@ -29,7 +29,7 @@ NEEDED = ("triton", "torch")
 
 
 def load() -> Callable[..., Any]:
-    """The kernel: the state of its lane. Nothing of it is in the program."""
+    """The kernel: the state of its lane. The program itself does not load it."""
     import triton
     import triton.language as tl
 
@@ -47,7 +47,7 @@ def load() -> Callable[..., Any]:
 
 
 def launch(kernel: Any, y: Any, x: Any) -> None:
-    """Compute ``y`` in place; what was queued is waited for when this returns."""
+    """Compute ``y`` in place; the queued work has finished when this returns."""
     import torch
 
     out, given = torch.as_tensor(y, device="cuda"), torch.as_tensor(x, device="cuda")
@@ -69,7 +69,7 @@ async def softmax(device: Device, host_x: np.ndarray[Any, Any]) -> np.ndarray[An
 
 
 async def main() -> None:
-    """Each step says what it did and checks it."""
+    """Each step says its result and checks it."""
     host_x = np.random.default_rng().standard_normal((ROWS, COLUMNS), dtype=np.float32)
     powers = np.exp(host_x.astype(np.float64) - host_x.max(axis=1, keepdims=True))
     expected = 2 * powers / powers.sum(axis=1, keepdims=True)

@@ -83,6 +83,6 @@ LAYOUTS: Final[dict[str, Callable[[Array], Array]]] = {
     "read-only": _read_only,
     "unaligned": _unaligned,
 }
-"""The same values, laid out in memory in other ways."""
+"""Other memory layouts of the same values."""
 
 layouts: Final = st.sampled_from(list(LAYOUTS))

@@ -63,12 +63,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """What is chosen while a module is imported follows from the module's name."""
+    """Begin the seeds of a module with its name, for choices at import."""
     seeds.begin(collector.nodeid)
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays: collections of garbage, of which tests make many, pass it over."""
+    """Freeze the present objects, so that the tests' many collections skip them."""
     gc.collect()
     gc.freeze()
 
@@ -82,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where a test fails that has chosen by chance, say how to repeat that."""
+    """Say how to repeat the random choices of a failed test."""
     report = yield
     if report.failed and seeds.current().drawn:
         again = f"pytest --seed {seeds.run_seed()} '{item.nodeid}'"
@@ -91,7 +91,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What every device promises counts as a test of the GPU when it is held against one."""
+    """Count tests of the contract as tests of the GPU if they run on one."""
     here = Path(__file__).parent
     for item in items:
         if ON_CUDA and any(
@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing that was compiled before the tests, and nothing of them left afterwards."""
+    """Use an empty cache, which is removed after the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATOMR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -1,4 +1,4 @@
-"""What tests of devices share: which backend, how to open one, how to run a program.
+"""Shared by tests of devices: the backend, opening a device, running a program.
 
 Nothing here needs pytest-trio, so that these tests run wherever pytest and trio are.
 """
@@ -50,12 +50,12 @@ def _backend() -> str:
 
 
 BACKEND: Final = _backend()
-"""What the contract is held against; the environment's ``ATOMR_TEST_BACKEND`` chooses."""
+"""Backend of the tests; the environment's ``ATOMR_TEST_BACKEND`` chooses."""
 
 ON_CUDA: Final = BACKEND == "cuda"
 
 FULL: Final = "ATOMR_TEST_FULL" in os.environ
-"""Whether what is long by nature is done in full, as in the session ``full``."""
+"""True if long tests run in full, as in the session ``full``."""
 
 SECONDS: Final = 300 if FULL else 120 if ON_CUDA else 30
 """Nothing here takes nearly as long: what does hangs."""
@@ -66,7 +66,7 @@ cpu_only: Final = pytest.mark.skipif(ON_CUDA, reason="of the CPU backend")
 
 
 SECOND: Final = int(os.environ.get("ATOMR_TEST_SECOND", "0"))
-"""The index of the other device where there are two; without a second one, it is the same."""
+"""The index of the other device if there are two, else of the only one."""
 
 
 def opened(index: int = 0, **options: Any) -> AbstractAsyncContextManager[Device]:
@@ -75,7 +75,7 @@ def opened(index: int = 0, **options: Any) -> AbstractAsyncContextManager[Device
 
 
 def sized(quick: T, full: T) -> T:
-    """How much of something that is long by nature: some of it, or in the session ``full`` all.
+    """Return the quick value, or in the session ``full`` the full one.
 
     A test that asks is marked ``slow``, or that session would leave it out.
     """
@@ -148,7 +148,7 @@ class Shared:
 def on_shared(function: Callable[Concatenate[Device, P], Awaitable[None]]) -> Callable[..., None]:
     """Make a test of ``async def test(device, ...)``, which gets the fixture ``shared``.
 
-    Each run must leave the device as it was: nothing in flight, no memory in use.
+    Each run must leave the device unchanged: nothing in flight, no memory in use.
     """
 
     @functools.wraps(function)
@@ -200,7 +200,7 @@ def _held(device: Device) -> int:
 
 
 def descriptors() -> int:
-    """How many descriptors this process has."""
+    """Return the number of this process's descriptors."""
     return len([*Path("/proc/self/fd").iterdir()])
 
 
@@ -259,7 +259,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """Whether two arrays are equal in shape, dtype and every bit (NaNs included)."""
+    """Return whether two arrays are equal in shape, dtype and every bit (NaNs included)."""
     return (
         one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
     )
@@ -282,11 +282,11 @@ async def interrupted_at(
 ) -> tuple[bool, T]:
     """Call ``function``; when it has waited for the ``step``-th time, let something else happen.
 
-    That is what happens when other tasks run first: what was waited for is there, but the
-    world has changed by the time the task gets to see it.
+    That is what happens when other tasks run first: the result is there, but the world has changed
+    by the time the task gets to see it.
 
     Returns:
-        Whether it got that far, and what it returned.
+        Whether it got that far, and its result.
     """
     stepped = Stepped(function(), step, after=interlude)
     result = await stepped
@@ -386,7 +386,7 @@ class Gate:
         return launch
 
     async def _show(self, device: Device) -> int:
-        """Have the device see the page; where it is there."""
+        """Have the device see the page; on a GPU only."""
         if not ON_CUDA:
             return 0
         pointer: int = await device.run(self._register, lane="gate")

@@ -102,7 +102,7 @@ class CirclesContract(Contract):
     except_within: Any = fields.SetField(subfield=fields.StringField(), required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Sort the modules by their imports; what cannot be sorted has a circle."""
+        """Sort the modules by their imports; modules that cannot be sorted import in a circle."""
         allowed = tuple(f"{package}." for package in self.except_within or ())
         imports = {
             name: {

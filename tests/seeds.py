@@ -1,9 +1,8 @@
-"""What tests choose by chance, they choose by a seed: that of the run and the test's own name.
+"""Random choices of tests follow from a seed: the run's seed and the test's own name.
 
 So a test does the same in every run, whichever others run with it and in whatever order.
-``--seed N`` (or ``ATOMR_TEST_SEED``) has all of them choose otherwise, and
-``--hypothesis-profile=explore`` takes a seed that nobody has tried. pytest shows it in its header
-and where a test fails.
+``--seed N`` (or ``ATOMR_TEST_SEED``) changes all choices, and ``--hypothesis-profile=explore``
+takes a new seed. pytest shows it in its header and where a test fails.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def choose_run_seed(wanted: int | None, *, explore: bool) -> None:
     """Settle the seed of this run, and of the processes that it starts.
 
     Args:
-        wanted: what was asked for.
+        wanted: the requested seed.
         explore: take a new one if none was asked for.
     """
     if wanted is None and not os.environ.get(VARIABLE):

@@ -1,4 +1,4 @@
-"""The contracts about imports say no to what they forbid."""
+"""The contracts about imports refuse the imports that they forbid."""
 
 from __future__ import annotations
 

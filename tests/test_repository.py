@@ -1,4 +1,4 @@
-"""The repository keeps its own rules: what is public, how long files are, what hosts load.
+"""The repository keeps its own rules: public names, lengths of files, imports of hosts.
 
 Which way imports go is checked by ``python3 noxfile.py lint``.
 """
@@ -45,7 +45,7 @@ FOR_USERS = (
     "atomr_accel.testing",
     "atomr_accel.worlds",
 )
-"""Where users import from; what the other packages export is for the layers after them."""
+"""Packages that users import from; other packages export names for later layers."""
 
 
 def name_of(path: Path) -> str:
@@ -101,7 +101,7 @@ def test_what_is_exported_is_there_once_and_says_what_it_is(name: str) -> None:
 
 
 def is_described(thing: Any) -> bool:
-    """Whether it has a docstring that somebody wrote; a dataclass writes its own signature."""
+    """Return whether it has a written docstring; a dataclass makes its own signature."""
     doc = thing.__doc__ or ""
     return bool(doc.strip()) and not doc.startswith(f"{getattr(thing, '__name__', '')}(")
 
@@ -122,7 +122,7 @@ def test_public_methods_say_what_they_do(name: str) -> None:
 
 
 WIDER = {"open_system"}
-"""What the package itself offers in a wider form: its systems open devices, too."""
+"""Names that the package itself offers in a wider form: its systems open devices, too."""
 
 
 def test_one_name_means_one_thing() -> None:
@@ -155,7 +155,7 @@ def test_a_file_stays_readable(path: Path) -> None:
 
 
 SERVED = {"atomr_accel.dashboard._web", "atomr_accel.dashboard._connections"}
-"""What imports what a dashboard alone needs."""
+"""Modules that import the dashboard's own requirements."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -267,7 +267,7 @@ async def test_a_host_loads_its_own_half_only() -> None:
 
 @program
 async def test_a_host_loads_scipy_for_what_needs_it_only() -> None:
-    """That takes as long as all else that it imports."""
+    """SciPy's import takes as long as all other imports of the host."""
     async with open_device(0, backend="cpu", isolation="process") as device:
         x = await device.put(np.ones(3, np.float32))
         for op, needs in ((device.dnn.relu, False), (device.dnn.gelu, True)):
@@ -276,7 +276,7 @@ async def test_a_host_loads_scipy_for_what_needs_it_only() -> None:
 
 
 def run(program: str) -> str:
-    """What a program prints in a process of its own."""
+    """Return the output of a program in its own process."""
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

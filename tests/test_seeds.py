@@ -29,7 +29,7 @@ def test_example(number): print("\\nexample", number)
 
 
 def run(folder: Path, *options: str, **environment: str) -> str:
-    """What pytest says of a few tests with this folder's ``conftest.py``."""
+    """Return pytest's output for a few tests with this folder's ``conftest.py``."""
     (folder / "conftest.py").write_text("from tests.conftest import *\n", encoding="utf-8")
     (folder / "test_some.py").write_text(TESTS, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(folder)]

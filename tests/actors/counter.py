@@ -1,4 +1,4 @@
-"""An actor for tests, what it is asked, and how it fails."""
+"""An actor for tests, its messages, and its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What supervisors are configured with and told, by chance: settings, children, faults."""
+"""Random configurations and events of supervisors: settings, children, faults."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A caller may be cancelled anywhere, and nothing comes to harm.
 
-Each scenario makes one call. It is run again and again, each time with the caller
-cancelled one step of the scheduler later, until a run is over before its turn has come:
-so there is no point in the life of the call, in whichever task, that is left out.
+Each scenario makes one call. Each run cancels the caller one step of the scheduler later, until a
+run ends before the cancellation. So every point in the life of the call is covered, in every task.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from atomr_accel.actors import (
 
 
 class Saboteur(trio.abc.Instrument):
-    """Cancels the caller after so many steps of any task, counted from its call."""
+    """Cancels the caller after a number of steps of any task, counted from its call."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -52,7 +51,7 @@ class Saboteur(trio.abc.Instrument):
                 self.scope.cancel()
 
     def disarm(self) -> bool:
-        """Whether its time had come."""
+        """Disarm, and return whether the step was reached."""
         self.scope = None
         return self.after <= 0
 
@@ -74,7 +73,7 @@ class Die(Message[int]):
 
 
 class Worker(Actor):
-    """Notes what it has done where a restart does not forget it."""
+    """Notes what it has done outside its state, so that restarts keep the notes."""
 
     supervision = Supervision(backoff=Backoff(base=0))
 

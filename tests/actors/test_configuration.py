@@ -1,4 +1,4 @@
-"""What actors are configured with is checked at once, where it is written."""
+"""The configuration of actors is checked at once, in the line that contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program of many actors costs: steps are counted, never time."""
+"""Costs of a program with many actors: steps are counted, not time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .supervisions import nothing
 
 
 def lines(of: Any, call: Callable[[], object]) -> int:
-    """How many lines of a module are executed by a call."""
+    """Return the number of lines of a module that a call executes."""
     count = 0
 
     def local(frame: FrameType, event: str, arg: object) -> Any:
@@ -268,7 +268,7 @@ async def test_a_tree_may_be_deeper_than_the_stack(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_cancelled_spawn_is_not_in_the_tree() -> None:
-    """Whoever looks between two steps of a spawn sees an actor with a state, or none."""
+    """Between two steps of a spawn, other tasks see an actor with a state, or none."""
     seen: list[str] = []
 
     async def look(look_again: Callable[[], Awaitable[None]]) -> None:

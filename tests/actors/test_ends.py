@@ -1,4 +1,4 @@
-"""How a system ends: what leaves its block, whoever of two tasks goes first."""
+"""Ends of a system: the errors that leave its block, for each order of two tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .supervisions import FAULTS, SUPERVISIONS, Restart, nothing, specs
 
 @pytest.fixture(params=range(12))
 def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What trio's scheduler leaves to dice falls another way in each of these."""
+    """Run the test with several random choices of trio's scheduler."""
     monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
     state = trio._core._run._r.getstate()
     trio._core._run._r.seed(request.param)
@@ -56,7 +56,7 @@ class Lean(Message[None]):
 
 
 class Front(Counter):
-    """Waits for others, in a handler or as soon as it is up."""
+    """Waits for others, in a handler or as soon as it has started."""
 
     @handler
     async def lean(self, message: Lean) -> None:
@@ -251,7 +251,7 @@ def test_a_task_of_an_actor_that_waits_for_one_that_is_stopped_first(
 
 
 async def test_a_group_that_is_restarted_stops_as_orderly() -> None:
-    """Who waited for a sibling of the group's former life is no failure of the next."""
+    """A wait for a sibling in the group's former life is not a failure in the next one."""
     async with open_system("demo", supervision=quick(strategy=Strategy.ONE_FOR_ALL)) as system:
         group = await system.spawn(Group)
         front = await system.spawn(Front, supervisor=group)

@@ -1,4 +1,4 @@
-"""Instruments: what they are told, and that they cannot do harm."""
+"""Instruments: the calls they get, and that they do no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mailboxes: order, room, and what happens where there is none."""
+"""Mailboxes: order, room, and full queues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Scribe(Actor):
 
 
 class Desk:
-    """A scribe that is busy until the gate opens, and what has come of its messages."""
+    """A scribe that is busy until the gate opens, and the outcome of its messages."""
 
     def __init__(self, system: ActorSystem, scribe: ActorRef, nursery: trio.Nursery) -> None:
         self.system = system
@@ -220,7 +220,7 @@ async def test_whoever_waits_for_room_learns_of_the_end() -> None:
 
 
 async def test_room_is_given_to_the_queue_it_is_in() -> None:
-    """One who waits for room among the urgent does not hold up one who waits behind."""
+    """A wait for room among urgent messages does not delay waits for room among others."""
     async with desk(1) as it:
         it.scribe.tell(Note(1))
         it.scribe.tell(Note(2), urgent=True)

@@ -1,4 +1,4 @@
-"""Messages and handlers: what is accepted when a class is defined."""
+"""Messages and handlers: the checks when a class is defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves the blocks of systems and supervisors: what went wrong, and no group around it."""
+"""Errors leave the blocks of systems and supervisors without an exception group."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_failing_body_beside_a_failing_system_makes_a_group(strict: bool) -> N
 def test_a_failure_that_the_body_was_told_leaves_once(
     strict: bool, depth: int, escalation: Any
 ) -> None:
-    """Whether the body or the supervisor is first to leave with it."""
+    """Either the body or the supervisor leaves first with the error."""
     escalating = Supervision(decider=lambda _: Directive.ESCALATE, escalation=escalation)
     for turns in range(6):
         error = Boom()

@@ -2,7 +2,7 @@
 
 `Otp` is written from OTP's supervisor: one process that does one thing at a time, which
 is why it can be a plain recursive program. The state machine under test knows nothing of
-that program; it takes events as they come. Where the two are fed the same faults, they
+that program; it handles events in any order. Where the two are fed the same faults, they
 must start and stop the same children in the same order, at the same times.
 """
 
@@ -81,7 +81,7 @@ class End(enum.Enum):
 
 
 Script = dict[str, list[type[Exception]]]
-"""How the next starts of a child are to fail; those after them succeed."""
+"""Failures of a child's next starts; the starts after them succeed."""
 
 
 # --- the model ---------------------------------------------------------------------
@@ -489,7 +489,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_stuck(self) -> None:
-        """Whoever is not running is on its way, or waits for somebody who is, or for a time."""
+        """Each child that does not run is starting, or waits for another child or a time."""
         if hasattr(self, "machine") and self.machine.state is SupervisorState.RUNNING:
             waiting = [
                 child
@@ -534,7 +534,7 @@ STEPS = st.lists(
 
 
 class Runtime:
-    """The same children as in `World`, as tasks under a real supervisor."""
+    """Runs the children of `World` as tasks under a real supervisor."""
 
     def __init__(self) -> None:
         self.trace: list[tuple[float, str, str]] = []

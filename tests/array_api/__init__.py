@@ -2,8 +2,8 @@
 
     ARRAY_API_TESTS_MODULE=tests.array_api pytest array_api_tests
 
-The device is in a trio thread of its own; each call waits for it. It shows that the pieces are
-there, and is no way to work: a program awaits, or collects calls in batches.
+The device is in a trio thread of its own; each call waits for it. It shows that the pieces exist,
+and is not meant for programs: a program awaits, or collects calls in batches.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _BINARY: Final = {
     "pow": "power",
 }
 _AS_THEY_ARE: Final = frozenset(["ceil", "floor", "trunc", "round"])
-"""Integers are what they are, of the dtype that they have."""
+"""Integers are their own results, with unchanged dtype."""
 
 
 def _unary(name: str, numpy_name: str) -> Any:

@@ -44,12 +44,12 @@ def array_of(ref: Any) -> Array:
 
 
 def unwrapped(value: Any) -> Any:
-    """What an array is of; numbers are what they are."""
+    """Return the ref of an array; return a number unchanged."""
     return value._ref if isinstance(value, Array) else value
 
 
 def refs_of(values: Any) -> list[Any]:
-    """What several arrays are of."""
+    """Return the refs of several arrays."""
     return [unwrapped(value) for value in values]
 
 
@@ -63,7 +63,7 @@ def _kind_of(value: Any) -> int:
 
 
 def _checked(x: Array, other: Any) -> Any:
-    """What an operator is given.
+    """Return the checked operand of an operator.
 
     Raises:
         TypeError: a Python number of a kind that the array does not hold.

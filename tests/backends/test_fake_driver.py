@@ -109,7 +109,7 @@ def test_without_bindings_it_is_said_what_to_install(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_no_module_holds_on_to_the_drivers_functions() -> None:
-    """What is taken when a module is imported stays the real one's, or wants it to be there."""
+    """Functions taken on import remain the real driver's, or require it to be installed."""
     held = [
         f"{path.name}:{node.lineno}"
         for path in PACKAGE.rglob("*.py")

@@ -21,7 +21,7 @@ OFFSET = 123_456_789_000
 
 
 class Timeline:
-    """A driver whose device executes what is queued in a stream at once, one after the other."""
+    """A driver whose device executes the work of a stream at once, one after the other."""
 
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
 
@@ -105,7 +105,7 @@ def test_ops_that_follow_each_other(timeline: Timeline) -> None:
 
 
 def test_lanes_that_share_a_stream_measure_in_turn(timeline: Timeline) -> None:
-    """What the events and their users are is looked at by one thread at a time."""
+    """Only one thread at a time reads the events and their users."""
     _, stream = timeline.cuStreamCreate(0)
     clock = DeviceClock()
     watch = CudaStopwatch(lambda: clock, stream)

@@ -1,4 +1,4 @@
-"""How tests run ``atomr-accel``: in this process, or in one of its own."""
+"""Runners of ``atomr-accel`` for tests: in this process, or in a child process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_gpus(
 
 @dataclass
 class Done:
-    """How a command has ended, and what it has printed."""
+    """Exit status and output of a command."""
 
     code: int
     out: str

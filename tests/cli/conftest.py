@@ -1,4 +1,4 @@
-"""What tests of commands have in common."""
+"""Shared by tests of commands."""
 
 from __future__ import annotations
 

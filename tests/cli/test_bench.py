@@ -1,4 +1,4 @@
-"""``bench``: what is measured, and what it is measured beside."""
+"""``bench``: measurements and their rivals."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_device_that_is_not_there(command: Commands, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("small")
 def test_a_plot(tmp_path: Path, command: Commands) -> None:
-    """Of ratios, or where there are no rivals, of times."""
+    """Plots show ratios, or times if there are no rivals."""
     pytest.importorskip("matplotlib")
     pictures = tmp_path / "ratios.svg", tmp_path / "times.svg"
     words = ("bench", "ask", *QUICKLY, "--rivals", "numpy", "--plot", pictures[0])

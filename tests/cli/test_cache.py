@@ -1,4 +1,4 @@
-"""``cache``: what is kept on disk is listed, verified and cleared, and nothing else is touched."""
+"""``cache``: lists, verifies and clears the cache on disk, and touches nothing else."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NAMES = ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_MEMLOCK", "RLIMIT_AS")
 NO_LIMITS = dict.fromkeys(NAMES, (_machine.UNLIMITED, _machine.UNLIMITED))
 ITS_OWN = {"processors", "system calls"}
-"""What is asked of the machine that the tests run on."""
+"""Checks whose results depend on the machine that runs the tests."""
 
 
 def machine(root: Path, files: dict[str, str] | None = None, **changes: Any) -> Machine:
@@ -179,7 +179,7 @@ def test_the_environment(environ: dict[str, str], level: str | None, tmp_path: P
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    """Also where who asks may do everything, and there is no writing."""
+    """The check works for root too, and without writing."""
     finding = found(
         machine(tmp_path, environ={"ATOMR_CACHE_DIR": "/proc/no/where"}), "cache on disk"
     )

@@ -1,4 +1,4 @@
-"""What ``--json`` prints is documented: in docstrings, in the page, and as JSON Schema."""
+"""The output of ``--json`` is documented: in docstrings, in the page, and as JSON Schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = [
 
 
 def parts_of(kind: type[Any]) -> Iterator[str]:
-    """The attributes that are told in a table of their own."""
+    """The attributes that are listed in a table of their own."""
     for field in msgspec.structs.fields(kind):
         told = (field.type, *getattr(field.type, "__args__", ()))
         if any(inspect.isclass(part) and issubclass(part, Part) for part in told):

@@ -19,7 +19,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 class Installed:
-    """What was installed, and from where."""
+    """Installed packages, and their sources."""
 
     def __init__(self, origin: object = None) -> None:
         self.origin = origin

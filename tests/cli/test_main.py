@@ -176,7 +176,7 @@ def test_what_is_not_printed_is_told(
 
 @pytest.mark.slow
 def test_without_standard_streams_a_command_works() -> None:
-    """And nothing that it opens takes their places. What it cannot print is no success."""
+    """Its files do not take their places. A command that cannot print its output fails."""
     words = "bench ask --quick --repeats 1 --backend cpu --rivals ''"
     for closed, code in (("<&- 2>&-", 0), ("<&- >&- 2>&-", 1)):
         words = words if code == 0 else "cache"

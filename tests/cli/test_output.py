@@ -22,7 +22,7 @@ from atomr_accel.cli._output import (
 
 
 class Terminal(io.StringIO):
-    """Somebody looks."""
+    """A terminal, as if a user were watching."""
 
     encoding = "utf-8"
 
@@ -41,7 +41,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def shown_on(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is there when all has been shown."""
+    """Return the screen after the last update."""
     monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setattr("sys.stderr", terminal)
     show()

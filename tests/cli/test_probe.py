@@ -1,4 +1,4 @@
-"""``probe``: what is there and whether it computes right, also where it does not."""
+"""``probe``: hardware and results of checks, also of failing ones."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_vendor_is_asked_in_a_child() -> None:
 def test_a_child_that_ends_otherwise(
     body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as in a vendor's library."""
+    """The child ends otherwise, such as in a vendor's library."""
     package = tmp_path / "atomr_children"
     (package / "host").mkdir(parents=True)
     (package / "host" / "_broken.py").write_text(f"def main():\n    {body}\n")

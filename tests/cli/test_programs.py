@@ -120,7 +120,7 @@ def test_how_a_script_may_end(
 def test_what_it_prints_is_not_in_the_way_of_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor what others write for it: child processes, hosts, what is no Python."""
+    """Output of child processes, hosts and native code is kept out of the JSON too."""
     text = "import os; print('noise', flush=True); os.write(1, b'din\\n'); os.system('echo row')"
     assert run(script(tmp_path, text), as_json=True) == 0
     said = capfd.readouterr()
@@ -141,7 +141,7 @@ def test_ctrl_c_is_not_the_scripts_to_hide(tmp_path: Path) -> None:
 
 @program
 async def test_what_is_beside_a_system_lives_inside_it() -> None:
-    """It can use the system, is closed before it, and sees errors of the block."""
+    """The guest can use the system, is closed before it, and sees errors of the block."""
     steps: list[Any] = []
 
     @asynccontextmanager

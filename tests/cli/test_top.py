@@ -98,7 +98,7 @@ class Programs:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
-    """None run yet; and there is no NVML."""
+    """Return programs of which none runs yet, without NVML."""
     with ExitStack() as stack:
         made = Programs(stack)
         monkeypatch.setattr(_top, "running", lambda: made.running)

@@ -1,4 +1,4 @@
-"""What children ask drivers, libraries and rivals, of stand-ins for these, in this process."""
+"""Questions of children to drivers, libraries and rivals, with stand-ins in this process."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_no_driver(machine: dict[str, Any]) -> None:
 
 
 def test_versions_of_libraries(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one of two kinds of functions; one that is missing is told with its reason."""
+    """By one of two kinds of functions; one that is missing is reported with its reason."""
 
     def by_property(which: int, value: Any) -> int:
         value._obj.value = (12, 9, 3)[which]
@@ -188,7 +188,7 @@ def test_versions_of_libraries(machine: dict[str, Any], monkeypatch: pytest.Monk
 
 
 class Array(np.ndarray[Any, Any]):
-    """What `torch` and `cupy` are here."""
+    """The stand-in for `torch` and `cupy` arrays."""
 
     def to(self, place: str, *, copy: bool) -> Array:
         assert (place, copy) == ("cpu", True)

@@ -215,7 +215,7 @@ async def test_a_deadline_is_kept_while_a_kernel_runs(gate: Gate, isolation: Iso
 
 
 def open_files() -> set[str]:
-    """What this process has open; names, because numbers are used again."""
+    """Return this process's open files by name, because numbers are reused."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -2,7 +2,7 @@
 
 Whatever a task does meanwhile ends, too: with the right result, or with one error of a documented
 type. Each action below meets each end at each of its checkpoints: as it begins to wait, as it goes
-on with another context not yet there, and as it goes on with the next one.
+on before the next context exists, and as it goes on with that.
 
 These check a generation or an epoch, keep a port, or otherwise outlive a context:
 
@@ -565,7 +565,7 @@ class Ends:
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What a call may end with."""
+        """Errors that a call may end with."""
         gone = (GpuRefStale, EventStale, WorldBroken)
         if self.how == "close":
             return (*gone, DeviceLost, ActorStopped)
@@ -580,7 +580,7 @@ WAYS: Final = [
 ]
 MOMENTS: Final = ("waiting", "gone", "back")
 QUICK: Final = {"process": 0.02, "thread": 0.3}
-"""How many of all waits meet the end of their context; where that costs a process, some do."""
+"""Share of all waits that meet the end of their context; a process costs more, so fewer do."""
 
 
 @pytest.mark.slow

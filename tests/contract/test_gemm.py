@@ -36,7 +36,7 @@ scalars: Final[st.SearchStrategy[Any]] = st.sampled_from(
 
 @dataclass
 class Case:
-    """One call: the operands as they are stored, and how they are used."""
+    """One call: the stored operands, and their use."""
 
     a: Array
     b: Array

@@ -77,7 +77,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mapped_slabs() -> int:
-    """How many slabs this process has mapped (the host's threads are in it)."""
+    """Return the number of slabs this process has mapped (the host's threads are in it)."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return sum("memfd:atomr-slab" in line for line in lines)
 

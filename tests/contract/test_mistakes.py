@@ -1,4 +1,4 @@
-"""Mistakes that are easily made, and what is said about them."""
+"""Mistakes that are easily made, and their error messages."""
 
 from __future__ import annotations
 

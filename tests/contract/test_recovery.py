@@ -1,4 +1,4 @@
-"""What a fault costs, and what it does not."""
+"""Costs of a fault, and limits of its effects."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_sealing_and_filling_many_at_once(device: Device) -> None:
 
 @program
 async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) -> None:
-    """Sealing comes after what was submitted before it, and before what follows."""
+    """Sealing comes after the ops submitted before it, and before later ones."""
     async with opened(isolation=isolation) as device:
         hold = await gate.kernel(device)
         cells = await device.zeros(4, np.float32)
@@ -275,7 +275,7 @@ async def test_what_was_half_sealed_waits_for_its_host_to_end(
         protected: list[tuple[HostHandle, int, Op]] = []
 
         def harmless(host: HostHandle, address: int) -> bool:
-            """Whether a host cannot write to an address of a sealed slab."""
+            """Return whether a host cannot write to an address of a sealed slab."""
             done = [op for h, at, op in protected if (h, at) == (host, address)]
             return host in ended or any(op.answered and op.error is None for op in done)
 

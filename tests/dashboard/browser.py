@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-"""The browser; None if there is none here."""
+"""The browser; None if none is installed."""
 
 _START = """if True:
     import os, sys
@@ -28,7 +28,7 @@ _START = """if True:
         os.dup2(fd, wanted)
     os.execv(sys.argv[3], sys.argv[3:])
 """
-"""It takes its commands from descriptor 3, and answers on 4."""
+"""The browser reads commands from descriptor 3, and answers on 4."""
 
 
 class Browser:
@@ -75,7 +75,7 @@ class Browser:
         return answer["result"]
 
     async def begin(self) -> None:
-        """Open the page, and note what it complains about."""
+        """Open the page, and note its warnings and errors."""
         page = await self.call("Target.createTarget", url="about:blank")
         session = await self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
         self._session = session["sessionId"]
@@ -99,7 +99,7 @@ class Browser:
         await self.call("Page.navigate", url=url)
 
     async def value(self, expression: str) -> Any:
-        """What an expression is there, once a promise that it gives is kept."""
+        """Return the value of an expression in the page, after its promise has settled."""
         answer = await self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -119,7 +119,7 @@ class Browser:
             await self.call("Input.dispatchKeyEvent", type=kind, key=key)
 
     async def take_picture(self, path: Path, *, whole: bool = False) -> None:
-        """Save what is seen, or the whole page, as a PNG."""
+        """Save the visible part, or the whole page, as a PNG."""
         picture = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.parent.mkdir(parents=True, exist_ok=True)
         await trio.Path(path).write_bytes(base64.b64decode(picture["data"]))
@@ -130,7 +130,7 @@ async def open_browser(profile: Path) -> AsyncIterator[Browser]:
     """Run the browser for the length of a block.
 
     Args:
-        profile: a folder for what it keeps.
+        profile: folder for the browser's files.
     """
     assert PROGRAM is not None
     command = [

@@ -25,7 +25,7 @@ class Answer:
 
 
 def place(page: Dashboard) -> tuple[str, int]:
-    """Where a dashboard listens."""
+    """Return the host and the port of a dashboard."""
     host, _, port = page.address.removeprefix("http://").rstrip("/").rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -69,10 +69,10 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 class Looker:
-    """Whoever looks at a page.
+    """A client of a page.
 
     Attributes:
-        state: what is seen.
+        state: the state that the client has.
         events: how many messages there were, by kind.
     """
 

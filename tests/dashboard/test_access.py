@@ -1,4 +1,4 @@
-"""Who may see what: the token, the name that a request calls, and what may be done with answers."""
+"""Access: the token, the host name of a request, and the use of answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The page in a real browser, which is asked what it shows and whether it complains.
+"""The page in a real browser, with checks of its contents and its errors.
 
-Pictures are kept in ``.pictures`` at the root, for whoever wants to look.
+Pictures are kept in ``.pictures`` at the root, for a look at them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is told is what is so: by states, by differences between them, and by events."""
+"""The feed matches the program's state: states, differences between them, and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent is the difference between two states, and makes the one of the other."""
+"""The feed sends the difference between two states, which makes the second from the first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATES = st.dictionaries(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two states are alike, and of the same types."""
+    """Return whether two states are equal, and of the same types."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 

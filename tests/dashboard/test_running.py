@@ -1,4 +1,4 @@
-"""Other programs of the same user find a dashboard, and nobody else does."""
+"""Other programs of the same user find a dashboard, and other users do not."""
 
 from __future__ import annotations
 

@@ -16,6 +16,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for anything but a host."""
+    """Wait for hosts only."""
     monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
     monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)

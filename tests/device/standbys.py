@@ -1,4 +1,4 @@
-"""What tests of hosts have in common, of those on standby and of others."""
+"""Shared by tests of hosts, on standby and otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruments: what they are told of a device, and that they cannot do harm."""
+"""Instruments: the calls they get for a device, and that they do no harm."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ async def test_times_are_told_while_somebody_wants_them() -> None:
 
 
 class Together(DeviceInstrument):
-    """Notes what is told of together."""
+    """Notes the values that are reported together."""
 
     def __init__(self, *, timed: bool = False) -> None:
         self.timed = timed

@@ -244,7 +244,7 @@ async def test_a_standby_that_is_stopped_as_it_loads_holds_nobody_up() -> None:
 
 @program
 async def test_a_process_forked_in_a_host_does_not_hide_its_end() -> None:
-    """It holds copies of the host's sockets, which therefore tell nothing."""
+    """The forked process holds copies of the host's sockets, so they do not report the end."""
 
     def fork() -> tuple[int, int]:
         pid = os.fork()
@@ -604,7 +604,7 @@ trio.run(main)
 @pytest.mark.slow
 @program
 async def test_no_host_outlives_its_program() -> None:
-    """Not with a child of the program that holds its sockets, nor one that keeps the GIL."""
+    """The host ends even if a child of the program holds its sockets, or if it keeps the GIL."""
     process = started(OUTLIVED)
     assert process.stdout is not None
     line = await trio.to_thread.run_sync(process.stdout.readline)

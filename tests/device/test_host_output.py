@@ -1,4 +1,4 @@
-"""What kernels print reaches the program's log, and what their asserts say its errors.
+"""Output of kernels in the program's log, and failed asserts in its errors.
 
 On the CPU backend functions stand for kernels: they write to the host's descriptors, as the driver
 does.

@@ -32,7 +32,7 @@ ONE: Final = np.ones((1, 1), np.float32)
 
 
 class Steps(trio.abc.Instrument):
-    """How much a number changes in one step of a task, or between two, at most."""
+    """Largest change of a number in one step of a task, or between two steps."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
@@ -75,7 +75,7 @@ def stop(device: Device) -> int:
 
 @pytest.fixture
 def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Whose errors were made when a context had failed."""
+    """Collect the errors that were made after a context had failed."""
     made: list[str] = []
     of = _failures.taken_down
 

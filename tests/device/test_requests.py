@@ -1,4 +1,4 @@
-"""Requests: where they are sent, what is said of those sent elsewhere, and what they leave."""
+"""Requests: their destination, the errors for a wrong one, and their leftovers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_lane_is_a_librarys() -> None:
 
 
 async def _requests_of(device: Device) -> dict[str, Request[Any]]:
-    """Requests that name no buffer: nothing but what has made them says whose they are."""
+    """Return requests that name no buffer: only their maker says which device they belong to."""
     requests = device.requests
     generator = device.rng.default_rng(seed=1)
     kernel = await device.nvrtc.compile(KERNEL, "nothing", cpu=lambda: None)
@@ -104,7 +104,7 @@ async def test_a_librarys_actor_takes_its_own_requests_alone(device: Device) -> 
 
 @on_shared
 async def test_what_is_told_is_in_order_with_what_is_asked_not_with_calls(device: Device) -> None:
-    """As the page on ordering says: a message passes a mailbox, a call does not."""
+    """Ordering follows the documentation: a message passes a mailbox, a call does not."""
     for _ in range(5):
         x = await device.put(np.ones(3, np.float32))
         double = device.requests.blas.scal(2.0, x)
@@ -276,7 +276,7 @@ async def test_the_error_of_an_actor_goes_with_the_message(
 
 @on_shared
 async def test_answers_belong_to_what_was_asked(device: Device) -> None:
-    """Who keeps an answer does not ask again, and others must not be given it."""
+    """A kept answer is not asked for again, and only its question gets it."""
     kept: dict[str, str] = {}
 
     def saying(text: str) -> Request[str]:

@@ -1,4 +1,4 @@
-"""``device.retry``: what is called again after a fault, how often, and what is said at the end."""
+"""``device.retry``: the calls after a fault, their number, and the last error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..harness import AT_ONCE, opened, program
 
 
 class Flaky:
-    """Computes on the device, which fails so many times on the way."""
+    """Computes on the device, and fails a number of times on the way."""
 
     def __init__(self, device: Device, faults: int) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""What ``open_device`` is told is checked before anything is opened."""
+"""The arguments of ``open_device`` are checked before anything is opened."""
 
 from __future__ import annotations
 

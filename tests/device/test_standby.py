@@ -1,4 +1,4 @@
-"""Hosts on standby: what they have prepared, when they are taken, and what is left of them."""
+"""Hosts on standby: their preparation, their use, and their leftovers."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def test_a_recording_that_cannot_be_captured_there_is_captured_later() -> 
 
 @program
 async def test_a_state_of_what_does_not_survive_is_not_made() -> None:
-    """It takes a plain buffer, which is stale after the fault."""
+    """The state takes a plain buffer, which is stale after the fault."""
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE))
         await answer(device, init)

@@ -52,7 +52,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[HostHandle]:
 
 
 class _Program:
-    """What a program does with a device: whatever happens to that, its answers are right."""
+    """A program that uses a device: its answers are right after any fault."""
 
     def __init__(self, device: Device, rng: np.random.Generator) -> None:
         self.device = device

@@ -59,7 +59,7 @@ async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
 async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the standby has followed with the lane, or not even with that."""
+    """The standby may have opened the lane already, or not."""
     reached = trio.Event()
 
     async def stay(*_: object) -> None:
@@ -87,7 +87,7 @@ async def test_what_wakes_a_standby_that_is_taken_at_once_changes_nothing_there(
     """A lane is closed, and so followed, in the turn in which a fault has it taken."""
 
     async def nothing(_: object) -> None:
-        """Nobody is asked: there is no context then."""
+        """Learn nothing, because there is no context then."""
 
     monkeypatch.setattr(_spare.Spare, "_learn", nothing)
     async with hot() as device:

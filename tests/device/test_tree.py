@@ -595,7 +595,7 @@ async def test_another_failure_beside_a_loss_is_told_as_well() -> None:
 
 @program
 async def test_the_fault_that_was_one_too_many_leaves_as_the_loss() -> None:
-    """Also where the block was told of it before it was decided that it was the last."""
+    """The loss is raised even if the block got the fault before it counted as the last one."""
 
     def end() -> None:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The page about metrics lists all there are, as they are."""
+"""The page about metrics lists all metrics with their present attributes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def run(page: str, names: dict[str, Any]) -> None:
 
 @contextmanager
 def loggers_as_they_were() -> Iterator[None]:
-    """What a page adds to this package's loggers would be told of other tests."""
+    """Restore the package's loggers, so that other tests do not get a page's handlers."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith("atomr_accel")]
     loggers = [*map(logging.getLogger, {"atomr_accel", "atomr_accel.kernels", *names})]
     before = [(each, [*each.handlers], each.level) for each in loggers]
@@ -127,7 +127,7 @@ def contents(page: str) -> list[str]:
 
 
 def headings(page: str) -> set[str]:
-    """What links can point to inside a page, by the names that hosts of Markdown give it."""
+    """Return the anchors of a page's headings, as hosts of Markdown name them."""
     found = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
 
@@ -190,7 +190,7 @@ def test_every_page_of_the_site_is_in_one_table_of_contents() -> None:
 
 
 def documented() -> dict[str, Any]:
-    """What the API reference has entries for, by the names it uses."""
+    """Return the objects that the API reference documents, by their names there."""
     names = [name for page in PAGES if "/api/" in page for name in DIRECTIVE.findall(text_of(page))]
     assert len(names) == len(set(names))
     return {name: resolve_name(name) for name in names}

@@ -37,7 +37,7 @@ def numbers(*shape: int, dtype: Any = np.float32) -> Array:
 async def both(
     device: Device, function: Callable[..., Any], *arrays: Array
 ) -> tuple[Array, np.ndarray[Any, Any]]:
-    """What a function gives on the device, and with NumPy."""
+    """Return a function's result on the device, and with NumPy."""
     refs = [await device.put(array) for array in arrays]
     found = await device.get(await device.evaluate(function(*refs)))
     with np.errstate(all="ignore"):
@@ -172,7 +172,7 @@ def programs(draw: st.DrawFn) -> tuple[list[Array], list[tuple[Any, ...]]]:
 
 
 def followed(values: list[Any], steps: list[tuple[Any, ...]]) -> list[Any]:
-    """What a program makes, where NumPy makes anything."""
+    """Return a program's values, in as far as NumPy computes them."""
     values = list(values)
     for function, *args in steps:
         given_ = [ast.literal_eval(arg) if isinstance(arg, str) else values[arg] for arg in args]
@@ -579,7 +579,7 @@ async def test_indices_and_constants(device: Device) -> None:
 
 @on_shared
 async def test_what_is_replaced_is_replaced_in_expressions(device: Device) -> None:
-    """Also where it is a view, in what a fused function has around it, or in a part."""
+    """Replaced refs may be views, a fused function's closure, or parts."""
     one, other = np.array([1.0, 2, 3]), np.array([10.0, 20, 30])
     x, x2 = await device.put(one), await device.put(other)
     weight, weight2 = await device.put(one + 1), await device.put(other + 1)

@@ -1,4 +1,4 @@
-"""Functions made one call by ``device.fuse``: what they are called for, and what they keep."""
+"""Functions made one call by ``device.fuse``: their calls, and the objects they keep."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Settings:
 
 
 class Unknown:
-    """What nothing is known of."""
+    """A type that the tracer does not know."""
 
     factor = 2
 

@@ -1,4 +1,4 @@
-"""Expressions of one structure are planned once, and filled in from then on: nobody can tell."""
+"""Expressions of one structure are planned once, then filled in with the same results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = (1.5, 2.0, 0.0, -0.0, -3, float("nan"), float("-inf"), 1e300, 7, 4.0, 
 
 
 def traced(facade: Any) -> list[Trace]:
-    """What there is of calls."""
+    """Return the traced calls of a facade."""
     return [each for each in facade._traces._known.values() if isinstance(each, Trace)]
 
 

@@ -1,9 +1,8 @@
 """A CPU device that runs behind, as a GPU does: launching only queues.
 
-Each stream is a queue. Whoever asks whether something is finished moves the device on by a
-step of a pseudo-random stream, so streams that nothing holds back overtake each other.
-``follow`` is the only thing that orders them. Around that everything is as it is on the CPU
-backend: the executors are its own, but their work is queued.
+Each stream is a queue. Each question whether work has finished runs one step of a pseudo-random
+stream. So streams that wait for nothing overtake each other. ``follow`` is the only thing that
+orders them. The rest is the CPU backend: its executors run, but their work is queued.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class World:
         self._clock: threading.Thread | None = None
 
     def tick(self) -> None:
-        """Move the device on by itself from now on: nobody asks those who have a signal."""
+        """Start a thread that runs steps, for waits that depend on a signal."""
         if self._clock is None:
             self._clock = threading.Thread(target=self._tick, name="device behind")
             self._clock.start()
@@ -77,7 +76,7 @@ class World:
             self._clock.join()
 
     def step(self) -> None:
-        """Do what is next in one of the streams that are not held back."""
+        """Run the next work of one of the streams that can go on."""
         with self.lock:
             able = [stream for stream in self.streams if stream.able()]
             if able:
@@ -85,7 +84,7 @@ class World:
 
 
 class Stream:
-    """What the worker knows as a stream."""
+    """The worker's view of a stream."""
 
     def __init__(self, world: World, context: Any) -> None:
         self.world = world
@@ -101,7 +100,7 @@ class Stream:
             self.pending.append(work)
 
     def able(self) -> bool:
-        """Whether there is something to do here now."""
+        """Return whether the stream has work that it can run now."""
         if not self.pending:
             return False
         awaited = self.awaited.get(id(self.pending[0]))
@@ -211,7 +210,7 @@ def _key(message: Any) -> Any:
 
 
 def _fails(message: Any) -> bool:
-    """Whether it is a launch that was made to fail: that shows when it is launched."""
+    """Return whether a test made this launch fail, which shows once it is launched."""
     arguments: Any = getattr(message, "arguments", ())
     return bool(arguments) and any(getattr(arguments[-1], "data", b""))
 
@@ -224,7 +223,7 @@ DESCRIPTION: Final = replace(
     context=f"{__name__}:Context",
     capabilities=replace(cpu.BACKEND.capabilities, asynchronous=True),
 )
-"""Of the same name, so that it runs the same executors."""
+"""Uses the CPU backend's name, so that the same executors run."""
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Linker:
     def link(
         self, source: str, name: str, _capability: tuple[int, int], _includes: tuple[str, ...]
     ) -> bytes:
-        """As ``compile_linkable``; what comes of it is the source itself."""
+        """Stand in for ``compile_linkable``, and return the source itself."""
         self.function(source.encode(), name)
         return source.encode()
 
@@ -163,9 +163,9 @@ class Iterator:
 
 
 class Machine:
-    """Reads, writes and calls, as what was built is to do.
+    """Reads, writes and calls of a built algorithm.
 
-    The types and functions are those of the build; where buffers are is told by each call.
+    The types and functions are those of the build; each call passes the buffers.
     """
 
     def __init__(self, linker: Linker) -> None:
@@ -248,13 +248,13 @@ def _memory(pointer: int, nbytes: int) -> Array:
 
 
 def _require_tuned(algorithm: str, keys: Iterator, values: Iterator) -> None:
-    """As the bindings, which take storage of values for storage of a key when they tune."""
+    """Refuse storage keys and values of different sizes, as the bindings do when they tune."""
     if values.type.type_enum is TypeEnum.STORAGE and values.type.size != keys.type.size:
         raise RuntimeError(f"Failed compiling {algorithm}, error code: 999")
 
 
 def _require_fitting(keys: Iterator, values: Iterator) -> None:
-    """As merge sorts, whose tiles have to be in the shared memory of a block."""
+    """Check that tiles fit into a block's shared memory, as merge sorts require."""
     tile = 256 * max(1, min(17, 17 * 4 // keys.type.size))
     assert tile * values.type.size <= 48 << 10, "sorted in tiles of other sizes than are launched"
 
@@ -275,7 +275,7 @@ def _radix(keys: Array, *, descending: bool) -> Array:
 
 
 class Result:
-    """What is built. ``types`` are those of what a build takes."""
+    """The result of a build. ``types`` are those of what a build takes."""
 
     types: ClassVar[tuple[Any, ...]]
     machine: ClassVar[Machine]
@@ -311,7 +311,7 @@ class Result:
         return made
 
     def scratch(self, pointer: int, nbytes: int) -> bool:
-        """Whether it is to run: there is scratch memory, which is written to."""
+        """Write to the scratch memory, and return whether there is any, so that the call runs."""
         assert self.loaded
         if not pointer:
             return False
@@ -692,7 +692,7 @@ NAMES: Final = (
 
 
 class FakeCub(Cub):
-    """What ``load_cub`` gives."""
+    """Stands in for the library that ``load_cub`` returns."""
 
     def common(self, capability: tuple[int, int]) -> Any:
         assert capability == (9, 0)

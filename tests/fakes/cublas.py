@@ -1,9 +1,8 @@
 """cuBLAS in NumPy, behind the same symbols: what runs ``CudaBlas`` without a GPU.
 
-It takes column-major matrices by pointer, counts indices from one, and refuses what cuBLAS
-refuses (leading dimensions that are too small, types it does not have), so what our
-executor makes of row-major arrays is checked on any machine. ``FakeCudaBlas`` is an executor
-for the CPU backend.
+It takes column-major matrices by pointer and counts indices from one. It refuses small leading
+dimensions and unsupported types, as cuBLAS does. So any machine can check how the executor handles
+row-major arrays. ``FakeCudaBlas`` is an executor for the CPU backend.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def vector(pointer: int, n: int, inc: int, dtype: np.dtype[Any]) -> Array:
 
 
 def number(argument: Any, dtype: np.dtype[Any]) -> Any:
-    """What a pointer to a scalar points to: a number on the device, or else in the host."""
+    """Return the number that a scalar pointer refers to, on the device or in the host."""
     if isinstance(argument, int):
         return vector(argument, 1, 1, dtype)[0]
     buffer = bytes(argument._obj)
@@ -88,7 +87,7 @@ def combine(out: Array, value: Array, beta: Any) -> None:
 
 
 SCALAR_WORDS = {"a": "alpha", "c": "cosine", "s": "sine"}
-"""What arguments are called that are scalars of a row."""
+"""Names of the arguments that are scalars, by their letters in a row."""
 
 
 def each_of(values: dict[str, Any], dtype: np.dtype[Any]) -> Iterable[dict[str, Any]]:
@@ -104,7 +103,7 @@ def each_of(values: dict[str, Any], dtype: np.dtype[Any]) -> Iterable[dict[str, 
 
 
 def run_row(row: Row, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
-    """What the vendor's function of a row does, given arguments by their words."""
+    """Run the vendor's function of a row on arguments by name."""
     case: dict[str, Any] = {size: values[size] for size in row.sizes}
     if row.name in ("gemv", "gbmv") and values["trans"]:  # its sizes are of what is stored
         case |= {"m": case["n"], "n": case["m"]}
@@ -181,7 +180,7 @@ def product(
 
 
 def require_alignment(kind: int, compute: int, k: int, pointers: Iterable[Any]) -> None:
-    """What the vendor's documentation asks of pointers in tables."""
+    """Check the alignment that cuBLAS documents for pointers in tables."""
     fast = [value for name, value in prototypes.COMPUTES.items() if "FAST" in name]
     if DTYPE_OF[kind].itemsize < 4 or compute in fast:
         wanted = 16 if k % 8 == 0 else 8 if k % 4 == 0 else 1
@@ -189,7 +188,7 @@ def require_alignment(kind: int, compute: int, k: int, pointers: Iterable[Any]) 
 
 
 class FakeLibrary:
-    """What ``VendorLibrary`` is for ``Handle``."""
+    """Stands in for the ``VendorLibrary`` of ``Handle``."""
 
     def __init__(self) -> None:
         self.version = 130_100

@@ -50,7 +50,7 @@ class Thing(dict[str, Any]):
 
 
 class FakeLt:
-    """What ``VendorLibrary`` is for ``CudaBlasLt``."""
+    """Stands in for the ``VendorLibrary`` of ``CudaBlasLt``."""
 
     def __init__(self) -> None:
         self.things: dict[int, Thing] = {}
@@ -273,7 +273,7 @@ def block_scales(pointer: int, rows: int, k: int, dtype: str, block: int) -> Arr
 
 
 class FakeEvents:
-    """The driver's events in use. The clock is what was launched.
+    """The driver's events in use. The number of launches serves as the clock.
 
     Attributes:
         milliseconds: what an algorithm takes; 1 unless it is here.

@@ -2,8 +2,8 @@
 
 A graph of it is built by the same calls as a real one and knows only what these said: shapes,
 strides, types and uids. So what our executor makes of a graph, a plan and a run is checked on
-any machine. It refuses what it is told to refuse. ``FakeCudaDnn`` is an executor for the CPU
-backend.
+any machine. It refuses the graphs that a test configures. ``FakeCudaDnn`` is an executor for the
+CPU backend.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class cudnnGraphNotSupportedError(Exception):  # noqa: N801 - the vendor's name
 
 
 class FakeTensor:
-    """What a graph knows of a tensor."""
+    """A tensor's attributes in a graph."""
 
     def __init__(self, **known: Any) -> None:
         self.dim: list[int] = known.get("dim", [])
@@ -83,13 +83,13 @@ class FakeFrontend:
     Attributes:
         refused: refuses a graph, by the names of its nodes.
         unbuildable: likewise, but not before it is built.
-        graphs: what was serialised.
+        graphs: the serialised graphs.
         runs: the candidates that were run, by position.
         candidates: how many a graph has.
         engines: the engines of the first of them.
         arrays: how many runs had their pointers in an array.
         launches: how often captured runs were launched.
-        uncapturable: the status of what is captured.
+        uncapturable: the status of captured work.
     """
 
     __version__ = "1.0"

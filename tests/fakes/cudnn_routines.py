@@ -1,6 +1,6 @@
 """cuDNN's routines in NumPy, behind the same functions: what runs their executors without a GPU.
 
-Descriptors know only what they were set to. Packed weights lie otherwise than on the CPU: all
+Descriptors hold only the values that were set. Packed weights lie otherwise than on the CPU: all
 matrices first, gate by gate, and then, after a gap, all biases.
 """
 
@@ -255,7 +255,7 @@ class FakeRoutines:
     # --- recurrent networks ---------------------------------------------------------------
 
     def _places(self, spec: RnnSpec) -> tuple[dict[tuple[int, str, int], tuple[int, int]], int]:
-        """Where each gate's part of each parameter is, and how long, in elements; all of them."""
+        """Return the offset and length of each gate's parameters, and the total, in elements."""
         found: dict[tuple[int, str, int], tuple[int, int]] = {}
         at = 0
         for biases in (False, True):
@@ -307,7 +307,7 @@ class FakeRoutines:
         return np.concatenate(parts)
 
     def _ran(self, network: int, given: tuple[Any, ...], *, seed: int, training: bool) -> Any:
-        """What ran: a message for the CPU, and what must live meanwhile."""
+        """Return the CPU's message for this run, and the objects that must live meanwhile."""
         x_data, x, y_data, y, h_tensor, h0, hn, c_tensor, c0, cn, size, weights = given[:12]
         spec: RnnSpec = self.made[network]["spec"]
         assert self.made[x_data]["size"] == spec.input_size

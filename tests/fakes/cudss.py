@@ -1,7 +1,7 @@
 """cuDSS in SciPy, behind the same symbols: what runs ``CudaDirect`` without a GPU.
 
-It goes by what it is given through the prototypes alone: things by handle, options and answers by
-pointer, in the types that the library has for them.
+It reads only the arguments of the prototypes: objects by handle, options and answers by pointer, in
+the library's own types.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ INVALID_VALUE: Final = 3
 
 
 class FakeDss:
-    """What ``VendorLibrary`` is for ``CudaDirect``."""
+    """Stands in for the ``VendorLibrary`` of ``CudaDirect``."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)

@@ -41,7 +41,7 @@ BY_LETTER = {letter: dtype for dtype, letter in LETTERS.items()}
 
 
 class FakeSolverLibrary:
-    """What ``VendorLibrary`` is for ``Solver``.
+    """Stands in for the ``VendorLibrary`` of ``Solver``.
 
     Attributes:
         called: the names of the functions that were called.
@@ -94,7 +94,7 @@ class FakeSolverLibrary:
 
 
 def _ask(name: str, args: tuple[Any, ...]) -> None:
-    """How much workspace a function takes."""
+    """Write the workspace sizes of a function."""
     cells = [arg._obj for arg in args if hasattr(arg, "_obj")]
     if name.startswith("X"):
         cells[-2].value, cells[-1].value = DEVICE_BYTES, HOST_BYTES
@@ -128,7 +128,7 @@ def _run(name: str, args: tuple[Any, ...]) -> None:
 def lapack(
     routine: str, dtype: str, sizes: tuple[int, ...], options: tuple[int, ...], *arrays: Array
 ) -> int:
-    """What the CPU makes of a problem; its info."""
+    """Solve a problem on the CPU, and return its info."""
     return ROUTINES[routine](Problem(routine, dtype, 1, sizes, options), *arrays)
 
 
@@ -459,7 +459,7 @@ class FakeKernels:
 
 
 def array_on_the_cpu(context: FakeContext, _stream: object) -> CpuArray:
-    """What executes the steps around problems."""
+    """Return the CPU executor for the steps around problems."""
     return CpuArray(context._context, None)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,8 @@
 """cuSPARSE in NumPy, behind the same symbols: what runs ``CudaSparse`` without a GPU.
 
-It has descriptors of operands, tells how much scratch memory calls need, and fills what it is
-given with garbage. It refuses what cuSPARSE refuses, and does what it leaves open in the worst
-way: with ``beta`` 0 it multiplies what is there.
+It has descriptors of operands, tells how much scratch memory calls need, and fills that memory with
+garbage. It refuses the same calls as cuSPARSE, and chooses the worst of undefined behaviour: with
+``beta`` 0 it multiplies the old values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def vector(pointer: int, count: int, dtype: Any) -> Array:
 
 
 def number(argument: Any, dtype: np.dtype[Any]) -> Any:
-    """What a pointer to a host scalar points to."""
+    """Return the number that a pointer to a host scalar refers to."""
     buffer = bytes(argument._obj)
     assert len(buffer) == dtype.itemsize, (len(buffer), dtype)
     return np.frombuffer(buffer, dtype)[0]
@@ -74,7 +74,7 @@ class Sparse(SimpleNamespace):
     """A descriptor of a sparse matrix, or of a sparse vector as one of one row."""
 
     def array(self) -> Array:
-        """As a dense one, with sums of what is there more than once."""
+        """Return the matrix as a dense array; repeated elements are summed."""
         form, (rows, columns) = self.form, self.shape
         made = np.zeros((rows, columns), wide(np.zeros(0, self.dtype)).dtype)
         if form in ("blocked-ell", "sliced-ell"):
@@ -112,7 +112,7 @@ class Sparse(SimpleNamespace):
         return made
 
     def places(self) -> tuple[Array, Array]:
-        """Rows, or columns of what is by columns, and the other."""
+        """Return the rows and the columns of the elements, also for column formats."""
         indices = vector(self.parts[1], self.nnz, self.index)
         count = self.shape[self.form == "csc"] // (self.block[0] if self.form == "bsr" else 1)
         pointers = vector(self.parts[0], count + 1, self.index)
@@ -161,7 +161,7 @@ class FakeSparseLibrary:
         return call
 
     def _found(self, name: str) -> Callable[..., Any]:
-        """What stands for a function."""
+        """Return the stand-in for a function."""
         short = name.removeprefix("cusparse")
         if short.endswith(("_bufferSize", "_bufferSizeExt")):
             return self._tell_size

@@ -1,8 +1,7 @@
 """cuSPARSELt in NumPy, behind the same symbols: what runs ``CudaSparseLt`` without a GPU.
 
-Structs are memory of the caller's, in which it leaves a number. It refuses what the library
-refuses, and does what that leaves open in the worst way: with ``beta`` 0 it multiplies what is
-there.
+Structs are memory of the caller's, in which it leaves a number. It refuses the same calls as the
+library, and chooses the worst of undefined behaviour: with ``beta`` 0 it multiplies the old values.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ INVALID_VALUE: Final = 3
 
 
 class FakeSparseLt:
-    """What ``VendorLibrary`` is for ``CudaSparseLt``."""
+    """Stands in for the ``VendorLibrary`` of ``CudaSparseLt``."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
@@ -94,7 +93,7 @@ class FakeSparseLt:
         return 0
 
     def of(self, struct: int) -> Any:
-        """What a struct stands for."""
+        """Return the object that a struct refers to."""
         return self.things[ctypes.c_int64.from_address(struct).value]
 
     def destroy(self, struct: int) -> int:
@@ -241,7 +240,7 @@ class FakeSparseLt:
 
 
 def dense(pointer: int, found: Any) -> Array:
-    """A matrix where it is."""
+    """Return a view of a matrix in memory."""
     rows, columns = found.shape
     by_rows = getattr(found, "order", ENUMS["CUSPARSE_ORDER_ROW"]) == ENUMS["CUSPARSE_ORDER_ROW"]
     outer, inner = (rows, columns) if by_rows else (columns, rows)

@@ -1,7 +1,7 @@
 """cuTENSOR in NumPy, behind the same symbols: what runs ``CudaTensors`` without a GPU.
 
-It goes by what it is given through the prototypes alone: descriptions by handle, modes as C
-arrays, scalars by pointer in the type that it has asked for.
+It reads only the arguments of the prototypes: descriptions by handle, modes as C arrays, and
+scalars by pointer in the type that it asks for.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ INPUTS = {
 
 
 class FakeTensors:
-    """What ``VendorLibrary`` is for ``CudaTensors``."""
+    """Stands in for the ``VendorLibrary`` of ``CudaTensors``."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
@@ -118,7 +118,7 @@ class FakeTensors:
         return self.make(cell, shape=shape, strides=steps, kind=kind, alignment=alignment)
 
     def describe(self, kind: str, _handle: int, cell: Any, *arguments: Any) -> int:
-        """An operation: inputs with modes and operators, perhaps what is added, the output."""
+        """Describe an operation: inputs with modes and operators, maybe an addend, the output."""
         left = [*arguments[:-1]]
         adds = INPUTS[kind] + (kind.startswith(("Contraction", "Reduction")))
         inputs = []

@@ -352,13 +352,13 @@ class Struct:
 
 
 class FakeDriver:  # its methods have the names of the driver's functions
-    """What ``cuda.bindings.driver`` is, as far as executors use it.
+    """Stands in for ``cuda.bindings.driver``, as far as executors use it.
 
     A test may ``change`` functions. Its own are held to the same table.
 
     Attributes:
         major: the major version of CUDA.
-        held: what was allocated and not freed, by pointer.
+        held: the allocations that were not freed, by pointer.
         events: how many events are alive.
         streams: how many streams are alive.
         calls: the names of the functions that were called, if a test sets it to a list.

@@ -1,6 +1,6 @@
 """A whole GPU of the host's memory: the fake driver with a device, streams and virtual memory.
 
-So the CUDA backend's own context, streams and memory lane run where there is no GPU. Memory that
+So the CUDA backend's own context, streams and memory lane run without a GPU. Memory that
 may not be written is protected by the page tables, as on a device.
 """
 
@@ -43,7 +43,7 @@ class FakeGpu(FakeDriver):
     """The driver of a machine with one device.
 
     Attributes:
-        alive: what was made and not given back, by handle or address.
+        alive: objects that were made and not given back, by handle or address.
         fault: the status of every call that asks how the context is, once it has failed.
         late: how often each event is asked for before it has happened.
     """
@@ -214,5 +214,5 @@ class FakeGpu(FakeDriver):
 
 
 def is_file(thing: object) -> bool:
-    """Whether it is an allocation."""
+    """Return whether an object is an allocation."""
     return isinstance(thing, SimpleNamespace)

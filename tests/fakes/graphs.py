@@ -1,7 +1,8 @@
 """CUDA's graphs without CUDA: what ``CudaPrograms`` asks of the driver, done on the host.
 
 The steps' executors are those of the CPU backend, and their work is captured while a stream
-captures. What the driver refuses this refuses too; what is left behind shows in ``alive``.
+captures. It refuses the same calls as the driver, and ``alive`` shows the objects that are left
+behind.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ class Graph:
         return Graph(nodes, list(self.handles))
 
     def shape(self) -> list[Any]:
-        """What an update must find the same."""
+        """Return the properties that an update must not change."""
         return [node.child.shape() if node.child else None for node in self.nodes]
 
     def hollow(self) -> bool:
-        """Whether something inside has nothing to do."""
+        """Return whether a graph inside has no nodes."""
         return any(n.child and (not n.child.nodes or n.child.hollow()) for n in self.nodes)
 
     def conditionals(self) -> list[int]:
@@ -101,7 +102,7 @@ class Driver(FakeDriver):
         return self.make(Graph(nodes))
 
     def work(self, run: Callable[[], object]) -> None:
-        """What an executor queues."""
+        """Queue an executor's work."""
         if self.capturing is None:
             run()
         else:

@@ -35,7 +35,7 @@ class Work(Message, frozen=True):
 
     Attributes:
         op: its number.
-        value: what it returns.
+        value: the result.
         key: ops with equal keys may be launched together; -1 for none.
     """
 
@@ -73,7 +73,7 @@ class Stay(Message, frozen=True):
 
 
 class Odd(Message, frozen=True):
-    """A call that returns what cannot be sent."""
+    """A call whose result cannot be sent."""
 
     op: int
 
@@ -88,7 +88,7 @@ class Ask(Message, frozen=True):
 _numbers = itertools.count()
 
 Place = tuple["FakeStream", int]
-"""After so many ops of a stream."""
+"""A number of ops of a stream."""
 
 
 @dataclass(eq=False)
@@ -96,13 +96,13 @@ class FakeStream:
     """Work in order; some of it after work of other streams.
 
     Attributes:
-        ops: what was queued.
-        after: for each of them, what it waits for beside its predecessor.
+        ops: the queued ops.
+        after: for each of them, the places that it waits for besides its predecessor.
         edges: what later work waits for.
         done: how many have finished.
-        signals: descriptors to close when so many have finished.
+        signals: descriptors to close after a number of finished ops.
         marked: tokens that were given out, and those that came back.
-        dropped: what its executor was told to drop.
+        dropped: the numbers that its executor dropped.
     """
 
     device: FakeDevice
@@ -199,7 +199,7 @@ class FakeDevice:
             self.changed.notify_all()
 
     def launched(self) -> list[int]:
-        """What was launched, whether it has finished or not."""
+        """Ops that were launched, finished or not."""
         return [op for stream in self.streams for op in stream.ops]
 
     def eligible(self) -> dict[int, FakeStream]:
@@ -235,7 +235,7 @@ class FakeDevice:
             self.changed.notify_all()
 
     def fire(self) -> None:
-        """Signal what has finished."""
+        """Signal the ops that have finished."""
         for stream in self.streams:
             for entry in list(stream.signals):
                 count, edges, writer = entry

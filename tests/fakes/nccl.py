@@ -1,7 +1,7 @@
 """NCCL in NumPy, behind the same symbols, for ranks that are threads of this process.
 
-As on a communicator that does not block, ``ncclGroupEnd`` only begins: what was called in a group
-is done once all ranks have come to it, and whoever asks before is told ``ncclInProgress``.
+``ncclGroupEnd`` only begins the calls of a group, as on a nonblocking communicator. They are done
+once all ranks have called it; until then a rank that asks gets ``ncclInProgress``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Clique:
 
 
 class FakeNccl:
-    """What stands for the loaded library."""
+    """Stands in for the loaded library."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -79,7 +79,7 @@ class FakeNccl:
         }
 
     def forget(self) -> None:
-        """Who has joined before never has."""
+        """Forget every rank that has joined."""
         self._cliques.clear()
         self.comms.clear()
 
@@ -100,13 +100,13 @@ class FakeNccl:
         return call
 
     def call(self, function: str, *args: Any) -> None:
-        """As ``VendorLibrary.call``."""
+        """Call a function, as ``VendorLibrary.call`` does."""
         status = self.functions[function](*args)
         if status:
             raise self.error(function, status)
 
     def error(self, function: str, status: int) -> LibraryError:
-        """As ``VendorLibrary.error``."""
+        """Return the error for a status, as ``VendorLibrary.error`` does."""
         name = prototypes.STATUS_NAMES[status]
         return LibraryError(
             f"{function} returned {name} ({status})",
@@ -258,5 +258,5 @@ class FakeNccl:
 
 
 def _is_letter(name: str) -> bool:
-    """Whether a call is from one rank to another."""
+    """Return whether a call is from one rank to another."""
     return name in ("ncclSend", "ncclRecv")

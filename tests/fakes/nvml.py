@@ -10,7 +10,7 @@ from typing import Any
 
 
 class NVMLError(Exception):
-    """As the package's: the number is in ``value``."""
+    """Stands in for the package's error; ``value`` holds the number."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value)
@@ -43,7 +43,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """What there is of the module. Calls after ``nvmlShutdown`` fail, as in NVML.
+    """The module's functions that tests use. Calls after ``nvmlShutdown`` fail, as in NVML.
 
     Attributes:
         threads: the threads that have called it.

@@ -1,4 +1,4 @@
-"""What is imported in advance, and functions of the program that import the same."""
+"""Modules imported in advance, and functions of the program that import the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Linux tells of cards and cores, and binding a host to those near its card."""
+"""Linux's data on cards and cores, and binding a host to those near its card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What neither side of a lane may send, and thousands of frames that nobody would."""
+"""Violations of the lane protocol by either side, and thousands of malformed frames."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class Call(Message, frozen=True):
 
 
 class Sock:
-    """A socket: what was sent to it is lost, and what is received the test says."""
+    """A socket that loses sent data, and receives data that the test sets."""
 
     def __init__(self) -> None:
         self.incoming: list[bytes] = []
@@ -276,7 +276,7 @@ class Recording:
         port.submit(op)
 
     def close(self) -> None:
-        """Answer what is left, as the context does."""
+        """Answer the remaining ops, as the context does."""
         for port in self.ports:
             port.end(lambda op: RuntimeError(op.name))
         while self.in_flight:
@@ -418,7 +418,7 @@ def test_ten_thousand_wrong_frames_of_a_host(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
-    """Have a lane read ``data`` and then the end; what it has answered."""
+    """Have a lane read ``data`` and then the end; return its answers."""
     ours, theirs = socket.socketpair()
     device: Any = FakeDevice()
     lanes: dict[int, Lane] = {}

@@ -80,7 +80,7 @@ class Templates:
         self._known: dict[int, bytes] = {}
 
     def request(self, op: Op) -> Message:
-        """What is sent for an op."""
+        """Return the message that is sent for an op."""
         number, work = op.template, op.message
         if number is None or not isinstance(work, Work):
             return work
@@ -94,8 +94,8 @@ class Templates:
 def work_before(ops: list[Op]) -> dict[int, set[int]]:
     """The work that must be done before each op runs, or is answered.
 
-    An op that does no work hands on what it was to come after: whoever depends on it must
-    not overtake what it would have waited for.
+    An op that does no work passes on its dependencies: later ops must not overtake the ops that it
+    would have waited for.
     """
     before: dict[int, set[int]] = {}
     for seq, op in enumerate(ops, 1):

@@ -249,7 +249,7 @@ async def test_another_process_opens_a_shared_buffer() -> None:
 
 
 def open_files() -> set[tuple[str, int]]:
-    """The descriptors of this process, and what they are of."""
+    """The descriptors of this process, and their files."""
     found = set()
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

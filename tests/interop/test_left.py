@@ -1,4 +1,4 @@
-"""Exported arrays that outlive their device: they stay good, and hold nobody up."""
+"""Exported arrays that outlive their device: they stay valid, and delay nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What those who are given a shared buffer can do with it, as another user of the system."""
+"""Rights of the receiver of a shared buffer, as another user of the system."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MUCH = 1 << 20
-"""As much as a window is opened for."""
+"""Size from which a window is opened."""
 
 
 def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -49,7 +49,7 @@ def has_window(source: Device, target: Device, ref: GpuRef) -> bool:
 
 
 def slabs_of_host(device: Device) -> int:
-    """How many mappings of slabs the host of a device has, its own and those of others."""
+    """Return the number of slabs a device's host has mapped, its own and those of others."""
     maps = Path(f"/proc/{device.statistics().host_pid}/maps").read_text(encoding="utf-8")
     return maps.count("atomr-slab")
 

@@ -1,4 +1,4 @@
-"""What hosts write to their descriptors becomes log records, and nothing of it is lost."""
+"""Output of hosts to their descriptors becomes log records, without losses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Written:
         self.output, (self.out, self.err) = output_pipes()
 
     def end(self) -> None:
-        """What the end of a host does."""
+        """Close the descriptors, as the end of a host does."""
         for fd in {self.out, self.err} - {-1}:
             os.close(fd)
         self.out = self.err = -1

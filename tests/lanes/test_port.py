@@ -42,7 +42,7 @@ WINDOW: Final = 1024
 
 @pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["prompt", "plain"])
 def prompt(request: pytest.FixtureRequest) -> bool:
-    """Whether ports work between the turns of the loop, or in tasks alone."""
+    """Return whether ports work between the turns of the loop, or in tasks alone."""
     Host.prompt = request.param
     return Host.prompt
 
@@ -119,7 +119,7 @@ class Host:
         await self.ends[lane].send_all(buffer)
 
     def on_fault(self, fault: Fault, suspect: str) -> None:
-        """What the context would be told."""
+        """Note the fault that the context would get."""
         self.faults.append((fault, suspect))
 
 
@@ -141,7 +141,7 @@ async def running(count: int = 1) -> AsyncIterator[Host]:
 def fail_all(
     host: Host, error: Callable[[Op], Exception] = lambda op: RuntimeError(op.name)
 ) -> None:
-    """Answer what is in flight as the end of a context does, but in one turn of the loop."""
+    """Answer all ops in flight, as the end of a context does, but in one turn of the loop."""
     for port in host.ports:
         port.end(error)
     while host.in_flight:
@@ -748,7 +748,7 @@ async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
     lane_of: dict[int, int] = {}
 
     def ordered(earlier: int, later: int) -> bool:
-        """Whether ``later`` waits for ``earlier``, directly or not."""
+        """Return whether ``later`` waits for ``earlier``, directly or not."""
         seen: set[int] = set()
         todo = [later]
         while todo:

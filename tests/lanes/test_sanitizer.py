@@ -1,4 +1,4 @@
-"""Which compute-sanitizer hosts run under, and what is read of its report."""
+"""Which compute-sanitizer hosts run under, and how its report is read."""
 
 from __future__ import annotations
 

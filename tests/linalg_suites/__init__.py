@@ -2,8 +2,7 @@
 
     pytest -p tests.linalg_suites.plugin --pyargs numpy.linalg.tests.test_linalg
 
-The functions that the device has stand in the place of theirs; each call waits for the device,
-which is in a trio thread of its own, and its host in a process of its own, where the functions are
-what they were. What is left out, and why, is told in ``skips.txt``; an option that only they have
-skips its test.
+The device's functions replace theirs, and each call waits for the device. The device runs in its
+own trio thread; its host is another process, in which the functions are not replaced. ``skips.txt``
+lists the skipped tests with reasons; an option that only they have skips its test.
 """

@@ -24,7 +24,7 @@ atexit.register(_SHARED.close)
 
 
 async def _called(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a function on arrays; what it gives, as arrays."""
+    """Call a function on arrays, and return its results as arrays."""
     device = _SHARED.device
 
     async def put(value: Any) -> Any:
@@ -57,7 +57,7 @@ def _array(value: Any) -> Array:
 
 
 def _wrapped(like: Any) -> Callable[[Any], Any]:
-    """What gives matrices for matrices, as NumPy's functions do."""
+    """Return a function that makes matrices of results for matrices, as NumPy does."""
     return theirs._makearray(like)[1]  # type: ignore[attr-defined, no-any-return]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STRIDED = 199
 """NumPy has thousands of layouts for each case. An array is put on the device as a contiguous one,
-so of these one in so many is tried."""
+so only one in this many is tried."""
 
 SKIPS = Path(__file__).with_name("skips.txt")
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is listed: parts of names of tests, with the reason in front of them."""
+    """Skip the listed tests: parts of their names, with the reason in front of them."""
     modules_found = {module for item in items if (module := getattr(item, "module", None))}
     for cases in [module.CASES for module in modules_found if hasattr(module, "CASES")]:
         cases[:] = [

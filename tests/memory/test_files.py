@@ -1,4 +1,4 @@
-"""Shared files: what is mapped is there, is as large as it should be, and stays so."""
+"""Shared files: a mapped file exists, has the right size, and keeps it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def context() -> Iterator[CpuContext]:
 
 @pytest.mark.slow
 def test_memory_is_mapped_in_one_place_only() -> None:
-    """There it is checked; ``mmap`` itself takes -1 for memory of nobody else."""
+    """The program checks it there; ``mmap`` itself takes -1 for private memory."""
     package = Path(atomr_accel.__file__).parent
     calls = [
         path.relative_to(package).as_posix()

@@ -1,4 +1,4 @@
-"""Where memory is in use, as it can be drawn."""
+"""Drawing the parts of memory that are in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program's map of device memory: generations, sealing, and who holds what."""
+"""The program's map of device memory: generations, sealing, and the holders of blocks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Maps(RuleBasedStateMachine):
 
     @rule(held=buffers, write=st.booleans())
     def use(self, held: Held, write: bool) -> None:
-        """An op begins: it refuses what it must, and holds what it uses."""
+        """An op begins: it refuses stale and sealed refs, and holds its own."""
         check = require_writable if write else require_readable
         stale = not held.sealed and held.generation != self.memory.generation
         if held.freed or stale:
@@ -203,7 +203,7 @@ class Maps(RuleBasedStateMachine):
 
 
 def is_open(fd: int) -> bool:
-    """Whether a descriptor is one of our slabs still."""
+    """Return whether a descriptor still refers to one of the test's slabs."""
     try:
         return str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:test-slab")
     except OSError:
@@ -292,7 +292,7 @@ def test_the_larger_the_request_the_larger_the_slab(memory: MemoryMap) -> None:
 
 
 def test_dropped_blocks_are_released_a_few_at_a_time(memory: MemoryMap) -> None:
-    """Whoever drops many does not make the next one wait for all of them."""
+    """Dropping many blocks does not make the next allocation wait for all of them."""
     refs = [allocate(memory, 300 * i % 5000) for i in range(3000)]
     random.Random(1).shuffle(refs)
     refs.clear()

@@ -170,7 +170,7 @@ def test_slabs_grow_with_the_memory_in_use() -> None:
 
 @program
 async def test_what_many_have_dropped_is_released_a_few_a_turn() -> None:
-    """However many buffers go at once, nobody else waits for long."""
+    """Dropping any number of buffers at once delays no other task for long."""
 
     class LoopFlusher(trio.abc.Instrument):
         released = most = 0

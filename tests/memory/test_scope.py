@@ -104,7 +104,7 @@ async def test_only_buffers_are_kept() -> None:
 async def test_a_scope_that_ends_while_something_is_sealed_inside_frees_no_sealed_memory(
     device: Device, what: str
 ) -> None:
-    """At each step: what comes of it is whole, and shares its memory with nobody else's."""
+    """Ends the scope at each step: the sealed memory is whole, and shared with no other buffer."""
     content, other = np.full(64, 7.0), np.full(64, -1.0)
 
     async def act() -> GpuRef:

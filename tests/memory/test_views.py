@@ -48,7 +48,7 @@ def indexed(draw: st.DrawFn) -> tuple[Array, Any]:
 
 
 def buffer_like(array: Array) -> tuple[MemoryMap, GpuRef]:
-    """A ref of that shape, with memory that nobody has mapped."""
+    """A ref of that shape, with memory that is not mapped."""
     memory = MemoryMap("test:0")
     memory.bump()
     memory.add_slab(Slab(memory.new_slab_id(), 1 << 20, -1, sealed=False))
@@ -64,26 +64,26 @@ def viewing(key: Any) -> tuple[Any, ...]:
 
 
 def misaligned(view: Array, begin: int) -> bool:
-    """Whether an element lies elsewhere than at a multiple of its size."""
+    """Return whether an element has an address that is not a multiple of its size."""
     each = zip(view.shape, view.strides, strict=True)
     apart = any(stride % view.itemsize for extent, stride in each if extent > 1)
     return apart or bool((view.__array_interface__["data"][0] - begin) % view.itemsize)
 
 
 def without_copy(array: Array, view: Array) -> Array:
-    """What NumPy has given, if it is a view."""
+    """Return NumPy's result if it is a view."""
     if view.size and not np.shares_memory(array, view):
         raise ValueError("a copy")
     return view
 
 
 View = tuple[str, Any]
-"""A view of anything: what it is called, and what gives it of an array and of a ref."""
+"""A view of anything: its name, and the function that takes it of an array and of a ref."""
 
 
 @st.composite
 def next_view(draw: st.DrawFn, array: Array) -> View:
-    """What may be asked of an array like this one."""
+    """Draw an operation that is possible on an array like this one."""
     shape, ndim = array.shape, array.ndim
     kinds = ["index", "T", "transpose", "broadcast_to", "squeeze", "reshape", "view"]
     if ndim:

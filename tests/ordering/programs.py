@@ -1,9 +1,8 @@
-"""Programs of ops over shared buffers, and what they compute if run one after the other.
+"""Programs of ops over shared buffers, and their results in sequential order.
 
-A program is a list of ``(kind, seed)``. ``Run`` submits its ops in that order, each from a
-task of its own, waits for none of them unless it must, and keeps a NumPy model that has run
-them one after the other. Where an op is cancelled both outcomes are right, so the model of a
-buffer is a list of contents.
+A program is a list of ``(kind, seed)``. ``Run`` submits its ops in that order, each from a task of
+its own, and waits only if it must. It keeps a NumPy model that has run them one after the other.
+Where an op is cancelled both outcomes are right, so the model of a buffer is a list of contents.
 
 All numbers are whole and stay below 2**24, so float32 computes them exactly in any order.
 """
@@ -53,7 +52,7 @@ async def adder(device: Device) -> Kernel[Awaited]:
 
 Array = np.ndarray[Any, Any]
 Contents = list[Array] | None
-"""What a buffer may hold; None if that is anybody's guess."""
+"""The possible contents of a buffer; None if they are undefined."""
 
 Op = tuple[str, int]
 
@@ -112,11 +111,11 @@ SOURCE: Final = """
         }
     }
 """
-"""Reads, waits and writes, or waits, reads and writes: what comes too early shows either way."""
+"""Reads, waits and writes, or waits, reads and writes: either way, an early op shows."""
 
 
 def mixed(a: Array, b: Array, out: Array) -> Array:
-    """What the kernel leaves in ``out``."""
+    """Return the value that the kernel leaves in ``out``."""
     x, y, z = (np.fmod(array, np.float32(251)) for array in (a, b, out))
     result: Array = np.fmod(3 * x + 5 * y + 7 * z + 1, np.float32(251))
     return result
@@ -136,7 +135,7 @@ Step: TypeAlias = "Callable[[Batch, list[GpuRef], list[Later[Array]]], None]"
 """An op of a batch, given the refs that the batch has made and the arrays that it has got."""
 
 REFUSED: Final[type[Exception]] = LibraryError if ON_CUDA else LookupError
-"""What a launch raises that was made to fail."""
+"""Raised by a launch that was made to fail."""
 
 
 def launched(*, fail: bool) -> tuple[int, dict[str, Any]]:
@@ -149,9 +148,9 @@ class Request:
     """One call of the program, in a task of its own.
 
     Attributes:
-        name: what was called.
+        name: the called function.
         expected: the error that it must raise, or None if it must succeed.
-        may_raise: what else it may raise, because of what came while it was under way.
+        may_raise: other errors that it may raise because of events while it was in flight.
         answers: how often it came to an end.
     """
 
@@ -494,7 +493,7 @@ class Run:
         request.check = lambda found: same_as_one(contents, found, "what get returned")
 
     async def _batch(self, rng: random.Random, cancel: int | None, *, waits: bool) -> None:
-        """A few ops of one batch; one that puts and gets is waited for, as they go at its end."""
+        """A few ops of one batch; puts and gets are awaited, as they are sent when it ends."""
         steps: list[Step] = []
         results: list[Contents] = []
         local: list[Contents] = []
@@ -612,7 +611,7 @@ def some_array(rng: random.Random) -> Array:
 def refusal(
     inputs: list[GpuRef], out: GpuRef | None = None, *, apart: bool = False
 ) -> type[Exception] | None:
-    """The error of an op on these buffers as they are now."""
+    """Return the error of an op on these buffers in their present state."""
     if any(ref.is_stale for ref in (*inputs, *([out] if out is not None else []))):
         return GpuRefStale
     if out is not None and out.sealed:
@@ -623,7 +622,7 @@ def refusal(
 
 
 def fits(*contents: Contents) -> bool:
-    """Whether the product of two, plus the third, is exact."""
+    """Return whether the product of two, plus the third, is exact."""
     peaks = [
         max((float(np.abs(array).max()) for array in c), default=0) for c in map(known, contents)
     ]
@@ -635,7 +634,7 @@ def known(contents: Contents) -> list[Array]:
 
 
 def combine(function: Callable[..., Array], *inputs: Contents) -> Contents:
-    """What a function of buffers may be."""
+    """Return the possible results of a function of buffers."""
     choices: list[tuple[Array, ...]] = [()]
     for contents in inputs:
         if contents is None:
@@ -647,7 +646,7 @@ def combine(function: Callable[..., Array], *inputs: Contents) -> Contents:
 
 
 def either(after: Contents, before: Contents, *, both: bool) -> Contents:
-    """What a buffer may hold after an op that, if ``both``, may not have taken place."""
+    """Return the possible contents after an op that, if ``both``, may not have taken place."""
     if not both:
         return after
     if after is None or before is None or len(after) + len(before) > MOST_CONTENTS:

@@ -1,4 +1,4 @@
-"""What runs random programs: a device whose lanes dawdle, and programs by chance."""
+"""Runs random programs on a device whose lanes are slow at random."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Delayed(Shared):
     kernel: Kernel[Awaited] | None = None
 
     async def check(self, ops: list[tuple[str, int]]) -> None:
-        """Run a program, and see that nothing of it is left."""
+        """Run a program, and see that it leaves nothing behind."""
         device = self.device
         used = used_by(device)
         if self.kernel is None or self.kernel._device is not device._core:

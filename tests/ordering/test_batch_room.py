@@ -1,4 +1,4 @@
-"""Memory for what batches put off."""
+"""Memory for deferred ops of batches."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ async def test_what_is_put_off_is_for_its_batch_alone(why: str) -> None:
 
 @on_shared
 async def test_generators_and_plan_caches_in_a_batch(device: Device) -> None:
-    """What is no coroutine works as outside, and what has coroutines returns at once."""
+    """Calls without coroutines work as outside, and calls with coroutines return at once."""
     mine = device.rng.default_rng(7)
     limit = device.fft.plan_limit
     async with device.batch() as batch:
@@ -453,7 +453,7 @@ async def test_a_fault_ends_a_batch(stage: str) -> None:
 
 @program
 async def test_nothing_holds_a_fault_that_ended_a_batch() -> None:
-    """Nor what the batch had, until garbage is collected."""
+    """The batch's objects are freed at once, without a garbage collection."""
 
     def fault(where: Any) -> None:
         simulate("illegal_address", where)
@@ -496,7 +496,7 @@ async def test_the_host_dies_while_a_batch_waits_for_memory_and_lanes() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 @on_shared
 async def test_what_a_batch_has_made_is_free_with_it(device: Device, fails: bool) -> None:
-    """Not only when garbage is collected: its scratch memory may be most of the device's."""
+    """The batch frees its scratch memory, maybe most of the device's, without a collection."""
     x = await device.put(np.ones((8, 2000), np.complex64))
     kernel = await adder(device)
     async with device.batch() as first:
@@ -526,7 +526,7 @@ async def test_what_a_batch_has_made_is_free_with_it(device: Device, fails: bool
 
 @program
 async def test_a_failed_op_holds_nothing() -> None:
-    """Not its arguments, once whoever has seen its error has dropped that."""
+    """Once the caller has dropped the error, nothing holds the arguments."""
 
     def fails(*_args: object) -> None:
         raise ValueError("no")
@@ -652,7 +652,7 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
 @pytest.mark.parametrize("count", [1, 15, 100])
 @program
 async def test_what_nobody_holds_any_more_is_free_within_a_batch(count: int) -> None:
-    """Also where there is no room for all of it, as if each product were awaited."""
+    """This holds even if all of it does not fit, as if each product were awaited."""
     async with opened(memory_limit=8 << 20) as device:
         x = await device.put(np.eye(256))
         async with device.batch() as batch:
@@ -665,13 +665,13 @@ async def test_what_nobody_holds_any_more_is_free_within_a_batch(count: int) -> 
 
 
 def looked_at(_x: object) -> None:
-    """A function of the program that leaves all as it is."""
+    """Return nothing and change nothing."""
 
 
 @program
 @pytest.mark.parametrize("each", [False, True])
 async def test_what_a_batch_runs_leaves_memory_to_what_comes_after_it(each: bool) -> None:
-    """What it makes room for is what it may be given, not what comes after it."""
+    """The batch leaves room for later ops in addition to its own."""
     async with opened(isolation="thread", memory_limit=4 << 20) as device:
         x = await device.put(np.eye(90))
         async with device.batch() as batch:
@@ -686,7 +686,7 @@ async def test_what_a_batch_runs_leaves_memory_to_what_comes_after_it(each: bool
 
 @program
 async def test_within_a_batch_memory_serves_again_once_its_ops_are_answered() -> None:
-    """Nobody else takes answers while the block runs; what has no room goes at its end."""
+    """Only the block takes answers while it runs; ops without room are sent when it ends."""
     async with opened(memory_limit=4 << 20) as device:
         x = await device.put(np.eye(256))  # half a MiB
         await device.blas.gemm(x, x)

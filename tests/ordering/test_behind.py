@@ -46,7 +46,7 @@ def test_ops_behave_as_if_run_one_after_the_other(
 
 
 async def goes_wrong(most: int) -> bool:
-    """Whether the model disagrees with one of so many programs."""
+    """Return whether the model disagrees with one of the programs."""
     async with opened(backend=behind.BACKEND, isolation="thread", completion="polled") as device:
         kernel = await compiled(device)
         for seed in range(most):
@@ -80,7 +80,7 @@ async def test_what_is_missing_shows(monkeypatch: pytest.MonkeyPatch, missing: s
     chained=st.lists(st.booleans(), min_size=60, max_size=60),
 )
 def test_small_products_go_together(sizes: list[int], chained: list[bool]) -> None:
-    """Those of one shape that came one after the other, and that depend on no other."""
+    """Products of one shape, in a row and independent of each other, are joined."""
 
     @program
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Cancelled at every checkpoint of every call, a device stays as good as it was."""
+"""Cancelled at every checkpoint of every call, a device stays usable."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_cancelled_at_every_checkpoint(device: Device, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @on_shared
 async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, name: str) -> None:
-    """What is not on its way yet is withdrawn, and what waits for its place still goes on."""
+    """Ops in the outbox are withdrawn, and ops that wait still go on."""
     calls = await Calls.of(device)
     hold = await gate.kernel(device)
     gate.open()
@@ -165,7 +165,7 @@ async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, na
 @pytest.mark.slow
 @program
 async def test_the_host_dies_at_every_checkpoint() -> None:
-    """What was waited for is there, but its generation is over when the task gets to see it."""
+    """The awaited result is there, but its generation has ended when the task gets it."""
     async with opened(isolation="process", max_restarts=1000) as device:
         for name in ("seal", "launch_first", "batch", "record"):
             step, more = 1, True

@@ -1,4 +1,4 @@
-"""What a host keeps for handles of the program goes when they have gone, and not before."""
+"""The host keeps an object for a handle exactly as long as the program keeps the handle."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def has_kernel_for_programs(device: Device, number: int) -> bool:
 
 
 async def told(device: Device) -> None:
-    """Have the host hear of what is gone, which it does with other ops, and wait for it."""
+    """Have the host learn of dropped handles, which it does with other ops, and wait for it."""
     collect_garbage()
     x = await device.zeros(1)
     while device._core.dropped:
@@ -292,7 +292,7 @@ async def test_programs_and_what_they_have_prepared(device: Device) -> None:
 async def test_whatever_is_dropped_when(
     device: Device, steps: list[str | tuple[int, bool]]
 ) -> None:
-    """What has a handle works; nothing else is left."""
+    """Objects with a handle work; nothing else is left."""
     made: list[tuple[Any, Any]] = []  # handles, and what asks the host for what they stand for
 
     async def make(kind: str) -> None:

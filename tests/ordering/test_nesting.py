@@ -41,7 +41,7 @@ SOURCE: Final = """
 
 
 def act(cells: Any, flags: Any, what: int, where: int, value: int) -> None:
-    """What the kernel does."""
+    """Run the kernel's action."""
     if what == 0:
         cells[where] = (2 * cells[where] + cells[0] + value) % 1021
     elif what == 1:
@@ -59,7 +59,7 @@ Tree = list[tuple[Any, ...]]
 
 
 def trees(depth: int = 3, looping: tuple[int, ...] = ()) -> st.SearchStrategy[Tree]:
-    """Programs. Inside a loop nothing sets its flag anew, so all come to an end."""
+    """Programs. No loop sets its flag again inside, so all loops end."""
     mix = st.tuples(st.just("act"), st.just(MIX), st.integers(0, CELLS - 1), st.integers(0, 9))
     free = [flag for flag in range(FLAGS) if flag not in looping]
     nodes: list[st.SearchStrategy[Any]] = [mix]
@@ -278,7 +278,7 @@ async def test_views_that_were_taken_before_their_whole(device: Device) -> None:
 
 @on_shared
 async def test_results_of_a_program_that_is_called(device: Device) -> None:
-    """They are the same refs as ever, also where it goes on being replayed by itself."""
+    """The results are always the same refs, also while the program replays itself."""
     x = await device.put(np.full((2, 2), 2, np.float32))
     async with device.record(x) as inner:
         square = inner.blas.gemm(x, x)

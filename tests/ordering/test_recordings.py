@@ -178,7 +178,7 @@ async def test_buffers_that_are_written_can_be_replaced_too(device: Device) -> N
 
 @on_shared
 async def test_replays_keep_their_place_among_other_ops(device: Device, gate: Gate) -> None:
-    """A replay is an op as any other: what it reads was written before, and so on."""
+    """A replay is an op as any other: earlier writes come before its reads."""
     hold, kernel = await gate.kernel(device), await adder(device)
     x = await device.zeros(4, np.float32)
     gate.open()
@@ -215,7 +215,7 @@ async def test_replays_at_once_with_other_inputs(device: Device) -> None:
 @pytest.mark.parametrize("streams", ["single", "pooled", "per_actor"])
 @program
 async def test_recording_beside_other_lanes(streams: str) -> None:
-    """What other lanes queue meanwhile is executed, and is no part of the program."""
+    """Other lanes execute their ops meanwhile, and the program does not contain them."""
     async with opened(isolation="thread", streams=streams, stream_pool=2) as device:
         kernel = await adder(device)
         x = await device.zeros(4, np.float32)
@@ -496,7 +496,7 @@ async def test_a_program_can_be_looked_at(device: Device) -> None:
 
 @on_shared
 async def test_replay_replaces_what_expressions_read(device: Device) -> None:
-    """As it replaces arguments: in parts of expressions, in views, in what a function has kept."""
+    """Replay replaces refs in parts of expressions, in views and in a function's closure."""
     recorded, other = np.arange(6.0), np.arange(6.0)[::-1] ** 2
     x, w = await device.put(recorded), await device.put(np.full(6, 10.0), sealed=True)
 
@@ -651,7 +651,7 @@ async def test_what_replaces_a_buffer_is_aligned_as_well(device: Device) -> None
 async def test_views_of_views_anywhere_in_a_recording(
     device: Device, first: list[int], replaced: int, order: Any
 ) -> None:
-    """Parts of an input that begins anywhere, taken before and after what they are parts of."""
+    """Parts of an input that begins anywhere, taken before and after their bases."""
     host = np.arange(64, dtype=np.float32)
     buffer, other = await device.put(host), await device.put(host + 100)
     kernel = await adder(device)
@@ -720,7 +720,7 @@ async def test_a_recording_says_why_it_has_no_get(device: Device) -> None:
 async def test_a_recording_with_results_is_replayed_by_one_task_unless_it_is_shared(
     device: Device, tasks: int, order: list[int], nested: bool, for_all: bool
 ) -> None:
-    """What a task has asked for is what it reads, however late, or its replay is refused."""
+    """A task reads the results it asked for, however late, or its replay is refused."""
     x = await device.put(np.ones(3))
     async with device.record(x, shared=for_all) as inner:
         y = inner.evaluate(x * 10)

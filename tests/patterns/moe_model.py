@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 @dataclass
 class Model:
-    """What a router chooses, and what it is worth.
+    """The experts that a router chooses, and their weights.
 
     Attributes:
         weights: (T, E): how much of an expert goes into a token's result.
@@ -75,7 +75,7 @@ def routed(logits: Array, gating: Gating) -> Model:
 
 
 def computed(x: Array, weights: MoeWeights[Array], mine: Array) -> tuple[Array, Array]:
-    """The weighted results of the experts, and how large what was added up is.
+    """Return the experts' weighted results, and the sum of the absolute terms.
 
     Args:
         x: (T, d).

@@ -1,4 +1,4 @@
-"""When batches begin, who is in them, and what happens to those whose batch fails."""
+"""Batchers: when batches begin, which requests they hold, and how their failures spread."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ async def test_several_batches_run_at_a_time_but_not_more() -> None:
 
 @on_mock_clock
 async def test_no_cap_on_concurrency_but_the_one_given() -> None:
-    """As many requests wait and run as there are clients."""
+    """All clients wait and run at once."""
     double = Doubler()
     async with (
         open_batcher(double, max_size=400, max_wait=1, capacity=400) as batcher,
@@ -530,7 +530,7 @@ async def test_who_is_gone_before_a_batch_begins_is_left_out() -> None:
 
 @on_mock_clock
 async def test_one_caller_that_leaves_does_not_hold_up_the_others() -> None:
-    """Nor does its result go to somebody else, nor the next batch wait for it."""
+    """The other callers get their own results, and the next batch does not wait."""
     double = Doubler()
     async with open_batcher(double, max_size=3) as batcher, trio.open_nursery() as nursery:
         clients = Clients(nursery, batcher)

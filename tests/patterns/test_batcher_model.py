@@ -28,12 +28,12 @@ from .worlds import FaultyDevice, Log, run
 
 
 class Bad(Exception):
-    """What the function raises for one item, or gives for it."""
+    """Raised by the function for an item, or returned for it."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, and what it does to the batch it is in."""
+    """One request, and its effect on its batch."""
 
     number: int
     at: float

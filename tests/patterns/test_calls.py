@@ -1,4 +1,4 @@
-"""Patterns that do their work in the tasks of callers: what they have in common."""
+"""Patterns that do their work in the tasks of callers: their common behaviour."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Opens = Callable[..., AbstractAsyncContextManager[Any]]
 
 
 class Bad(Exception):
-    """What the function raises for an item."""
+    """Raised by the function for an item."""
 
 
 async def work(item: float) -> float:

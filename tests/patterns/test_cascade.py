@@ -23,7 +23,7 @@ from .worlds import poisoned, run
 
 
 class Bad(Exception):
-    """What a stage raises for an item."""
+    """Raised by a stage for an item."""
 
 
 class Answers:
@@ -199,7 +199,7 @@ async def test_options_are_checked() -> None:
 def test_against_a_model(
     stages: list[tuple[float, int, float, str | None]], budget: float, leave: float
 ) -> None:
-    """The same decisions, made by looking at what will be."""
+    """Compare the decisions with a model that knows the future."""
 
     def expected(seconds: list[float]) -> tuple[str, float] | str:
         spent, now, best = 0.0, 0.0, None

@@ -1,4 +1,4 @@
-"""Ensembles: a quorum answers, and nobody waits for the others."""
+"""Ensembles: a quorum answers without waiting for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .worlds import run
 
 
 class Bad(Exception):
-    """What a member raises."""
+    """Raised by a member."""
 
 
 def total(answers: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""What happens to the requests of a batch that fails."""
+"""Failed batches: halving them to answer each request."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from .worlds import poisoned, run
 
 
 class Bad(Exception):
-    """What a version raises for an item."""
+    """Raised by a version for an item."""
 
 
 class Model:
@@ -92,7 +92,7 @@ def agree(item: Any, one: tuple[str, Any], other: tuple[str, Any]) -> bool:
 
 @asynccontextmanager
 async def asking(swap: HotSwap[Any, Any], answers: list[Any]) -> AsyncIterator[None]:
-    """Somebody asks again and again while the block runs."""
+    """Ask again and again while the block runs."""
 
     async def ask(client: int) -> None:
         for number in range(10_000):

@@ -1,4 +1,4 @@
-"""Layers of experts on one device: what is chosen, dropped and computed."""
+"""Layers of experts on one device: choices, drops and results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ROUNDING = {"float32": 2.0**-18, "float16": 2.0**-8, "bfloat16": 2.0**-5}
-"""How far results may be from exact ones, as a part of what was added up for them."""
+"""Largest error of a result, relative to the sum of its absolute terms."""
 
 FACTORS = st.sampled_from([None, 0.25, 0.5, 1.0, 1.25, 4.0])
 
@@ -40,7 +40,7 @@ LOGITS = st.one_of(
 
 
 def gatings(experts: int, factors: Any = FACTORS) -> st.SearchStrategy[Gating]:
-    """Gatings for so many experts."""
+    """Gatings for a number of experts."""
     return st.builds(
         Gating,
         top_k=st.integers(1, min(experts, 4)),
@@ -51,7 +51,7 @@ def gatings(experts: int, factors: Any = FACTORS) -> st.SearchStrategy[Gating]:
 
 @st.composite
 def routings(draw: st.DrawFn) -> tuple[Array, Gating]:
-    """What a router says, and how to choose."""
+    """A router's logits, and a gating."""
     shape = draw(st.integers(0, 12)), draw(st.integers(1, 6))
     return draw(some.arrays(np.float32, shape, elements=LOGITS)), draw(gatings(shape[1]))
 

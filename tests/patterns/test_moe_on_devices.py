@@ -1,4 +1,4 @@
-"""Experts that are spread over devices: what is exchanged, and what a fault costs."""
+"""Experts that are spread over devices: exchanges, and the cost of a fault."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def close(y: Array, expected: Array) -> None:
 
 
 def expected_of(x: Array, weights: Any, gating: Gating, devices: int) -> Array:
-    """What so many devices make of tokens, each of which counts capacities for its own."""
+    """Return the result of several devices, each of which counts capacities for its own tokens."""
     shares = np.array_split(x, devices)
     return np.concatenate(
         [
@@ -201,7 +201,7 @@ async def test_jitter_follows_from_the_seed() -> None:
 
 @program
 async def test_an_exchange_is_a_transpose() -> None:
-    """Of refs of any shape, views and empty ones as well."""
+    """Refs have any shape; views and empty refs are included."""
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as other:
         devices = [one, other]
         exchange = DeviceCopies(devices)

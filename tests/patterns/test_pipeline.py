@@ -18,7 +18,7 @@ from .worlds import run
 
 
 class Bad(Exception):
-    """What a stage raises for an item."""
+    """Raised by a stage for an item."""
 
 
 async def double(x: int) -> int:
@@ -303,7 +303,7 @@ async def test_an_exception_in_the_block_ends_calls(autojump_clock: trio.testing
 
 
 class Ends(Observer):
-    """Counts what is told of each item."""
+    """Counts the events of each item."""
 
     def __init__(self) -> None:
         self.open: dict[Any, int] = {}

@@ -33,7 +33,7 @@ OFTEN = Intensity(restarts=1000)
 
 
 class Bad(Exception):
-    """What a replica raises for an item."""
+    """Raised by a replica for an item."""
 
 
 class Worker:

@@ -33,16 +33,16 @@ from .worlds import poisoned, run
 
 
 class Bad(Exception):
-    """What a replica raises for an item."""
+    """Raised by a replica for an item."""
 
 
 class Death(Exception):
-    """What ends a replica."""
+    """Ends a replica."""
 
 
 @dataclass
 class World:
-    """What the replicas of a run do, by chance, and what is seen of them."""
+    """Random behaviour of a run's replicas, and the observed events."""
 
     rng: random.Random
     limit: int
@@ -100,7 +100,7 @@ class World:
 
 
 class Ends(Observer):
-    """Holds what is told against what may be."""
+    """Checks each event against the allowed ones."""
 
     def __init__(self) -> None:
         self.open: set[object] = set()

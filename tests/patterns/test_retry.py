@@ -59,7 +59,7 @@ def test_a_fault_of_the_device_is_told_from_other_errors() -> None:
 
 
 class Flaky:
-    """Fails so many times, each time at once, then doubles its argument."""
+    """Fails a number of times, each time at once, then doubles its argument."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = [*errors]
@@ -108,11 +108,11 @@ class Told(GpuRefStale):
 
 
 class OnDevice:
-    """What an attempt holds."""
+    """Device memory that an attempt holds."""
 
 
 class Holding:
-    """Fails once, with something in its hands, and then looks who has that still."""
+    """Fails once while it holds an object, and then checks that nothing refers to that."""
 
     def __init__(self) -> None:
         self.held: list[weakref.ref[OnDevice]] = []

@@ -1,4 +1,4 @@
-"""What speculative decoding keeps has the target's distribution, whatever was drafted."""
+"""Speculative decoding keeps the target's distribution for any draft."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def by_model(*shape: int, noise: float = 1.0, other: Sampling | None = None) -> 
 
 
 def guesses(*chains: list[int]) -> Propose:
-    """The same drafts always."""
+    """Return a function that always proposes the same drafts."""
 
     def propose(_rng: np.random.Generator, _sampling: Sampling) -> DraftTree:
         tree = DraftTree()
@@ -259,7 +259,7 @@ def test_options_that_cannot_be(options: dict[str, float]) -> None:
 
 @pytest.mark.slow
 def test_a_verdict_decides_as_the_logits_do() -> None:
-    """In distribution: the drafts are drawn, and what is there instead, too."""
+    """Compares distributions: drafts and their replacements are drawn."""
     rng = seeded()
     p, q = (Sampling().probabilities(model.logits([])) for model in (TARGET, ToyModel(2)))
     rest = np.maximum(p - q, 0)

@@ -1,4 +1,4 @@
-"""Who is next, held against the bounds of start-time fair queueing and against the fluid model.
+"""Order of requests, compared with the bounds of start-time fair queueing and the fluid model.
 
 In the fluid model (generalized processor sharing) all tenants who want something are served at the
 same time, each at a rate in proportion to its weight. No server that does one request at a time
@@ -38,7 +38,7 @@ def below(path: str, group: str) -> bool:
 
 
 class Books:
-    """What was begun for each tenant and group, and who has requests waiting."""
+    """Requests begun for each tenant and group, and tenants with waiting requests."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         self.weights = weights
@@ -138,7 +138,7 @@ def test_siblings_who_wait_get_shares_by_weight(
 
 
 def fluid(work: dict[str, float], weights: dict[str, float], total: float) -> dict[str, float]:
-    """What each has of ``total`` units in the fluid model, if all came at once with their work."""
+    """Return each tenant's part of ``total`` units in the fluid model, if all arrive at once."""
     got = dict.fromkeys(work, 0.0)
     left = total
     while left > 1e-9:
@@ -194,7 +194,7 @@ def test_nobody_starves(
     start: int,
     weighed: dict[str, float],
 ) -> None:
-    """Whoever wants something gets the rate of its weight, but for a bounded delay.
+    """Each tenant with requests gets the rate of its weight, up to a bounded delay.
 
     One unit of work takes a second. The others come when they like, and may have been alone before.
     """
@@ -363,7 +363,7 @@ def test_tenants_that_are_idle_do_not_pile_up() -> None:
 
 
 def test_idle_tenants_are_forgotten_while_a_request_is_held() -> None:
-    """Virtual time stands still then, so that nobody's finish tag is ever passed."""
+    """Virtual time stands still then, so that no finish tag is ever passed."""
     shares = Shares({}, {})
     shares.add("held", 1)
     shares.next(0.0)

@@ -1,4 +1,4 @@
-"""Speculative decoding: what comes out, what models are told, and how texts end."""
+"""Speculative decoding: its output, its calls of models, and how texts end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROMPT = [0, 1, 2, 0, 1]
 
 
 def greedy(model: ToyModel, prompt: Sequence[int], count: int) -> list[int]:
-    """What a model says of its own."""
+    """Return the model's own greedy text."""
     text = list(prompt)
     for _ in range(count):
         text.append(int(model.logits(text).argmax()))
@@ -185,7 +185,7 @@ async def test_texts_side_by_side() -> None:
 
 
 async def proposed(draft: Draft, prompt: list[int], *more: int, shape: Sequence[int]) -> DraftTree:
-    """What is drafted behind a prompt and more tokens, one by one."""
+    """Return the draft behind a prompt and more tokens, one by one."""
     drafts = draft.begin(prompt)
     for end in range(len(more) + 1):
         text = [*prompt, *more[:end]]
@@ -559,7 +559,7 @@ async def test_what_are_no_drafts_is_told(
 
 @on_mock_clock
 async def test_a_target_may_judge_by_itself() -> None:
-    """It keeps drafts of even tokens, and has 7 in place of others, and at the end."""
+    """The target keeps drafts of even tokens and replaces the others with 7, also at the end."""
 
     class Judge(ToyText):
         async def forward(self, tokens: Tokens, parents: Tokens) -> Verdict:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""A decoder under random faults, cancellations and ends: they change nothing of what comes out."""
+"""A decoder under random faults, cancellations and ends: its output never changes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Model:
 
 
 class PagedText:
-    """A text in pages. Each node is a fork of its parent, so that branches share what they can."""
+    """A text in pages. Each node is a fork of its parent, so that branches share pages."""
 
     def __init__(self, model: Model, cache: Any) -> None:
         self.model = model
@@ -153,7 +153,7 @@ async def test_caches_in_pages_are_forked_and_trimmed_and_made_anew() -> None:
 
 @on_shared
 async def test_tokens_are_drawn_and_judged_on_the_device(device: Device) -> None:
-    """Each row is a step of its own: a draft, and what comes in its place."""
+    """Each row is a step of its own: a draft and its replacement."""
     rng, rows = seeded(), 4000
     logits, other = (rng.normal(0, 1, 6).astype(np.float32) for _ in range(2))
     logits[4], other[1] = -np.inf, -np.inf

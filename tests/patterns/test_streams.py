@@ -43,7 +43,7 @@ class Cut(trio.abc.ReceiveStream):
 
 
 class Sink(trio.abc.SendStream):
-    """Keeps what is sent."""
+    """Keeps the items that are sent."""
 
     def __init__(self) -> None:
         self.data = b""

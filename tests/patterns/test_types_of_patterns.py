@@ -1,4 +1,4 @@
-"""Type checkers know what goes into a pattern and what comes out: mypy holds the types."""
+"""Type checkers know the input and output types of patterns: mypy checks them."""
 
 from __future__ import annotations
 

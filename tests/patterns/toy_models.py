@@ -14,8 +14,8 @@ from scipy.stats import chi2
 from atomr_accel.patterns import Logits, Probabilities, Sampling, Tokens
 
 FALSE_ALARMS = 1e-6
-"""How often a test of a distribution fails though all is well, over seeds. Each test has its own
-seed, so that it fails always or never."""
+"""Probability, over seeds, that a test of a distribution fails although all is well. Each test has
+its own seed, so that it fails always or never."""
 
 Hook = Callable[[str], Awaitable[None]]
 """Is called, and may wait or fail, in the middle of what a model does."""
@@ -51,7 +51,7 @@ class ToyModel:
         self.forwards = 0
 
     def logits(self, text: Sequence[int]) -> NDArray[np.float64]:
-        """Of what comes after a text."""
+        """Return the logits after a text."""
         *_, before, last = [-1, -1, *text]
         row: NDArray[np.float64] = self.table[before, last]
         return row
@@ -77,7 +77,7 @@ class ToyModel:
 
 
 class ToyText:
-    """A cache that computes from what it holds alone, and takes nothing that cannot be."""
+    """A cache that computes from its own contents alone, and refuses impossible calls."""
 
     def __init__(self, model: ToyModel, kept: list[int]) -> None:
         self.model = model
@@ -89,7 +89,7 @@ class ToyText:
         model.open += 1
 
     def text(self, node: int) -> list[int]:
-        """What stands before and in a node."""
+        """Return the text that ends with a node."""
         if node == -1:
             return self.kept
         return [*self.text(self.parents[node]), self.nodes[node]]
@@ -132,7 +132,7 @@ class ToyText:
 def assert_distributed(found: Counter[int], expected: Probabilities) -> None:
     """Pearson's chi-squared test, in which a false alarm is as rare as ``FALSE_ALARMS`` says.
 
-    Rare outcomes are one cell together. What cannot be must not have been.
+    Rare outcomes are one cell together. Cells of probability zero must be empty.
     """
     count = found.total()
     counts = np.array([found[cell] for cell in range(expected.size)])

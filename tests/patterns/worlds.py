@@ -1,4 +1,4 @@
-"""What tests of patterns share: a clock that jumps, and a device that faults when asked to."""
+"""Shared by tests of patterns: a clock that jumps, and a device that faults on request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(function: Callable[[], Awaitable[None]]) -> None:
 
 
 def poisoned() -> ContextPoisoned:
-    """What everything on a device raises after a fault."""
+    """Return the error that every call on a device raises after a fault."""
     return ContextPoisoned(
         "a fault of the test", generation=1, status=700, status_name="FAULT", op="test"
     )
@@ -66,7 +66,7 @@ class FaultyDevice:
             raise poisoned()
 
     def fault(self) -> None:
-        """Fault, at whoever calls this and at all others."""
+        """Make this call and all running ones fault."""
         self.faults += 1
         for scope in self.running:
             scope.cancel()
@@ -74,7 +74,7 @@ class FaultyDevice:
 
 
 class Log(Observer):
-    """Notes what it is told."""
+    """Notes the events that it receives."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[object, ...]] = []
@@ -98,7 +98,7 @@ class Log(Observer):
         self.lines.append(("dropped", item))
 
     def ends(self) -> dict[object, int]:
-        """How many ends each request has had."""
+        """Return how many ends each request has had."""
         ends = dict.fromkeys((line[1] for line in self.lines if line[0] == "submitted"), 0)
         for what, *items in self.lines:
             if what in {"answered", "failed", "dropped"}:
@@ -107,7 +107,7 @@ class Log(Observer):
 
 
 class Doubler:
-    """Doubles the items of a list, which takes a second, and notes what it was given when."""
+    """Doubles the items of a list, which takes a second, and notes each list with its time."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.seconds = seconds
@@ -128,7 +128,7 @@ class Doubler:
 
 
 class Clients:
-    """Tasks that each ask for one item, and what they got."""
+    """Tasks that each ask for one item, and their results."""
 
     def __init__(self, nursery: trio.Nursery, batcher: Batcher[Any, Any]) -> None:
         self.nursery = nursery

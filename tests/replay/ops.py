@@ -1,6 +1,6 @@
 """Ops of every library that give the same bits again on the CPU: a table for random programs.
 
-Each row has what the op is given, and how it is called. Inputs are told by a letter and a shape,
+Each row has what the op is given, and how it is called. Inputs are given by a letter and a shape,
 such as ``"x 4x4"``; see ``INPUTS``. They are such that what the op gives hardly depends on
 roundings: another backend, which adds up in another order, gives nearly the same.
 """
@@ -25,7 +25,7 @@ ANY: Final = "fdFD"
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An op, and what it is given.
+    """An op, and its inputs.
 
     Attributes:
         dtypes: characters of the dtypes of its inputs, of which one is taken.
@@ -69,7 +69,7 @@ def definite(rng: Drawn, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def regular(rng: Drawn, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Well conditioned, not symmetric; a row that is not the first is no pivot."""
+    """Well conditioned, not symmetric; only the first row is a pivot."""
     return (plain(rng, shape, dtype) / 8 + np.diag(np.arange(2.0, shape[-1] + 2))).astype(dtype)
 
 

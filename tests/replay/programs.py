@@ -29,7 +29,7 @@ def scaled(x: Any, factor: Any, out: Any) -> None:
 
 
 def array_of(x: Any) -> Any:
-    """What a function of ``device.run`` gets, as an array that computes."""
+    """Return the argument of a ``device.run`` function as an array that computes."""
     if not hasattr(x, "__cuda_array_interface__"):
         return x
     import cupy
@@ -206,7 +206,7 @@ class Random:
 
 
 class Wide(Random):
-    """Likewise, and twice as often any of many more ops, with inputs of their own.
+    """Adds many more ops with inputs of their own, and chooses them twice as often.
 
     Without functions of the program, so that any backend can do it again.
     """
@@ -235,7 +235,7 @@ class Wide(Random):
         await getattr(self.generator, name)(**DRAWN[name])
 
     async def given(self, name: str) -> list[GpuRef]:
-        """What a row's op is given: what was put before, unless that is written into."""
+        """Return the inputs of a row's op: earlier inputs, unless the op writes to them."""
         op = OPS[name]
         dtype = self.rng.choice(op.dtypes)
         chance = np.random.default_rng(self.rng.randrange(VARIANTS))

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 READY = "ready to accept connections"
-"""What both say when they are."""
+"""Line that both servers print when they are ready."""
 
 POSTGRES_USER = "postgres"
-"""Who runs it where root runs the tests, whom it refuses. Debian's package makes the user."""
+"""User that runs the server if root runs the tests. Debian's package makes the user."""
 
 
 def program(name: str, *folders: str) -> str:
-    """The path of a server's program; the test is skipped where it is not installed."""
+    """The path of a server's program; the test is skipped if it is not installed."""
     found = shutil.which(name) or next(
         (str(path) for folder in folders for path in sorted(Path("/").glob(f"{folder}/{name}"))),
         None,

@@ -1,4 +1,4 @@
-"""What a replay does not compare, since it depends on what was not made again."""
+"""A replay skips comparisons that depend on values it did not make again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Thing:
-    """Of which a journal cannot make another one."""
+    """An object that a journal cannot recreate."""
 
 
 async def filled_in_part(device: Device, x: GpuRef, _z: GpuRef) -> GpuRef:
@@ -164,7 +164,7 @@ async def test_a_body_of_a_recording_that_was_not_begun_is_not_carried_out(tmp_p
 
 @program
 async def test_of_a_recording_what_it_makes_is_noted_alone(tmp_path: Path) -> None:
-    """What stands for a buffer in it is not: what others do with that would not wait."""
+    """Only the recording's own ops are noted: stand-ins are no buffers, so others do not wait."""
     async with opened(isolation="thread") as device:
         async with open_journal(device, tmp_path / "journal", contents=True, results=True):
             x = await device.put(np.ones(3))

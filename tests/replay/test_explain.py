@@ -1,4 +1,4 @@
-"""A fault is reduced to what it takes, and becomes a program that faults again."""
+"""A fault is reduced to the calls it needs, and becomes a program that faults again."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_a_function_that_has_no_name_cannot_be_in_a_program(tmp_path: Path
 async def test_functions_of_a_program_s_own_file_are_taken_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whatever name they have in it; what has none is no function of a file."""
+    """By whatever name they have in it; functions without a name do not count."""
     text = (
         "import os\n\n\nclass Model:\n    @staticmethod\n    def dies(x):\n        os._exit(1)\n"
         "\n\ndef made():\n    def inner(x):\n        os._exit(1)\n    return inner\n"

@@ -1,4 +1,4 @@
-"""Values and entries of any kind: calls do what they do without a journal, and reading is safe."""
+"""Journals of any values: calls behave as they do without one, and reading is safe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def described(value: Any) -> Any:
 
 
 def written(value: Any) -> Call:
-    """A call with an argument, as it is read from a journal."""
+    """Return a call with one argument, read back from a journal."""
     call = decode(encode(Call(1, "device", "run", (described(value),))))
     assert isinstance(call, Call)
     check(call)
@@ -61,7 +61,7 @@ def written(value: Any) -> Call:
 
 
 class Silent:
-    """Of this, nothing can be told."""
+    """An object that cannot be described."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -168,7 +168,7 @@ def test_a_plain_value_comes_back_as_it_was(value: Any) -> None:
 
 
 def repr_of(value: Any) -> str:
-    """What tells -0.0 from 0.0 and 1 from True, and huge ints by other digits."""
+    """Return a repr that tells -0.0 from 0.0 and 1 from True, and shortens huge ints."""
     if isinstance(value, list | tuple):
         return f"{type(value).__name__}({', '.join(map(repr_of, value))})"
     if isinstance(value, dict):

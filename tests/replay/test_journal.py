@@ -1,4 +1,4 @@
-"""What a journal holds, and what becomes of it: bounds, full disks, kills, damage."""
+"""Contents and fate of a journal: bounds, full disks, kills, damage."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_what_the_program_drops_is_dropped_in_the_replay(tmp_path: Path) -
 
 @program
 async def test_an_array_is_noted_as_it_was_when_it_was_given(tmp_path: Path) -> None:
-    """It is the program's again once the call is over."""
+    """The array belongs to the program again once the call is over."""
     path = tmp_path / "journal"
     large = np.zeros(1 << 18)  # 2 MiB
     small = np.zeros(4)
@@ -250,7 +250,7 @@ async def test_a_function_of_which_the_source_cannot_be_cut_out_is_called(tmp_pa
 
 
 class Slow:
-    """A storage that takes what it is given only when it may."""
+    """A storage that waits for permission before each write."""
 
     def __init__(self) -> None:
         self.may = trio.Event()
@@ -304,7 +304,7 @@ async def test_calls_wait_where_writing_is_far_behind_and_other_tasks_do_not() -
 
 @program
 async def test_a_full_disk_ends_the_journal_and_not_the_program(tmp_path: Path) -> None:
-    """SQLite says of a database of its largest size what it says of a full disk."""
+    """SQLite reports the largest size of a database as it reports a full disk."""
     path = tmp_path / "journal"
     storage = SqliteStorage(path)
     async with opened(isolation="thread") as device:
@@ -345,7 +345,7 @@ async def test_a_journal_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> 
 
 @program
 async def test_opening_ends_wherever_it_is_cancelled(tmp_path: Path) -> None:
-    """Then there is no journal, or a whole one of no calls."""
+    """Then there is no journal, or a complete one without calls."""
     found = []
     async with opened(isolation="thread") as device:
         for step in itertools.count(1):
@@ -619,7 +619,7 @@ async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: P
     path = tmp_path / "journal"
 
     class Thing:
-        """Of which a journal cannot make another one."""
+        """An object that a journal cannot recreate."""
 
     async with opened(isolation="thread") as device:
         async with open_journal(device, path, contents=True):

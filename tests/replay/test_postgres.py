@@ -1,4 +1,4 @@
-"""Journals in a real PostgreSQL, where one is installed (Debian: postgresql)."""
+"""Journals in a real PostgreSQL, if one is installed (Debian: postgresql)."""
 
 from __future__ import annotations
 

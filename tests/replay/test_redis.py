@@ -1,4 +1,4 @@
-"""Journals in a real Redis, where one is installed (Debian: redis-server)."""
+"""Journals in a real Redis, if one is installed (Debian: redis-server)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that was recorded does the same again; and where it does not, that is told."""
+"""A program that was recorded does the same again; differences are reported."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_p
 async def test_random_programs_are_replayed_bit_for_bit(
     kind: type[Random | Wide], few: int, steps: int, tmp_path: Path
 ) -> None:
-    """Those of arrays and products, and those over every library."""
+    """Programs of arrays and products, and programs over every library."""
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         for seed in range(sized(few, 500)):
             path = tmp_path / f"{seed}.journal"
@@ -204,7 +204,7 @@ async def test_what_the_host_keeps_of_sparse_matrices_is_made_again(tmp_path: Pa
 async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
     tmp_path: Path,
 ) -> None:
-    """Also where calls are cancelled, and batches, and what they wrote is anybody's guess."""
+    """Programs cancel calls and batches, whose results are then undefined."""
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         for seed in range(sized(10, 500)):
             rng = random.Random(seed)
@@ -326,7 +326,7 @@ async def record_three(path: Path, **options: Any) -> None:
 
 @program
 async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
-    """Or a name with a mistake in it would test what was recorded."""
+    """Otherwise a misspelt name would test the recorded function."""
     path = tmp_path / "journal"
     await record_three(path, contents=True, results=True)
     whole = f"{doubled.__module__}.doubled"
@@ -658,7 +658,7 @@ async def test_views_are_told_by_where_they_lie() -> None:
 
 @program
 async def test_a_transfer_has_its_place_where_it_is_submitted(tmp_path: Path) -> None:
-    """Not where a task that its caller has started submits something else meanwhile."""
+    """A task that the caller has started submits nothing before it."""
     path = tmp_path / "journal"
     large = np.zeros(1 << 19, np.float32)
     async with opened(isolation="thread") as device:

@@ -1,4 +1,4 @@
-"""Lanes of functions: what they cost, and how they end."""
+"""Lanes of functions: their costs, and how they end."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ async def test_who_closes_a_lane_as_another_gives_that_up_has_closed_it(gate: Ga
 
 @program
 async def test_who_asks_for_a_lane_as_the_context_ends_is_told() -> None:
-    """It takes no tasks any more, and nobody knows yet that it is over."""
+    """The lane takes no more tasks, and its end is not known yet."""
     async with open_system("demo") as system:
         device = await system.open_device(0, backend=BACKEND)
         context = device._core.context

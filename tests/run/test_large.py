@@ -1,4 +1,4 @@
-"""What functions are given and return, whatever its size and kind."""
+"""Arguments and results of functions, of any size and kind."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def array_of(kind: str, dtype: Any, rows: int, columns: int) -> Any:
 
 
 def bits(array: Any) -> Any:
-    """All that makes an array what it is."""
+    """Return all that distinguishes an array."""
     if isinstance(array, np.ma.MaskedArray):
         return bits(array.data), bits(array.mask)
     if array.dtype.names:  # padding is nobody's
@@ -92,7 +92,7 @@ def bits(array: Any) -> Any:
 
 
 def same_kind(one: Any, other: Any) -> bool:
-    """Whether two arrays are equal in type, dtype, order, writability and every bit."""
+    """Return whether two arrays are equal in type, dtype, order, writability and every bit."""
     return (
         type(one) is type(other)
         and bits(one) == bits(other)
@@ -265,7 +265,7 @@ def nothing(_thing: object) -> None:
 
 
 class Tracked:
-    """Notes where it is pickled."""
+    """Notes the process that pickles it."""
 
     threads: Final[list[str]] = []
 

@@ -411,7 +411,7 @@ def raising() -> dict[str, Any]:
     from atomr_accel import OutOfMemory
 
     class Odd(BaseException):
-        """Nobody catches this."""
+        """An error that no code catches."""
 
     class Mute(Exception):
         def __str__(self) -> str:

@@ -3,6 +3,6 @@
     pytest -p tests.scipy_fft.plugin --pyargs scipy.fft.tests.test_basic
 
 SciPy asks a uarray backend for its transforms, and the plugin brings one. Each call waits for the
-device, which is in a trio thread of its own, and whose host is a process. What is left out, and
-why, is told in ``skips.txt``.
+device, which is in a trio thread of its own, and whose host is a process. ``skips.txt`` lists the
+skipped tests with reasons.
 """

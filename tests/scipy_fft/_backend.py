@@ -26,7 +26,7 @@ def _shared() -> Shared:
 
 
 class DeviceBackend:
-    """What ``scipy.fft.set_global_backend`` takes."""
+    """The backend for ``scipy.fft.set_global_backend``."""
 
     __ua_domain__: Final = "numpy.scipy.fft"
 

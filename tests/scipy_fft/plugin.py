@@ -1,4 +1,4 @@
-"""A pytest plugin that has ``scipy.fft`` ask the device, and skips what is listed."""
+"""A pytest plugin that has ``scipy.fft`` ask the device, and skips the listed tests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SKIPS = Path(__file__).with_name("skips.txt")
 
 
 def pytest_configure() -> None:
-    """Before any test is imported; nobody else is asked, so nothing passes without the device."""
+    """Before any test is imported; the only backend, so no test passes without the device."""
     scipy.fft.set_global_backend(DeviceBackend, only=True)  # type: ignore[arg-type]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is listed, each group with the comment in front of it for its reason."""
+    """Skip the listed tests, each group with the comment in front of it for its reason."""
     reason = ""
     reasons: dict[str, str] = {}
     for line in SKIPS.read_text(encoding="utf-8").splitlines():

@@ -1,10 +1,10 @@
 """A device whose context ends in every way there is, under a load that checks every answer.
 
-``python -m tests.soak.faults --seconds 600`` goes on where ``kills`` stops: hosts are killed, at
-work and on standby, kernels end contexts by illegal and misaligned addresses, traps and
-assertions, and some never end until the device's ``op_deadline`` does. A hot standby takes over
-each time. In the end nothing may be left: processes, wherever they are by then, descriptors,
-threads, shared files, and memory of the device as its driver counts it.
+``python -m tests.soak.faults --seconds 600`` adds faults to ``kills``. It kills hosts, at work and
+on standby. Kernels end contexts by illegal and misaligned addresses, traps and assertions, and some
+run until the device's ``op_deadline``. A hot standby takes over each time. In the end nothing may
+be left: processes, wherever they are by then, descriptors, threads, shared files, and memory of the
+device as its driver counts it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Harm:
         self._hangs = itertools.cycle([*[False] * 60, True])
 
     async def __call__(self, device: Device, chance: random.Random) -> str | None:
-        """Do one thing; what it was."""
+        """Do one thing, and return its name."""
         kind = "hang" if next(self._hangs) else chance.choice(KINDS)
         with contextlib.suppress(*FAULTS, GpuRefStale):
             if kind == "hang":
@@ -68,7 +68,7 @@ class Harm:
 
 
 def marked() -> list[str]:
-    """Processes that this one has started, whoever is their parent now."""
+    """Processes that this one has started, whatever their present parent."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
@@ -91,7 +91,7 @@ def threads() -> int:
 
 
 async def used(backend: str) -> int:
-    """MiB of the first GPU that are in use, by its driver; 0 where there is none."""
+    """Return the first GPU's memory in use, in MiB, as its driver reports it; 0 without a GPU."""
     if backend != "cuda":
         await trio.lowlevel.checkpoint()
         return 0
@@ -107,14 +107,14 @@ def locked() -> int:
 
 
 async def settled() -> None:
-    """Let what has been killed be reaped, and its memory come back: the driver takes its time."""
+    """Wait until killed processes are reaped and the driver has freed their memory."""
     with trio.move_on_after(10):
         while marked():  # noqa: ASYNC110 (nothing says when a grandchild is gone)
             await trio.sleep(0.05)
 
 
 async def check(seconds: float, tasks: int, seed: int, backend: str, turns: int) -> Report:
-    """Soak for so long, and look for what is left."""
+    """Soak for a number of seconds, and look for leftovers."""
     # What the first device loads stays, so it is not counted: imports, contexts' own threads.
     await soak(2, 4, seed=seed, backend=backend, standby="hot", turns=turns, op_deadline=DEADLINE)
     await settled()

@@ -4,9 +4,9 @@
 fetch, while hosts are killed between any two turns of the loop: at work, starting, on standby.
 Under thread isolation, where a fault is final, a device is opened for each of them instead.
 
-What is counted, and has to be zero in the end: answers that never come, functions that ran twice
-or ran not although their answer came, wrong values, errors that are not the fault's, and
-processes, descriptors, threads and memory that are left.
+These counts must be zero in the end: missing answers, functions that ran twice, answered functions
+that did not run, wrong values, and errors unrelated to the fault. The same holds for leftover
+processes, descriptors, threads and memory.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ FAULTS: Final = (ContextPoisoned, GpuRefStale)
 
 
 Harm = Callable[["Device", random.Random], Awaitable["str | None"]]
-"""What is done to a device under load: a word for it, or None if nothing could be done."""
+"""Harms a device under load, and returns a word for the harm, or None without an effect."""
 
 
 @dataclass
 class Report:
-    """What a soak has seen."""
+    """Counts of a soak."""
 
     kills: int = 0
     generations: int = 0
@@ -80,7 +80,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was lost, doubled, wrong or left, and all harm had its effect."""
+        """Return whether nothing was lost, doubled, wrong or left, and all harm had its effect."""
         return not (self.lost or self.twice or self.wrong or self.left or self.harmless)
 
     @property
@@ -108,7 +108,7 @@ class Report:
 
 
 class LoopFlusher(trio.abc.Instrument):
-    """How long the loop is held at a time, and a signal after so many of its turns.
+    """Holds the loop for a time, and signals after a number of its turns.
 
     A hold is a step of one task, or what happens between two of them. Without what the
     interpreter's garbage collector takes: a full collection walks all objects that the program
@@ -124,7 +124,7 @@ class LoopFlusher(trio.abc.Instrument):
         self._due: trio.Event | None = None
 
     async def wait(self, turns: int) -> None:
-        """Return after so many turns."""
+        """Return after a number of turns."""
         self._left, self._due = turns, trio.Event()
         await self._due.wait()
 
@@ -169,7 +169,7 @@ class LoopFlusher(trio.abc.Instrument):
 
 
 def add(path: str, number: int, x: Any) -> float:
-    """What ``run`` calls: leaves a mark that it has run."""
+    """Leave a mark that the function has run; ``run`` calls it."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(fd, number.to_bytes(8, "little"))
@@ -180,10 +180,10 @@ def add(path: str, number: int, x: Any) -> float:
 
 @dataclass(frozen=True)
 class Most:
-    """When it is enough: after so many kills, or so long.
+    """Limit of a soak: a number of kills, or a time.
 
     Attributes:
-        kills: so many.
+        kills: largest number of kills.
         until: by ``time.monotonic``.
         turns: of the loop between two kills.
     """
@@ -193,12 +193,12 @@ class Most:
     turns: int
 
     def reached(self, kills: int) -> bool:
-        """Whether it is."""
+        """Return whether the limit is reached."""
         return kills >= self.kills or time.monotonic() >= self.until
 
 
 class Load:
-    """The tasks of one program, and what they find."""
+    """The tasks of one program, and their findings."""
 
     def __init__(self, device: Device, report: Report, seed: int, marks: str, first: int) -> None:
         self._device = device
@@ -219,7 +219,7 @@ class Load:
                 return
 
     async def task(self, number: int) -> None:
-        """Call one thing after another, and check what comes back."""
+        """Call one thing after another, and check the answers."""
         chance = random.Random(f"{self._seed}:{number}")
         kinds: tuple[Callable[[random.Random], Awaitable[bool]], ...] = (
             self._round_trip,
@@ -311,7 +311,7 @@ def children() -> list[int]:
 
 
 def held() -> dict[str, int]:
-    """What a device must give back."""
+    """Return the counts that a device must give back."""
     return {
         "processes": len(children()),
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
@@ -320,7 +320,7 @@ def held() -> dict[str, int]:
 
 
 def check_marks(report: Report, marks: str, acknowledged: set[int]) -> None:
-    """Hold what has run against what was answered."""
+    """Compare the functions that ran with the answers."""
     found = Counter(np.fromfile(marks, "<u8").tolist()) if Path(marks).exists() else Counter[int]()
     report.twice += sum(count > 1 for count in found.values())
     missing = len([number for number in acknowledged if number not in found])
@@ -329,7 +329,7 @@ def check_marks(report: Report, marks: str, acknowledged: set[int]) -> None:
 
 
 async def kill(device: Device, chance: random.Random) -> str | None:
-    """Kill one of the hosts, or end the context by a fault; how, or None if there is no host."""
+    """Kill one of the hosts, or end the context by a fault; return how, or None without a host."""
     alive = children()
     if not alive:
         await trio.lowlevel.checkpoint()
@@ -445,7 +445,7 @@ async def soak(
     harm: Harm = kill,
     **options: Any,
 ) -> Report:
-    """Do all of it once, and see what is left afterwards."""
+    """Run one soak, and count the leftovers."""
     report = Report()
     begun = time.monotonic()
     before = held()

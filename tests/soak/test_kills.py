@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def test_whatever_is_killed_every_answer_comes_once_and_is_right(
     isolation: str, kills: int
 ) -> None:
-    """In a process of its own: what is left there is not of other tests."""
+    """The soak runs in its own process, so that leftovers of other tests do not count."""
     words = f"--kills {kills} --tasks 16 --backend {BACKEND} --isolation {isolation}".split()
     command = [sys.executable, "-m", "tests.soak.kills", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Where solvers stop without a solution, what they say then, and what they refuse."""
+"""Solvers without a solution: their stops, their reports, and refusals."""
 
 from __future__ import annotations
 

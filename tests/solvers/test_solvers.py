@@ -46,7 +46,7 @@ def matrix(name: str, dtype: str) -> Any:
 
 
 async def solve(device: Device, name: str, dtype: str, **options: Any) -> tuple[float, int, GpuRef]:
-    """How large the residual is, relative to the right side; and what the solver says."""
+    """Return the relative residual, the solver's report, and the solution."""
     a = matrix(name, dtype)
     right = seeds.rng().standard_normal(N).astype(dtype)
     b = await device.put(right)

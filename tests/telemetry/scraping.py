@@ -1,4 +1,4 @@
-"""What metrics say, as values by name and labels."""
+"""Values of metrics by name and labels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def exposition(metrics: Metrics) -> str:
-    """What Prometheus reads."""
+    """Return the page that Prometheus reads."""
     registry = CollectorRegistry()
     registry.register(PrometheusCollector(metrics))
     return generate_latest(registry).decode()
 
 
 def samples(text: str) -> Samples:
-    """What it understands; each series is there once."""
+    """Return the samples that Prometheus reads from a page; each series occurs once."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -49,7 +49,7 @@ class Seen:
         )
 
     def has(self, name: str, /, **labels: str) -> bool:
-        """Whether there is such a series."""
+        """Return whether this series exists."""
         wanted = labels.items()
         return any(
             known == f"atomr_accel_{name}" and wanted <= having for known, having in self.samples

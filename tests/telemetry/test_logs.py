@@ -1,4 +1,4 @@
-"""Log records: what they have beside their text, as JSON, and that none comes twice."""
+"""Log records: their attributes, as JSON, and that none comes twice."""
 
 from __future__ import annotations
 

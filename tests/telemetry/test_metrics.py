@@ -1,4 +1,4 @@
-"""What is counted and read: devices against a model, actors, GPUs, patterns."""
+"""Metrics of devices compared with a model, and of actors, GPUs and patterns."""
 
 from __future__ import annotations
 

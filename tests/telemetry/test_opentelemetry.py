@@ -103,7 +103,7 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.Monk
 
 
 def push_to(endpoint: str) -> Any:
-    """A reader that pushes when it is told to."""
+    """A reader that pushes on request."""
     otlp = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     exporter = otlp.OTLPMetricExporter(endpoint=f"{endpoint}/v1/metrics")
     return export.PeriodicExportingMetricReader(exporter, export_interval_millis=float("inf"))

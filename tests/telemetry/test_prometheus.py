@@ -1,4 +1,4 @@
-"""The page that Prometheus scrapes: what it answers, to whom, and Prometheus itself."""
+"""The page that Prometheus scrapes: its answers to each client, and Prometheus itself."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def free_port() -> int:
 
 
 async def scraped(port: int, query: str) -> list[tuple[dict[str, str], str]]:
-    """What a query finds, once there has been a scrape: nothing tells when."""
+    """Return the result of a query after a scrape, by polling."""
     while True:
         if found := await ask_prometheus(port, query):
             return found

@@ -15,7 +15,7 @@ from tests.harness import opened
 
 
 class Domain:
-    """What nvtx gives, with notes of what it is asked."""
+    """Stands in for nvtx's domain, and notes its calls."""
 
     def __init__(self) -> None:
         self.open: list[str] = []

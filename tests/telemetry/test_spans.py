@@ -1,4 +1,4 @@
-"""OpenTelemetry's spans: what there is one for, and what is below what."""
+"""OpenTelemetry's spans: their kinds, and their parents."""
 
 from __future__ import annotations
 

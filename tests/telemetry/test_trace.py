@@ -1,4 +1,4 @@
-"""Timelines: what is in the file, whatever becomes of the program."""
+"""Timelines: the file's contents, for any end of the program."""
 
 from __future__ import annotations
 

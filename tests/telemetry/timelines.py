@@ -23,7 +23,7 @@ class Slice:
 
 @dataclass
 class Timeline:
-    """What a file has in it: tracks by their paths."""
+    """Contents of a file: tracks by their paths."""
 
     slices: list[Slice] = field(default_factory=list)
     open: list[Slice] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Timeline:
 
 
 def read(path: Path, messages: Any, *, cut: int | None = None) -> Timeline:
-    """The timeline of a file, of which only ``cut`` bytes may be there."""
+    """The timeline of a file, or of its first ``cut`` bytes."""
     data = path.read_bytes()[:cut]
     if cut is not None:
         data = _whole(data)

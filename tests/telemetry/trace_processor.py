@@ -119,7 +119,7 @@ def _served(folder: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def open_trace_processor(profile: Path) -> AsyncIterator[TraceProcessor]:
-    """Run one for the length of a block; the test is skipped where what it takes is not here.
+    """Run one during a block; the test is skipped if a requirement is missing.
 
     Args:
         profile: a folder for the browser.

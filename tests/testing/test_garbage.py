@@ -10,14 +10,14 @@ from atomr_accel.testing._garbage import collect_garbage
 
 
 class Cycle:
-    """What only a collection gets rid of."""
+    """An object that only a collection frees."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
 class Slow(Cycle):
-    """Whose finalizer takes until it is let go."""
+    """A thing whose finalizer waits until the test releases it."""
 
     def __init__(self, begun: threading.Event, end: threading.Event) -> None:
         super().__init__()

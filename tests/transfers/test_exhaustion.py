@@ -55,7 +55,7 @@ def limited(pid: int, what: int, most: int) -> Iterator[None]:
 
 
 def few_descriptors(pid: int, free: int) -> Any:
-    """A process can open only so many files more."""
+    """Leave a process only a number of free file descriptors."""
     used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
     if pid == os.getpid():
         used = {fd for fd in used if Path(f"/proc/self/fd/{fd}").exists()}  # not that of the list
@@ -65,12 +65,12 @@ def few_descriptors(pid: int, free: int) -> Any:
 
 
 def open_files(pid: int) -> int:
-    """How many descriptors a process has."""
+    """Return the number of descriptors of a process."""
     return len([*Path(f"/proc/{pid}/fd").iterdir()])
 
 
 def address_space(pid: int) -> int:
-    """How much of it a process has taken, in bytes."""
+    """Return the size of a process's address space, in bytes."""
     return resource.getpagesize() * int(Path(f"/proc/{pid}/statm").read_text().split()[0])
 
 
@@ -152,7 +152,7 @@ STEPS = [grow, put, put_sealed, seal, share_sealed, share_plain, export, pinned,
 
 
 async def tidied(device: Device) -> None:
-    """Give back all that nobody needs."""
+    """Free all unused memory."""
     await device.fill(await device.empty(1), 0)  # the lane has forgotten the op before it
     await settled(device)
     collect_garbage()
@@ -220,7 +220,7 @@ async def test_without_address_space(step: Callable[[Device], Awaitable[None]]) 
 
 @program
 async def test_a_lane_whose_thread_would_not_begin_is_refused() -> None:
-    """There is room for its stack, and for nothing else: the host goes on to answer."""
+    """The thread's stack fits, and nothing else does: the host still answers."""
     async with opened() as device:
         await device.run(os.getpid)
         pid = pids(device)[-1]
@@ -261,7 +261,7 @@ async def test_page_locked_memory_that_did_not_reach_the_host_is_not_taken_for_m
 async def test_what_is_sealed_without_descriptors_survives_all_the_same(
     isolation: Isolation,
 ) -> None:
-    """It is sealed with its descriptor, or it is not sealed."""
+    """The memory is sealed with its descriptor, or it is not sealed."""
     if isolation == "thread":
         pytest.skip("nothing survives there")
     async with opened(max_restarts=MOST) as device:
@@ -308,7 +308,7 @@ def _no_thread(*_args: Any, **_options: Any) -> NoReturn:
 
 @program
 async def test_without_a_thread_to_copy_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what was asked for then is not done later, when its memory is another's."""
+    """The copy is not made later, when the memory belongs to another buffer."""
     async with opened() as device:
         sealed = await device.put(np.ones(4), sealed=True)
         before, free = used_by(device), device._core.staging.statistics().used

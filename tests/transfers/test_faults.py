@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NBYTES: Final = 64 << 20 if ON_CUDA else 20 << 20
 MOVED: Final = 1 << 30 if ON_CUDA else NBYTES
-"""What ``put`` and ``get`` move."""
+"""Size of an array that ``put`` and ``get`` move, in bytes."""
 
 
 def made_here() -> Callable[[Any], int]:
@@ -60,7 +60,7 @@ CALLS: Final[dict[str, Callable[[Device, GpuRef, Array], Awaitable[object]]]] = 
     "copy": lambda device, ref, array: device.copy(ref),
     "run": lambda device, ref, array: device.run(made_here(), ref),
 }
-"""What has to wait for a kernel that holds ``ref``, and is in flight meanwhile."""
+"""Calls that wait for a kernel that holds ``ref``, and are in flight meanwhile."""
 
 
 @cache
@@ -71,7 +71,7 @@ def noise(nbytes: int) -> Array:
 
 
 def nothing_is_held(device: Device) -> bool:
-    """Whether all staging and page-locked memory has been given back."""
+    """Return whether all staging and pinned memory has been freed."""
     core = device._core
     held = core.staging._pool.in_use or device.pinned.statistics().used
     return not (held or core.transfers or core.reaper.quarantined or core.reaper.terminating)
@@ -180,7 +180,7 @@ async def test_a_fault_while_an_array_is_adopted(gate: Gate, blow: str) -> None:
 
 
 async def works(device: Device, sealed: GpuRef, content: Array) -> None:
-    """What was sealed is as it was, and data moves both ways."""
+    """Check that sealed data has not changed, and that data moves both ways."""
     assert same_bits(await device.get(sealed), content)
     again = await device.put(content)
     assert same_bits(await device.get(again), content)
@@ -191,7 +191,7 @@ async def works(device: Device, sealed: GpuRef, content: Array) -> None:
 
 @program
 async def test_nothing_holds_what_ended_a_transfer() -> None:
-    """Nor what it was of, until garbage is collected."""
+    """The transfer's array is freed too, without a garbage collection."""
 
     async def move(start: int, _length: int) -> None:
         await trio.lowlevel.checkpoint()

@@ -48,7 +48,7 @@ IN_FULL: Final = [
 MIB: Final = 1 << 20
 SIZES: Final = [1, 4096, 300_000, 3 * MIB]
 SLACK: Final = (64 if ON_CUDA else 12) * MIB
-"""What resident memory may differ by; a driver's processes are not all alike."""
+"""Allowed difference of resident memory, in bytes; the driver's processes differ more."""
 
 
 def made_here() -> Callable[[], int]:
@@ -70,7 +70,7 @@ def anonymous(pid: int | str) -> int:
 
 
 class Thing:
-    """What a thread may hold."""
+    """An object that a thread may hold."""
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -78,7 +78,7 @@ class Thing:
 async def test_a_worker_thread_that_has_not_gone_on_holds_nothing(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps what it has handed over for as long as the kernel does not let it run."""
+    """The thread keeps the objects that it has handed over until the kernel lets it run."""
     held: list[Any] = []
 
     async def run_sync(function: Callable[[], Any], **_options: Any) -> Any:
@@ -104,7 +104,7 @@ async def test_a_worker_thread_that_has_not_gone_on_holds_nothing(
 
 
 class Boom(Exception):
-    """What leaves a program."""
+    """Raised by the program."""
 
 
 @cpu_only
@@ -137,7 +137,7 @@ def test_a_closed_device_is_gone_whatever_an_error_holds(how: str, isolation: Is
 
 
 class Census:
-    """What there is at one moment, of what may leak."""
+    """Counts of things that may leak, at one moment."""
 
     def __init__(self, device: Device, free: int) -> None:
         collect_garbage()

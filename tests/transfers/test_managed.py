@@ -123,7 +123,7 @@ async def test_managed_buffers_never_take_more_than_the_limit() -> None:
         request = context.host.request
 
         async def has_some(message: Any, *args: Any, **more: Any) -> Any:
-            """As a host does that has managed memory."""
+            """Answer as a host with managed memory does."""
             if not isinstance(message, (CreateManaged, UnmapSlabs)):
                 return await request(message, *args, **more)
             await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Page-locked arrays whose block was left: nobody else's memory, and no memory lost."""
+"""Pinned arrays whose block has ended: their memory is neither shared nor lost."""
 
 from __future__ import annotations
 

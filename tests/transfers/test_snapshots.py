@@ -53,7 +53,7 @@ def arrays() -> list[np.ndarray[Any, Any]]:
 
 
 def assert_alone(path: Path) -> None:
-    """Nothing was left beside it."""
+    """Check that the folder contains only this file."""
     assert [*path.parent.iterdir()] == [path]
 
 
@@ -366,7 +366,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
 
 @program
 async def test_what_is_restored_is_taken_anew_only_after_that(gate: Gate) -> None:
-    """Also where that is another device, on the way to which nothing is submitted yet."""
+    """The source may be another device that has submitted nothing yet."""
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         nbytes = 1 << 22
         refs = [await one.zeros(nbytes, np.uint8) for _ in range(2)]
@@ -393,7 +393,7 @@ async def test_what_is_restored_is_taken_anew_only_after_that(gate: Gate) -> Non
 @program
 async def test_memory_is_not_used_again_before_a_killed_host_has_ended() -> None:
     class Host:
-        """What the reaper tells apart."""
+        """Host whose identity the reaper compares."""
 
     class Answered:
         """A copy that its host's end has answered."""

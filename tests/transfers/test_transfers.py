@@ -1,4 +1,4 @@
-"""Long and page-locked transfers: what arrives, what is left behind, what a fault does."""
+"""Long and pinned transfers: their data, their leftovers, and faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def noise(nbytes: int, seed: int = 0) -> Array:
 
 
 def nothing_is_held(device: Device) -> bool:
-    """Whether all staging and page-locked memory has been given back."""
+    """Return whether all staging and pinned memory has been freed."""
     core = device._core
     return core.staging._pool.in_use == 0 and not core.transfers and not core.reaper.quarantined
 

@@ -52,7 +52,7 @@ def test_frames_arrive_whole_however_they_are_split(payloads: list[Any], cuts: l
 def test_frames_keep_their_order_when_more_is_fed_between_two_of_them(
     payloads: list[Any], cuts: list[int], depth: int
 ) -> None:
-    """As where an answer makes a program ask, which receives what has come meanwhile."""
+    """An answer makes the program ask, which receives frames that arrived meanwhile."""
     buffer = bytearray()
     for payload in payloads:
         append_frame(buffer, payload)
@@ -104,7 +104,7 @@ def test_what_cannot_be_sent_leaves_nothing_in_the_buffer(payload: object) -> No
 
 
 def travel(error: BaseException, *, pickles: bool = True) -> Exception:
-    """What a program gets for an exception of its host; as from its own functions."""
+    """Return the program's exception for one of its host, as its own functions raise it."""
     buffer = bytearray()
     append_frame(buffer, pack_exception(7, error, pickles=pickles))
     [frame] = Frames().feed(bytes(buffer))

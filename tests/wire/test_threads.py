@@ -1,4 +1,4 @@
-"""Starting a thread ends, also where there is hardly any room for it."""
+"""Starting a thread ends, also with hardly any memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks without devices: they take their time, and die when they are told to."""
+"""Ranks without devices: they are slow, and die on request."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ REBUILD = 1.0
 
 
 def poisoned(rank: int) -> ContextPoisoned:
-    """What an op of a rank that dies is answered with."""
+    """Return the answer to an op of a rank that dies."""
     return ContextPoisoned(
         f"rank {rank} died", generation=1, status=700, status_name="fault", op="op"
     )
 
 
 class Place:
-    """Where ranks meet, in this process."""
+    """A meeting point of ranks in this process."""
 
     def place_of(self, rank: int) -> tuple[bytes, int]:
-        """Nothing has to be told."""
+        """The place needs no message."""
         return b"", rank
 
     def abort(self) -> None:
-        """Ranks are told one by one."""
+        """Ranks are aborted one by one."""
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -58,18 +58,18 @@ class Round:
     full: trio.Event = field(default_factory=trio.Event)
 
     def come(self, rank: int, value: int) -> None:
-        """A rank has come, with what it gives."""
+        """Add the value of a rank that has arrived."""
         self.values[rank] = value
         if len(self.values) == self.wanted:
             self.full.set()
 
 
 class Network:
-    """What ranks come together in.
+    """The network of the ranks.
 
     Attributes:
         holds_back: whether ranks answer only when they have nothing left to do.
-        shrinking: what comes of shrinking communicators: ``"never"``, ``"fails"``, ``"hangs"``,
+        shrinking: the outcome of shrinking communicators: ``"never"``, ``"fails"``, ``"hangs"``,
             ``"unknown"`` (they cannot be revoked) or ``"works"``.
         shrunk: how often a rank was asked to.
         results: what each op has given each rank, by the op's number.
@@ -107,12 +107,12 @@ class Network:
 
 @dataclass(eq=False)
 class Work:
-    """What a rank's lane has to do: come to a round.
+    """Work of a rank's lane: one round.
 
     Attributes:
         joins: whether the rank is in the communicator only from here on.
         run: does it.
-        answered: is told.
+        answered: called with the outcome.
         scope: cancelled by who aborts it.
     """
 
@@ -129,13 +129,13 @@ Answers: TypeAlias = "trio.MemoryReceiveChannel[tuple[Work, Exception | None]]"
 class Rank:
     """A rank on a host that works, hangs, or is being rebuilt.
 
-    It does one thing after the other, as a lane of collectives does. What it was asked for is
-    begun in its turn, also if that was aborted meanwhile.
+    It does one thing after the other, as a lane of collectives does. Rounds begin in order, even if
+    they were aborted meanwhile.
 
     Attributes:
         hung: it answers nothing any more.
         stuck_until: until then its lane is kept by other work.
-        begins: so many ops it still begins, before its lane is kept for ever.
+        begins: number of ops that it still begins before its lane hangs.
         deaths: how often it has died.
     """
 
@@ -164,7 +164,7 @@ class Rank:
         self.network.nursery.start_soon(self._live, answers)
 
     def require_open(self) -> None:
-        """Tell who is lost."""
+        """Raise an error that names the lost ranks."""
         if self.lost_for_good:
             raise DeviceLost(f"{self.name} is lost")
 
@@ -257,7 +257,7 @@ class Rank:
         self.held.clear()
 
     async def _deliver(self, answers: Answers) -> None:
-        """What it has told comes later, in order, whatever has become of it meanwhile."""
+        """Deliver answers later, in order, even after the rank has died."""
         async for work, error in answers:
             await trio.sleep(self.network.random.random() / 100)
             self.unanswered.remove(work)
@@ -284,11 +284,11 @@ class Rank:
 
     @property
     def shrinks(self) -> bool:
-        """Whether it may be asked to."""
+        """Return whether the communicator can shrink."""
         return self.network.shrinking != "never"
 
     def revoke(self, number: int, answered: Answered) -> None:
-        """Whoever is in the midst of something there is told."""
+        """End the waits of all ranks in that communicator."""
         if self.network.shrinking == "unknown":
             answered(Unsupported("there is no ncclCommRevoke"))
         elif self.alive and not self.hung:
@@ -331,12 +331,12 @@ class Rank:
         self._submit(Work(number, False, come, answered))
 
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
-        """It says so, if it is alive."""
+        """Answer how many ops have begun, if the rank is alive."""
         if self.alive and not self.hung:
             answered(self.begun[number], None)
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
-        """Whoever is in the midst of something there leaves."""
+        """End this rank's waits in that communicator."""
         if self.alive:
             self.gone.add(number)
             self.joined.discard(number)
@@ -351,7 +351,7 @@ class Rank:
             self.current.scope.cancel()
 
     def kill(self) -> bool:
-        """It dies, as soon as it can."""
+        """Make the rank die soon."""
         self.network.nursery.start_soon(self._die_soon)
         return True
 

@@ -1,4 +1,4 @@
-"""Collectives on devices: what NumPy gives, in every dtype, and what is refused."""
+"""Collectives on devices: results equal to NumPy's in every dtype, and refusals."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def test_nothing_is_sent_where_anything_is_wrong() -> None:
             await world.all_reduce([a, b], scale=10**400)
         with pytest.raises(TypeError, match="colors must be a list"):
             async with world.split(None):  # type: ignore[arg-type]
-                """There are no colors."""
+                """The world has no colors."""
         with pytest.raises(ValueError, match="op must be one of"):
             await world.all_reduce([a, b], "mean")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="reductions take"):
@@ -221,7 +221,7 @@ async def test_an_op_comes_after_what_writes_its_buffers() -> None:
 
 @program
 async def test_worlds_that_share_devices_do_not_wait_for_each_other() -> None:
-    """What is called at the same time is begun in one order everywhere."""
+    """Concurrent collectives begin in the same order on every rank."""
     async with world_of(3) as world, open_world(world.devices[::-1]) as turned:
         arrays = some(3, (7,), np.int32)
         x = await put(world, arrays)
@@ -278,7 +278,7 @@ async def test_who_sends_or_receives_is_told_when_the_world_is_left() -> None:
     assert sorted(told) == ["recv", "send"]
     with pytest.raises(WorldBroken, match="the world was left"):
         async with world.split("ab"):
-            """There is nothing to split."""
+            """The world cannot be split."""
 
 
 @program

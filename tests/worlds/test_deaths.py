@@ -1,4 +1,4 @@
-"""A rank of a world dies: every op in flight is told, and the world goes on."""
+"""A rank of a world dies: every op in flight gets an error, and the world goes on."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Pair:
     members = (0, 1)
 
     def refusal(self, what: str, members: tuple[int, ...]) -> None:
-        """There is no reason to refuse anything."""
+        """Accept every op."""
 
     def require(self, what: str, members: tuple[int, ...]) -> None:
         """Nothing is refused."""

@@ -1,4 +1,4 @@
-"""Worlds of simulated ranks, on a clock that jumps: whoever dies, everybody is told right."""
+"""Worlds of simulated ranks, on a clock that jumps: every death is reported correctly."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def run(function: Callable[[], Awaitable[None]]) -> None:
 
 
 DEADLINE = 5.0
-"""Of simulated worlds, in seconds."""
+"""Deadline of simulated worlds, in seconds."""
 
 SHORT = 2.0
-"""So long a lane may be busy with other work, and nobody minds."""
+"""Time that a lane may be busy with other work without a report, in seconds."""
 
 
 async def busy(
@@ -387,7 +387,7 @@ def test_who_takes_no_part_is_not_blamed() -> None:
 def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldest(
     holds_back: bool,
 ) -> None:
-    """Ops that all have begun may be unanswered only because what comes next is not done."""
+    """Ops that have all begun may be unanswered only because a later op has not run."""
 
     async def program() -> None:
         async with Simulation(3, deadline=8.0, holds_back=holds_back) as simulation:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Member:
-    """A candidate that is told what it is."""
+    """A candidate with given properties."""
 
     name: str
     in_flight: int = 0
@@ -44,12 +44,12 @@ class Member:
 
 
 def members(count: int, **given: Any) -> list[Any]:
-    """So many of them; of type Any, since they are no candidates."""
+    """Return a number of members; of type Any, since they are not candidates."""
     return [Member(f"fake:{number}", **given) for number in range(count)]
 
 
 class First:
-    """Chooses the first, and notes what it was given."""
+    """Chooses the first candidate, and notes its arguments."""
 
     def __init__(self) -> None:
         self.given: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""``Devices.seal_everywhere``: a sealed copy on each device, and again where one is gone."""
+"""``Devices.seal_everywhere``: a sealed copy on each device, and again after one is gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...harness import AT_ONCE, cancelled_at, cpu_only, opened, program, settled
 pytestmark = cpu_only
 
 LARGE = np.arange(1 << 17, dtype=np.float64)
-"""As much as goes from device to device directly."""
+"""Size from which copies go from device to device directly."""
 
 
 def group(count: int, **options: Any) -> Any:

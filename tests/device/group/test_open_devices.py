@@ -1,4 +1,4 @@
-"""``open_devices``: several devices under one supervisor, and what they promise together."""
+"""``open_devices``: several devices under one supervisor, and their common guarantees."""
 
 from __future__ import annotations
 

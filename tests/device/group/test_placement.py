@@ -1,4 +1,4 @@
-"""Admission: who gets a device, who waits for one, and who is told that there is none."""
+"""Admission: which requests get a device, which wait, and which are refused."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_whatever_happens_nobody_waits_for_what_is_there(steps: list[tuple[str, 
 
 @program
 async def test_nobody_overtakes_who_waits_for_memory_that_was_freed() -> None:
-    """Nobody tells of that, so it is looked at when the next one comes."""
+    """Freed memory gives no notice, so admission checks again when the next request arrives."""
     (device,) = devices = members(1, memory=100)
     placement, order = Placement(), []
     much = Hints(nbytes=80)

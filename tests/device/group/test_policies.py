@@ -1,4 +1,4 @@
-"""Policies for devices: who is chosen, and which keys move when a device is left out."""
+"""Policies for devices: the chosen device, and which keys move when a device is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topologies: links, islands, what is measured, text and pictures."""
+"""Topologies: links, islands, measurements, text and pictures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A package that brings a backend: an abacus, which has whole beads only.
 
 Its memory is the CPU backend's. It has an executor for BLAS, of which the library does not know,
-and a library of its own beside it.
+and a library of its own.
 """
 
 from __future__ import annotations

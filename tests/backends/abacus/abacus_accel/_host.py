@@ -19,7 +19,7 @@ class AbacusContext(CpuContext):
 
 
 class AbacusBlas:
-    """Products of whole numbers; what is not whole is cut off."""
+    """Products of whole numbers; fractions are cut off."""
 
     def __init__(self, context: AbacusContext, stream: CpuStream) -> None:
         self._context = context

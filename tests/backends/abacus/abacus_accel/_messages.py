@@ -6,7 +6,7 @@ from atomr_accel.wire import Message
 
 
 class Count(Message, frozen=True):
-    """How many beads lie in a vector of int64."""
+    """Number of beads in a vector of int64."""
 
     returns: ClassVar[Any] = int
 
