@@ -3,7 +3,7 @@
 ``out = alpha * a @ b.T`` for ``a`` of (m, k) and ``b`` of (n, k), in bfloat16 or fp8 (e4m3), summed
 in float32 and rounded to bfloat16. Rows take multiples of 16 bytes; sizes are any otherwise.
 
-Who does what:
+The parts of the kernel:
 
 - An output tile of 128 rows and 256 columns belongs to a block, which goes through k by 128 bytes a
   step. A *stage* is what a step needs of ``a`` and ``b``; shared memory holds four, in a ring.

@@ -64,8 +64,7 @@ def luminance(image: Any) -> Any:
 
 
 def sobel(grey: Any) -> Any:
-    """Return the steepness, from six of the eight neighbours each way: views, shifted by a
-    pixel."""
+    """Return the steepness, by six of the eight neighbours each way: views, shifted by a pixel."""
     n, s, w, e = grey[:-2], grey[2:], grey[1:-1, :-2], grey[1:-1, 2:]
     across = n[:, 2:] + 2 * e + s[:, 2:] - n[:, :-2] - 2 * w - s[:, :-2]
     down = s[:, :-2] + 2 * s[:, 1:-1] + s[:, 2:] - n[:, :-2] - 2 * n[:, 1:-1] - n[:, 2:]

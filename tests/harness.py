@@ -269,7 +269,7 @@ async def cancelled_at(step: int, function: Callable[[], Awaitable[object]]) -> 
     """Call ``function`` and cancel it when it waits for the ``step``-th time.
 
     Returns:
-        Whether it got that far; it was cancelled then, or finished in spite of it.
+        True if the call got that far; it was cancelled then, or finished in spite of it.
     """
     with trio.CancelScope() as scope:
         stepped = Stepped(function(), step, before=scope.cancel)
@@ -286,7 +286,7 @@ async def interrupted_at(
     by the time the task gets to see it.
 
     Returns:
-        Whether it got that far, and its result.
+        True if the call got that far, and its result.
     """
     stepped = Stepped(function(), step, after=interlude)
     result = await stepped

@@ -73,7 +73,7 @@ class Die(Message[int]):
 
 
 class Worker(Actor):
-    """Notes what it has done outside its state, so that restarts keep the notes."""
+    """Notes its work outside its state, so that restarts keep the notes."""
 
     supervision = Supervision(backoff=Backoff(base=0))
 

@@ -1,9 +1,9 @@
 """The supervisor's state machine against a model of OTP, and the runtime against the machine.
 
-`Otp` is written from OTP's supervisor: one process that does one thing at a time, which
-is why it can be a plain recursive program. The state machine under test knows nothing of
-that program; it handles events in any order. Where the two are fed the same faults, they
-must start and stop the same children in the same order, at the same times.
+`Otp` is written from OTP's supervisor: one process that does one thing at a time, which is why it
+can be a plain recursive program. The state machine under test does not use that program; it handles
+events in any order. Where the two are fed the same faults, they must start and stop the same
+children in the same order, at the same times.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def refs_of(values: Any) -> list[Any]:
 
 
 def evaluated(expression: Any) -> Array:
-    """The array that an expression is."""
+    """Return the array of an expression's values."""
     return array_of(on_device("evaluate", expression))
 
 

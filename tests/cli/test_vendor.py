@@ -199,7 +199,7 @@ class Array(np.ndarray[Any, Any]):
 
 
 def rival(name: str) -> ModuleType:
-    """A module of that name, which NumPy computes for."""
+    """Return a module of that name that computes with NumPy."""
     module = ModuleType(name)
     module.__dict__.update(vars(np))
     waits: list[object] = []

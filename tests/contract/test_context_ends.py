@@ -7,7 +7,7 @@ on before the next context exists, and as it goes on with that.
 These check a generation or an epoch, keep a port, or otherwise outlive a context:
 
 ============================  =====================================  ============================
-place                         what it keeps                          action
+place                         state                                  action
 ============================  =====================================  ============================
 ``lanes/_port``               its ops; fails what comes later        all
 ``device/_lifecycle``         who follows, who waits at the gate     ``watch``, ``opening a lane``
@@ -18,8 +18,8 @@ place                         what it keeps                          action
 ``device/_run``               states, tickets, results that lie      ``run``, ``run large``,
                               in the host                            ``run with a state``
 ``device/_actors``            requests that wait for their turn      ``ask``
-``device/batches/_batch``     ports, epoch, what is put off          ``batch``, ``batch put off``
-``device/batches/_record``    blocks of its program, what was sent   ``recording``
+``device/batches/_batch``     ports, epoch, deferred ops             ``batch``, ``batch put off``
+``device/batches/_record``    blocks of its program, sent messages   ``recording``
 ``device/data/_transfer``     checks of each chunk; slabs that are   ``put``, ``put sealed``,
                               open for writing                       ``get``, ``seal``
 ``device/data/_bulk``         chunks on their way                    ``put large``, ``get large``

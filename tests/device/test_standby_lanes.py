@@ -87,7 +87,7 @@ async def test_what_wakes_a_standby_that_is_taken_at_once_changes_nothing_there(
     """A lane is closed, and so followed, in the turn in which a fault has it taken."""
 
     async def nothing(_: object) -> None:
-        """Learn nothing, because there is no context then."""
+        """Learn nothing, because no context exists then."""
 
     monkeypatch.setattr(_spare.Spare, "_learn", nothing)
     async with hot() as device:

@@ -311,7 +311,7 @@ class Result:
         return made
 
     def scratch(self, pointer: int, nbytes: int) -> bool:
-        """Write to the scratch memory, and return whether there is any, so that the call runs."""
+        """Write to the scratch memory; return False for a call without any, which does not run."""
         assert self.loaded
         if not pointer:
             return False

@@ -79,7 +79,7 @@ class FakeNccl:
         }
 
     def forget(self) -> None:
-        """Forget every rank that has joined."""
+        """Forget all ranks that have joined."""
         self._cliques.clear()
         self.comms.clear()
 

@@ -493,7 +493,7 @@ class Run:
         request.check = lambda found: same_as_one(contents, found, "what get returned")
 
     async def _batch(self, rng: random.Random, cancel: int | None, *, waits: bool) -> None:
-        """A few ops of one batch; puts and gets are awaited, as they are sent when it ends."""
+        """A few ops of one batch; its puts and gets are awaited, since its end sends them."""
         steps: list[Step] = []
         results: list[Contents] = []
         local: list[Contents] = []

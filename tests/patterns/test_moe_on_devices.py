@@ -321,7 +321,7 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
         ):
             with pytest.raises(ValueError, match=text):
                 async with open_moe(devices, changed, **options):
-                    """Not opened."""
+                    """Opening fails before this."""
         wrong: list[tuple[Any, dict[str, Any], str]] = [
             (replace(weights, router=weights.router.tolist()), {}, "router must be an array"),
             (replace(weights, up=None), {}, "up must be an array"),  # type: ignore[arg-type]
@@ -330,7 +330,7 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
         for given, also, text in wrong:
             with pytest.raises(TypeError, match=text):
                 async with open_moe([device], given, **also):
-                    """Not opened."""
+                    """Opening fails before this."""
         async with open_moe([device], weights) as layer:
             with pytest.raises(TypeError, match="refs are for on_devices"):
                 await layer(await device.put(np.ones((2, 4), np.float32)))  # type: ignore[arg-type]

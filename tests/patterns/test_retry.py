@@ -122,7 +122,7 @@ class Holding:
         return self._attempt()
 
     def _attempt(self) -> int:
-        """Apart from the frame that has slept, which trio's scopes may keep on Python 3.12."""
+        """Run outside the frame that has slept, which trio's scopes may keep on Python 3.12."""
         assert not any(held() for held in self.held), "the attempt before still holds it"
         mine = OnDevice()
         self.held.append(weakref.ref(mine))

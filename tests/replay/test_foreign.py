@@ -168,7 +168,7 @@ def test_a_plain_value_comes_back_as_it_was(value: Any) -> None:
 
 
 def repr_of(value: Any) -> str:
-    """Return a repr that tells -0.0 from 0.0 and 1 from True, and shortens huge ints."""
+    """Return a repr that tells -0.0 from 0.0 and 1 from True, with ints in hexadecimal."""
     if isinstance(value, list | tuple):
         return f"{type(value).__name__}({', '.join(map(repr_of, value))})"
     if isinstance(value, dict):

@@ -345,7 +345,7 @@ async def test_a_journal_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> 
 
 @program
 async def test_opening_ends_wherever_it_is_cancelled(tmp_path: Path) -> None:
-    """Then there is no journal, or a complete one without calls."""
+    """Either no journal is left, or a complete one without calls."""
     found = []
     async with opened(isolation="thread") as device:
         for step in itertools.count(1):

@@ -326,7 +326,7 @@ async def record_three(path: Path, **options: Any) -> None:
 
 @program
 async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
-    """Otherwise a misspelt name would test the recorded function."""
+    """A misspelt name would otherwise test the recorded function."""
     path = tmp_path / "journal"
     await record_three(path, contents=True, results=True)
     whole = f"{doubled.__module__}.doubled"

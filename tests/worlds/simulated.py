@@ -164,14 +164,14 @@ class Rank:
         self.network.nursery.start_soon(self._live, answers)
 
     def require_open(self) -> None:
-        """Raise an error that names the lost ranks."""
+        """Raise `DeviceLost` if the rank is lost for good."""
         if self.lost_for_good:
             raise DeviceLost(f"{self.name} is lost")
 
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
-        """Tell of rebuilds."""
+        """Report rebuilds."""
         self.changed = trio.Event()  # what was before is nobody's concern
         while True:
             if self.lost_for_good:
@@ -288,7 +288,7 @@ class Rank:
         return self.network.shrinking != "never"
 
     def revoke(self, number: int, answered: Answered) -> None:
-        """End the waits of all ranks in that communicator."""
+        """Revoke a communicator, which ends this rank's waits in it."""
         if self.network.shrinking == "unknown":
             answered(Unsupported("there is no ncclCommRevoke"))
         elif self.alive and not self.hung:
