@@ -1,4 +1,4 @@
-"""How the site is built: ``python3 noxfile.py docs``."""
+"""Settings of the site, which ``python3 noxfile.py docs`` builds."""
 
 from __future__ import annotations
 

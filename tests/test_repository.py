@@ -158,6 +158,26 @@ SERVED = {"atomr_accel.dashboard._web", "atomr_accel.dashboard._connections"}
 """Modules that import the dashboard's own requirements."""
 
 
+HEADLESS = re.compile(
+    r"(What|Who|Whoever|Whom|Whose|Where|Wherever|Whether|Of|That|Those|These|So|As|Such|If"
+    r"|Likewise|The same|It|They|There|None|Nor|Not|But|Else|Otherwise|How)\b"
+)
+"""Words that begin a relative clause or refer to something that has not been named."""
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
+def test_docstrings_and_notes_begin_with_a_noun_or_a_verb(path: Path) -> None:
+    texts = [
+        statement.value.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for statement in (node.body if isinstance(getattr(node, "body", None), list) else [])
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+    assert [text for text in texts if HEADLESS.match(text)] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_float_kinds_are_compared_in_one_module(path: Path) -> None:
     """``dtype.kind`` is "f" or "V" for narrow floats, so ``_dtypes.number_kind`` decides."""
