@@ -1,8 +1,7 @@
 """Number of OpenBLAS threads in hosts, where NumPy and SciPy compute with them.
 
 By default OpenBLAS starts one thread per core. They wait for work without sleeping, so they take
-the cores from the program and from other lanes. On two cores, a small product then takes 40 times
-as long.
+the cores from the program and from other lanes. Small products on few cores suffer most.
 """
 
 from __future__ import annotations
