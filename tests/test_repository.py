@@ -165,12 +165,18 @@ HEADLESS = re.compile(
 """Words that begin a relative clause or refer to something that has not been named."""
 
 
+def statements_of(node: ast.AST) -> list[ast.stmt]:
+    """Return the statements of a block; an expression such as a lambda has none."""
+    body = getattr(node, "body", None)
+    return body if isinstance(body, list) else []
+
+
 @pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
 def test_docstrings_and_notes_begin_with_a_noun_or_a_verb(path: Path) -> None:
     texts = [
         statement.value.value
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for statement in (node.body if isinstance(getattr(node, "body", None), list) else [])
+        for statement in statements_of(node)
         if isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
