@@ -85,7 +85,7 @@ def part_of(module: str) -> str:
 
 
 @pytest.mark.parametrize("name", public_packages())
-def test_what_is_exported_is_there_once_and_says_what_it_is(name: str) -> None:
+def test_exported_names_exist_once_and_are_documented(name: str) -> None:
     module = importlib.import_module(name)
     assert [entry for entry, count in Counter(module.__all__).items() if count > 1] == []
     assert inspect.getdoc(module), f"{name} has no docstring"
@@ -202,7 +202,7 @@ def test_float_kinds_are_compared_in_one_module(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_imported_at_once_is_a_declared_dependency() -> None:
+def test_eager_imports_are_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[^\w-]", entry)[0] for entry in project["dependencies"]}
     known = declared | sys.stdlib_module_names | {PACKAGE.name}
@@ -242,7 +242,7 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_installed_has_every_file_of_the_package(tmp_path: Path) -> None:
+def test_installed_package_has_every_file(tmp_path: Path) -> None:
     """Sources of kernels and the marker of types are files beside the modules."""
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
@@ -343,7 +343,7 @@ ELSEWHERE = {"libraries/run": "run", "libraries/programs": "ordering"}
 """Libraries whose tests are those of a promise."""
 
 
-def test_what_is_in_a_folder_of_the_package_is_tested_in_one_of_the_same_name() -> None:
+def test_package_folders_have_test_folders_of_the_same_name() -> None:
     """In that folder or below it."""
     parts = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     libraries = {f"libraries/{path.parent.name}" for path in PACKAGE.glob("libraries/*/wire")}
@@ -373,7 +373,7 @@ def test_contributing_names_every_folder_of_tests() -> None:
 
 
 @pytest.mark.slow
-def test_what_tests_share_is_not_in_files_of_tests() -> None:
+def test_shared_test_code_is_not_in_files_of_tests() -> None:
     sharing = {
         f"{path.relative_to(TESTS)} imports {node.module}"
         for path in TESTS.rglob("*.py")

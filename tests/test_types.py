@@ -250,7 +250,7 @@ def test_type_checkers_know_the_operations_of_graphs() -> None:
 
 
 @on_shared
-async def test_what_build_is_given_decides_what_a_plan_gives(device: Device) -> None:
+async def test_build_arguments_decide_the_type_of_a_plans_result(device: Device) -> None:
     x = await device.put(np.array([-1, 2], np.float32))
     graph = device.dnn.graph()
     tensor = graph.tensor((2,), "float32", name="x")

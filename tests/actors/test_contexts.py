@@ -105,7 +105,7 @@ async def test_asked_told_and_sent() -> None:
         assert await witness.ask(Who()) == "nobody"
 
 
-async def test_what_is_told_is_seen_as_it_was_then() -> None:
+async def test_condition_is_a_copy_of_the_moment_when_it_was_read() -> None:
     seen: list[str] = []
 
     class Late(Actor):

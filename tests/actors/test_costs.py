@@ -103,7 +103,7 @@ def test_withdrawing_costs_the_same_however_many_wait(first: str) -> None:
     assert cost(2000) < 1.5 * cost(500)
 
 
-def test_what_was_withdrawn_is_not_kept_alive() -> None:
+def test_withdrawn_message_is_not_kept_alive() -> None:
     inbox = Inbox(Mailbox(), Nobody())
     ask = asked(inbox, 1)
     ask.abort(None)

@@ -93,7 +93,7 @@ def test_a_told_failure_stays_inside_as_well(
 
 
 @pytest.mark.parametrize("below", [False, True])
-def test_what_is_escalated_leaves_all_the_same(schedule: None, below: bool) -> None:
+def test_escalated_actor_leaves_all_the_same(schedule: None, below: bool) -> None:
     escalating = quick(decider=lambda _: Directive.ESCALATE)
 
     async def main() -> None:
@@ -107,7 +107,7 @@ def test_what_is_escalated_leaves_all_the_same(schedule: None, below: bool) -> N
         trio.run(main)
 
 
-def test_what_a_parent_restarts_from_stays_inside(schedule: None) -> None:
+def test_parent_contains_the_failure_that_it_restarts_from(schedule: None) -> None:
     async def main() -> None:
         async with open_system("demo") as system:
             group = await system.spawn(
@@ -179,7 +179,7 @@ def test_a_failure_ends_alike_seen_before_or_after_the_order_to_stop(
         assert sum(isinstance(a, kind) for a in early) == sum(isinstance(a, kind) for a in late)
 
 
-def test_what_fails_because_it_was_told_to_stop_is_raised() -> None:
+def test_failure_caused_by_a_stop_is_raised() -> None:
     machine = SupervisionMachine(Supervision())
     machine.add(ChildSpec("a", nothing), 0)
     machine.started("a", 0)

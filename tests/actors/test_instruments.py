@@ -85,7 +85,7 @@ class Recorder(Instrument):
         self.seen.append(("dead", message, reason))
 
 
-async def test_what_an_instrument_is_told() -> None:
+async def test_instrument_receives_every_event() -> None:
     recorder = Recorder()
     supervision = Supervision(
         decider=decide_by_type({Minor: Directive.RESUME}), backoff=Backoff(base=0)

@@ -235,5 +235,5 @@ def test_hooks_are_async() -> None:
         (T, int, True),
     ],
 )
-def test_what_may_be_returned_for_what(actual: Any, expected: Any, fits: bool) -> None:
+def test_reply_types_match_their_message_types(actual: Any, expected: Any, fits: bool) -> None:
     assert _fits(actual, expected) is fits

@@ -107,7 +107,7 @@ def test_a_nursery_of_the_program_makes_its_group(opener: Opener) -> None:
 
 @pytest.mark.parametrize("stop", [StopIteration, StopAsyncIteration, GeneratorExit])
 @pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
-def test_what_generators_take_for_their_own_leaves_too(
+def test_nursery_lets_the_own_errors_of_generators_through(
     strict: bool, opener: Opener, stop: type[BaseException]
 ) -> None:
     error = stop("mine")
@@ -247,9 +247,7 @@ def test_a_failure_that_the_body_was_told_leaves_once(
 
 @pytest.mark.parametrize("pauses", [0, 1, 2])
 @pytest.mark.parametrize("asks", [1, 2], ids=["one ask", "a group of asks"])
-def test_what_misses_an_actor_adds_nothing_to_the_failure_that_ended_it(
-    pauses: int, asks: int
-) -> None:
+def test_missing_actor_adds_nothing_to_the_failure_that_ended_it(pauses: int, asks: int) -> None:
     class Fail(Message[None]):
         pass
 

@@ -658,7 +658,7 @@ def test_a_decider_must_decide() -> None:
     assert "must return a Directive, got 'restart'" in str(last.cause)
 
 
-def test_what_the_supervisor_stopped_has_not_ended_by_itself() -> None:
+def test_stopped_child_has_not_ended_by_itself() -> None:
     """A significant child that fails while its group is stopped does not end the supervisor."""
     machine = SupervisionMachine(Supervision(strategy=Strategy.ONE_FOR_ALL))
     for spec in (

@@ -596,7 +596,7 @@ async def test_failures_during_an_escalation_are_raised_too() -> None:
             await trio.sleep_forever()
 
 
-async def test_nothing_starts_once_it_stops(autojump_clock: Any) -> None:
+async def test_supervisor_starts_nothing_once_it_stops(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         async with family("a") as (supervisor, children, log):
             children["a"].slow_stop = 5

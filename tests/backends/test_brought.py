@@ -35,7 +35,7 @@ def abacus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @running
-async def test_it_runs_from_end_to_end(abacus: Any, isolation: Isolation) -> None:
+async def test_external_backend_runs_from_end_to_end(abacus: Any, isolation: Isolation) -> None:
     async with open_device(0, backend="abacus", isolation=isolation) as device:
         assert (device.name, device.backend, device.info.backend) == (
             "abacus:0",
@@ -80,7 +80,7 @@ async def test_a_library_names_an_executor_for_it(abacus: Any, isolation: Isolat
             await device._core.open_lane(abacus.COUNTING)
 
 
-def test_what_no_package_brings_is_said_with_what_there_is(abacus: Any) -> None:
+def test_unknown_backend_error_lists_the_known_ones(abacus: Any) -> None:
     with pytest.raises(DeviceUnavailable, match=r"'auto', 'cpu', 'cuda'.*'abacus'"):
         find_backend("tpu")
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_a_broken_entry_point_is_named_with_its_package(
     ],
 )
 @running
-async def test_what_a_backend_names_and_is_not_there_is_said(
+async def test_backend_error_names_the_missing_class(
     abacus: Any, monkeypatch: pytest.MonkeyPatch, isolation: Isolation, reference: str, why: str
 ) -> None:
     def brings(**changes: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_backend_says_how_it_differs() -> None:
     assert cuda == Capabilities(needs_scratch=True, counts_in_int32=True, asynchronous=True)
 
 
-def test_nothing_but_libraries_asks_for_a_backend_by_its_name() -> None:
+def test_libraries_alone_look_up_a_backend_by_name() -> None:
     """Equality of two backends' names is another question: whether they are the same.
 
     The command line is asked for backends by their names, so it may ask, too.

@@ -119,7 +119,7 @@ def test_sealed_memory_is_mapped_a_second_time_to_be_written(gpu: FakeGpu) -> No
 
 
 @pytest.mark.parametrize("failing", ["cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle"])
-def test_what_cannot_be_mapped_is_given_back(gpu: FakeGpu, failing: str) -> None:
+def test_memory_that_cannot_be_mapped_is_returned(gpu: FakeGpu, failing: str) -> None:
     context = CudaContext(0, StreamPlan())
     before = dict(gpu.alive)
     gpu.change(**{failing: lambda *_: (2, 0)})

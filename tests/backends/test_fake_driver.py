@@ -66,7 +66,7 @@ def test_whatever_the_package_asks_of_the_driver_is_in_the_tables() -> None:
     assert {*ENUMS["CUresult"].values()} >= STICKY
 
 
-def test_what_the_driver_does_not_have_is_refused() -> None:
+def test_fake_driver_refuses_functions_that_the_driver_lacks() -> None:
     fake = FakeDriver()
     with pytest.raises(AttributeError, match="cuMemAllocate"):
         fake.cuMemAllocate(1)

@@ -51,9 +51,7 @@ def test_the_kinds_are_those_that_hosts_keep() -> None:
     assert set(_cache.KINDS) == ours | {_cache._BY_THE_VENDOR}
 
 
-def test_what_a_library_has_kept_by_itself_is_listed_and_cleared(
-    kept: Path, command: Commands
-) -> None:
+def test_cache_lists_and_clears_files_of_libraries(kept: Path, command: Commands) -> None:
     header = kept / "pch" / "0123" / "a.pch"
     header.parent.mkdir(parents=True)
     (kept / "pch").chmod(0o700)
@@ -76,7 +74,7 @@ def test_a_list(kept: Path, command: Commands) -> None:
     assert "CUB's algorithms" in command("cache").out
 
 
-def test_what_is_damaged_is_found_and_cleared(kept: Path, command: Commands) -> None:
+def test_cache_finds_and_clears_damaged_files(kept: Path, command: Commands) -> None:
     assert command("cache", "verify").code == 0
     bad = damage(kept)
     document = command.document("cache", "verify", code=1)
@@ -129,7 +127,7 @@ def test_clear_touches_only_what_a_cache_has_written(kept: Path, command: Comman
     assert left == {"1" * 64, "notes.txt", "folder"}
 
 
-def test_what_cannot_be_removed_is_told(
+def test_cache_reports_files_that_it_cannot_remove(
     kept: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
@@ -157,7 +155,9 @@ def test_kinds_of_other_releases_and_caches_of_others(kept: Path, command: Comma
     assert (kept.parent / "cupy" / "a.cubin").exists()
 
 
-def test_where_nothing_is_kept(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_prints_its_folder_when_it_is_empty(
+    command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ATOMR_CACHE_DIR", "")
     document = command.document("cache", "verify")
     assert (document.folder, document.kinds) == (None, [])

@@ -45,7 +45,7 @@ def test_a_machine_without_limits_has_no_problem(tmp_path: Path) -> None:
     assert levels <= {"ok", "note"}
 
 
-def test_what_is_not_well_comes_with_advice_and_what_is_does_not(tmp_path: Path) -> None:
+def test_doctor_gives_advice_for_failed_checks_only(tmp_path: Path) -> None:
     few = {**NO_LIMITS, "RLIMIT_NOFILE": (256, 4096)}
     for finding in _doctor.examined(machine(tmp_path, limits=few)):
         assert (finding.level == "ok") == (not finding.advice), finding

@@ -66,7 +66,7 @@ def test_names_that_are_no_unicode_are_written_out() -> None:
     )
 
 
-def test_what_is_not_in_the_shape_is_refused() -> None:
+def test_document_refuses_another_shape() -> None:
     error = ErrorDocument(command="top", message="\u3042", exit_code=3)
     assert decoded("top", encoded(error)) == error
     more = encoded(error).replace(b"{", b'{"more": 1,', 1)

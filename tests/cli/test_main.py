@@ -58,7 +58,7 @@ def test_a_command_has_help_with_examples_a_module_and_a_document(
     assert schema["$defs"][title]["required"][0] == "document"
 
 
-def test_what_is_installed_runs_the_same_function() -> None:
+def test_installed_command_runs_the_same_function() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert resolve_name(project["scripts"]["atomr-accel"]) is main
 
@@ -130,7 +130,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, command: Commands) -> No
     assert (told.command, told.exit_code) == ("stress", 130)
 
 
-def test_what_goes_wrong_beside_ctrl_c_is_not_hidden(
+def test_main_shows_errors_next_to_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
     def run(*_: object) -> int:
@@ -157,7 +157,7 @@ def test_a_full_disk_is_told() -> None:
 
 
 @pytest.mark.parametrize("words", [["--version"], ["cache", "--help"], ["probe", "--schema"]])
-def test_what_is_not_printed_is_told(
+def test_main_reports_output_that_it_could_not_print(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 (no file to be made)

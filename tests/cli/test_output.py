@@ -104,7 +104,7 @@ def test_a_plain_table_has_every_cell(rows: list[tuple[str, int, str]], width: i
 
 @pytest.mark.slow
 @given(st.text())
-def test_nothing_moves_the_cursor(text: str) -> None:
+def test_output_moves_no_cursor(text: str) -> None:
     clean = printable(text)
     assert all(char.isprintable() or char == "\n" for char in clean)
     clean.encode()  # no halves of surrogates either

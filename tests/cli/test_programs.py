@@ -117,7 +117,7 @@ def test_how_a_script_may_end(
     assert "_programs.py" not in err
 
 
-def test_what_it_prints_is_not_in_the_way_of_json(
+def test_program_output_stays_out_of_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Output of child processes, hosts and native code is kept out of the JSON too."""
@@ -140,7 +140,7 @@ def test_ctrl_c_is_not_the_scripts_to_hide(tmp_path: Path) -> None:
 
 
 @program
-async def test_what_is_beside_a_system_lives_inside_it() -> None:
+async def test_program_runs_next_to_a_system_inside_it() -> None:
     """The guest can use the system, is closed before it, and sees errors of the block."""
     steps: list[Any] = []
 
@@ -236,7 +236,7 @@ def test_a_program_without_systems_has_no_timeline(tmp_path: Path, command: Comm
     assert not (tmp_path / "run.pftrace").exists()
 
 
-def test_what_is_not_there_was_not_run(tmp_path: Path, command: Commands) -> None:
+def test_missing_program_is_reported_as_not_run(tmp_path: Path, command: Commands) -> None:
     (tmp_path / "package_of_tests").mkdir()
     for words in (
         [tmp_path / "nothing.py"],

@@ -65,7 +65,7 @@ def test_a_device_that_computes_wrong_is_found(
     assert "results were wrong" in command("stress", *ALONE).out
 
 
-def test_what_breaks_follows_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stress_harms_follow_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits and ways; and every way comes."""
 
     async def broken(seed: int) -> list[tuple[float, str]]:
@@ -95,7 +95,7 @@ def test_what_breaks_follows_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> N
 SOUND = Tally(rounds=10, sealed_intact=True)
 
 
-def test_what_is_sound() -> None:
+def test_stress_accepts_a_sound_run() -> None:
     assert judged(SOUND, 0, faults=False) == []
 
 
@@ -111,7 +111,7 @@ def test_what_is_sound() -> None:
         ({"broken_at": 1.0}, "after the last fault"),
     ],
 )
-def test_what_is_unsound(change: dict[str, Any], says: str) -> None:
+def test_stress_rejects_an_unsound_run(change: dict[str, Any], says: str) -> None:
     (reason,) = judged(replace(SOUND, **change), 0, faults=False)
     assert says in reason
 

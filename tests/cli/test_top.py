@@ -180,7 +180,7 @@ def test_until_the_program_ends(
         assert done.out.count("an assert") == 2
 
 
-def test_what_gpus_say_of_themselves() -> None:
+def test_top_shows_readings_of_gpus() -> None:
     known = HardwarePart(
         index=0,
         name="A GPU",

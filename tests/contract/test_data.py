@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @given(array=arrays(), layout=layouts, sealed=st.booleans())
 @on_shared
-async def test_what_is_put_comes_back_bit_for_bit(
+async def test_put_array_comes_back_bit_for_bit(
     device: Device, array: Array, layout: str, sealed: bool
 ) -> None:
     ref = await device.put(LAYOUTS[layout](array), sealed=sealed)

@@ -134,7 +134,7 @@ async def test_beta_zero_ignores_what_out_holds(device: Device, dtype: str, junk
 
 @pytest.mark.parametrize("dtype", PRECISION)
 @on_shared
-async def test_what_is_not_finite_stays_so_without_a_warning(device: Device, dtype: str) -> None:
+async def test_gemm_keeps_infinities_and_nans_without_a_warning(device: Device, dtype: str) -> None:
     values = np.array([[np.nan, 1], [np.inf, 1]]).astype(DTYPES[dtype])
     ones = await device.put(np.ones((2, 2), DTYPES[dtype]))
     got = await device.get(await device.blas.gemm(await device.put(values), ones))
@@ -212,7 +212,7 @@ async def test_scalars_must_be_real_numbers(device: Device, bad: Any) -> None:
 
 
 @on_shared
-async def test_what_does_not_fit_is_refused_in_the_caller(device: Device) -> None:
+async def test_gemm_refuses_mismatched_operands_in_the_caller(device: Device) -> None:
     gemm = device.blas.gemm
     a = await device.put(np.zeros((2, 3)))
     b = await device.put(np.zeros((3, 4)))

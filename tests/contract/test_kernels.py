@@ -482,7 +482,7 @@ class Untellable(Exception):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @on_shared
-async def test_what_a_twin_raises_arrives(
+async def test_cpu_function_error_reaches_the_caller(
     device: Device, make: Callable[[], Exception], arrives_as: str, text: str
 ) -> None:
     # By name where that is all there is to it: no pickle is read from a lane of kernels.

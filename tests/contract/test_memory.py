@@ -85,7 +85,7 @@ def mapped_slabs() -> int:
 @cpu_only
 @pytest.mark.usefixtures("little_memory")
 @program
-async def test_what_is_freed_can_be_had_again_in_any_size() -> None:
+async def test_freed_memory_serves_any_size_again() -> None:
     before = mapped_slabs()  # of a device that tests share
     async with opened(isolation="thread") as device:
         for mib in (100, 40, 200, 10, 250, 64):
@@ -252,7 +252,7 @@ def little_memory_for_all() -> Iterator[None]:
 @settings(max_examples=30)
 @given(life=lives)
 @program
-async def test_nothing_is_lost_when_memory_is_short(life: list[tuple[str, int, int]]) -> None:
+async def test_failed_allocations_lose_nothing(life: list[tuple[str, int, int]]) -> None:
     async with opened(isolation="thread") as device:
         pressure = Pressure(device)
         for name, *arguments in life:

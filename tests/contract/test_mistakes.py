@@ -62,7 +62,7 @@ async def test_a_forgotten_await_is_said_once(no_other_warning: None) -> None:
 
 
 @program
-async def test_what_can_be_put_is_to_be_put_under_the_name_of_the_parameter() -> None:
+async def test_put_error_names_the_parameter() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.eye(2))
         with pytest.raises(TypeError) as info:
@@ -147,7 +147,7 @@ async def test_closed_is_said() -> None:
 
 
 @program
-async def test_what_a_ref_says_of_its_memory_cannot_be_set() -> None:
+async def test_ref_memory_attributes_are_read_only() -> None:
     async with opened() as device:
         ref = await device.put(np.zeros(64))
         for name, value in (("shape", (128,)), ("dtype", np.dtype(np.int8)), ("nbytes", 1 << 20)):

@@ -76,7 +76,7 @@ async def test_after_the_block_nothing_works_and_nothing_hangs(isolation: Isolat
 
 
 @program
-async def test_what_waits_when_the_block_is_left_is_told(isolation: Isolation) -> None:
+async def test_leaving_the_block_reports_waiting_calls(isolation: Isolation) -> None:
     """Tasks outside the block may still be using the device."""
     told = []
 

@@ -194,7 +194,7 @@ async def test_sealed_buffers_survive_bit_for_bit() -> None:
 
 
 @program
-async def test_what_was_not_yet_sealed_is_stale() -> None:
+async def test_unfinished_seal_leaves_a_stale_ref() -> None:
     async with opened() as device:
         ref = await device.put(EYE)
         await poison(device)

@@ -61,7 +61,7 @@ async def test_a_large_buffer_is_sealed_whole(device: Device) -> None:
 
 
 @on_shared
-async def test_nothing_may_write_to_a_sealed_buffer(device: Device) -> None:
+async def test_sealed_buffer_refuses_every_write(device: Device) -> None:
     a = await device.put(np.eye(2))
     sealed = await device.seal(await device.put(np.ones((2, 2))))
     with pytest.raises(GpuRefSealed, match="out is sealed") as info:
@@ -253,7 +253,7 @@ async def test_writers_are_refused_while_a_seal_waits_for_another(
 @cpu_only
 @pytest.mark.parametrize("cancelled", [False, True])
 @program
-async def test_what_was_half_sealed_waits_for_its_host_to_end(
+async def test_interrupted_seal_waits_for_its_host_to_end(
     cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is killed may still be writing there, through its second mapping."""

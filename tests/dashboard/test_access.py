@@ -83,7 +83,7 @@ async def test_the_token_is_where_browsers_keep_it_to_themselves() -> None:
 
 
 @program
-async def test_nothing_can_be_changed() -> None:
+async def test_dashboard_changes_nothing() -> None:
     async with open_system("s") as system, open_dashboard(system) as page:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD"):
             for path in ("/", "/state"):
@@ -153,7 +153,7 @@ async def test_a_name_that_may_lead_anywhere_is_refused() -> None:
         (["localhost", "localhost"], False),
     ],
 )
-def test_what_leads_here(hosts: list[str], here: bool) -> None:
+def test_dashboard_url_leads_to_the_page(hosts: list[str], here: bool) -> None:
     assert is_here(hosts, frozenset({"a.b"})) == here
 
 
@@ -198,7 +198,7 @@ async def test_no_more_than_some_look_at_a_time(monkeypatch: pytest.MonkeyPatch)
 
 
 @program
-async def test_those_who_come_at_once_are_no_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_simultaneous_connections_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.dashboard._feed.MOST_LOOKERS", 3)
     said: list[str] = []
     async with open_system("s") as system, open_dashboard(system) as page:
@@ -354,7 +354,7 @@ async def test_connections_without_the_token_give_way(
 
 
 @program
-async def test_who_is_told_something_does_not_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_busy_connection_does_not_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 2)
     async with (
         open_system("s") as system,

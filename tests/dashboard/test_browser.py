@@ -70,7 +70,7 @@ async def shown(path: Path) -> AsyncIterator[tuple[Device, Dashboard, Browser]]:
                 yield device, page, browser
 
 
-async def test_it_shows_devices_actors_and_faults_and_complains_about_nothing(
+async def test_page_shows_devices_actors_and_faults_without_errors(
     tmp_path: Path,
 ) -> None:
     async with shown(tmp_path) as (device, _page, browser):

@@ -53,7 +53,7 @@ async def test_a_fault_is_shown_and_so_is_the_rebuild() -> None:
 
 
 @program
-async def test_what_happened_before_somebody_looked_is_shown() -> None:
+async def test_page_shows_events_from_before_it_was_opened() -> None:
     async with opened() as device, open_dashboard(device.system) as page:
         await poison(device)
         await device.put(np.zeros(4))
@@ -62,7 +62,7 @@ async def test_what_happened_before_somebody_looked_is_shown() -> None:
 
 
 @program
-async def test_it_tells_what_the_statistics_tell() -> None:
+async def test_dashboard_reports_the_statistics() -> None:
     async with opened() as device, open_dashboard(device.system) as page:
         x = await device.put(np.ones((64, 64)))
         kept = [await device.blas.gemm(x, x), await device.put(np.ones(100), sealed=True)]
@@ -115,7 +115,7 @@ async def test_names_are_told_as_they_are(name: str) -> None:
 
 
 @program
-async def test_what_the_driver_says_is_shown_beside_the_device_it_is_about() -> None:
+async def test_page_shows_driver_readings_next_to_their_device() -> None:
     gpu, other = FakeGpu(), FakeGpu(uuid="GPU-other")
     fake = FakeNvml(gpu, other)
     async with opened() as device, open_nvml(device.system, interval=3600, library=fake) as nvml:
@@ -184,7 +184,7 @@ async def test_a_device_alone_is_shown_as_well() -> None:
 
 @pytest.mark.slow
 @program
-async def test_who_takes_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_client_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.dashboard._open._STUCK_MS", 300)
     async with open_system("s") as system:
         for at in range(100):

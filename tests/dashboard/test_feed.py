@@ -177,7 +177,7 @@ def test_whoever_is_late_gets_one_difference_and_no_queue() -> None:
     with_reader(body)
 
 
-def test_what_happens_is_told_within_a_second_however_many_actors_there_are(
+def test_feed_reports_events_within_a_second_with_any_number_of_actors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Actors that take long to look at are looked at less often; events do not wait for that."""
@@ -199,7 +199,7 @@ def test_what_happens_is_told_within_a_second_however_many_actors_there_are(
     with_reader(body)
 
 
-def test_nothing_is_looked_at_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_reads_nothing_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     look = Feed.look
 

@@ -34,18 +34,18 @@ def test_a_patch_makes_one_state_of_another(old: dict[str, Any], new: dict[str, 
 
 @settings(max_examples=30)
 @given(STATES)
-def test_nothing_is_sent_of_what_is_as_it_was(state: dict[str, Any]) -> None:
+def test_patch_omits_unchanged_values(state: dict[str, Any]) -> None:
     assert merge_patch(state, json.loads(encode(state))) == {}
 
 
 @settings(max_examples=30)
 @given(STATES)
-def test_what_is_sent_is_one_line_of_ascii(state: dict[str, Any]) -> None:
+def test_patch_is_one_line_of_ascii(state: dict[str, Any]) -> None:
     assert encode(state).isascii()
     assert len(encode(state).splitlines()) == 1
 
 
-def test_what_is_the_same_object_is_not_looked_into() -> None:
+def test_patch_skips_identical_objects() -> None:
     class Shy(dict[str, Any]):
         def __iter__(self) -> Any:
             raise AssertionError

@@ -37,7 +37,7 @@ def mine(**changes: object) -> RunningDashboard:
 
 
 @program
-async def test_it_is_found_for_as_long_as_it_is_open() -> None:
+async def test_running_dashboard_is_found_while_it_is_open() -> None:
     async with open_system("s") as system:
         assert running() == []
         async with open_dashboard(system) as one, open_dashboard(system) as two:
@@ -50,7 +50,7 @@ async def test_it_is_found_for_as_long_as_it_is_open() -> None:
 
 
 @program
-async def test_it_need_not_be_told() -> None:
+async def test_running_dashboard_works_without_registration() -> None:
     async with open_system("s") as system, open_dashboard(system, announce=False):
         assert running() == []
 
@@ -70,7 +70,7 @@ def test_its_file_is_for_its_user_alone(runtime: Path) -> None:
         os.umask(before)
 
 
-def test_what_a_killed_program_leaves_is_passed_over_and_removed() -> None:
+def test_files_of_killed_programs_are_skipped_and_removed() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     for stale in (mine(pid=child.pid), mine(started=mine().started - 1)):
@@ -83,7 +83,7 @@ def test_what_a_killed_program_leaves_is_passed_over_and_removed() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"null", b"\xff", json.dumps({"pid": "x"}).encode()]
 )
-def test_what_is_no_such_file_is_passed_over(content: bytes) -> None:
+def test_foreign_files_are_skipped(content: bytes) -> None:
     (folder() / "1-1.json").write_bytes(content)
     with announced(mine()):
         assert running() == [mine()]

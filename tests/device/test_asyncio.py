@@ -122,7 +122,7 @@ async def test_a_cancelled_caller_leaves_when_its_function_has() -> None:
 
 
 @in_asyncio
-async def test_what_a_cancelled_function_raises_instead_is_raised() -> None:
+async def test_asyncio_function_may_raise_another_error_when_cancelled() -> None:
     loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
     async def stubborn(pair: Any) -> None:
@@ -158,7 +158,7 @@ async def test_leaving_cancels_what_still_runs() -> None:
 
 
 @in_asyncio
-async def test_what_cannot_be_opened() -> None:
+async def test_from_asyncio_refuses_objects_that_it_cannot_open() -> None:
     with pytest.raises(DeviceUnavailable, match="no backend 'tpu'"):
         async with from_asyncio(opened(backend="tpu")):
             pytest.fail("opened")
@@ -261,7 +261,7 @@ async def test_an_error_of_the_body_is_the_cause_of_what_leaves() -> None:
 
 
 @in_asyncio
-async def test_as_in_a_notebook_from_one_cell_to_the_next() -> None:
+async def test_from_asyncio_keeps_a_device_open_between_cells() -> None:
     """Each cell is a task of its own."""
     stack = AsyncExitStack()
 

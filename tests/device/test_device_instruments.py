@@ -348,7 +348,7 @@ async def test_the_times_of_some_ops_are_taken_where_many_are_in_flight() -> Non
         assert len(sampled.untimed) > len(untimed)
 
 
-async def test_what_was_submitted_while_nobody_watched_is_not_told_of() -> None:
+async def test_instrument_misses_ops_submitted_before_it_was_added() -> None:
     sampled = Sampled()
     async with opened(isolation="thread") as device:
         a = await device.put(np.ones((4, 4), np.float32))
@@ -394,7 +394,7 @@ async def test_ops_that_are_over_are_told_of_together_once_each(one_by_one: bool
         assert ends == together.ends
 
 
-async def test_what_is_told_of_together_has_the_times_of_hosts() -> None:
+async def test_grouped_reports_carry_times_of_hosts() -> None:
     together = Together(timed=True)
     async with opened(instruments=[together]) as device:
         a = await device.put(np.ones((64, 64), np.float32))
@@ -408,7 +408,7 @@ async def test_what_is_told_of_together_has_the_times_of_hosts() -> None:
         assert times.device_seconds is not None
 
 
-async def test_who_submits_when_told_of_an_answer_is_told_of_all_once() -> None:
+async def test_op_submitted_by_an_instrument_is_reported_once() -> None:
     together = Together()
     async with opened(instruments=[together]) as device:
         a = await device.put(np.ones((4, 4), np.float32))

@@ -78,7 +78,7 @@ def short_of(number: int) -> OSError:
 
 
 @program
-async def test_nothing_of_the_current_directory_is_executed(
+async def test_host_executes_no_file_of_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("json", "msgspec", "signal", "atomr_accel", "site", "encodings"):
@@ -104,7 +104,9 @@ async def test_a_host_finds_what_the_program_finds(
 
 
 @program
-async def test_what_python_ignores_in_its_path_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_ignores_the_path_entries_that_python_ignores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     path: list[Any] = [*sys.path, Path("somewhere"), None, "no\0name"]
     async with opened() as device:
         monkeypatch.setattr(sys, "path", path)

@@ -80,7 +80,7 @@ def write(*texts: tuple[int, bytes]) -> None:
 
 @cpu_only
 @program
-async def test_what_is_written_is_told_before_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_host_output_arrives_before_the_fault(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await device.run(write, (1, b"a line\nhalf "), (2, b"a warning\n"))
         assert of_kernels(caplog) == ["a line"]
@@ -102,7 +102,7 @@ def failing() -> None:
 
 @pytest.mark.slow
 @program
-async def test_what_a_kernel_prints_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_kernel_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await launched(device, "printing")
         assert of_kernels(caplog) == ["the first is 0"]
@@ -176,7 +176,7 @@ def shell(command: str) -> None:
 @pytest.mark.slow
 @cpu_only
 @program
-async def test_what_functions_print_is_the_programs(
+async def test_function_output_goes_to_the_program(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with opened() as device:

@@ -113,7 +113,7 @@ async def test_a_lane_that_ends_its_host_does_not_cost_the_device(
 
 @pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
 @program
-async def test_what_a_library_says_of_a_fault_as_its_lane_starts_is_no_error_of_its_own(
+async def test_lane_start_during_a_fault_raises_the_fault(
     lanes: Callable[[str], LaneSpec], streams: StreamStrategy
 ) -> None:
     async with opened(max_restarts=2, streams=streams) as device:

@@ -70,7 +70,7 @@ async def test_a_request_is_carried_out_on_the_device_that_made_it_alone() -> No
 
 
 @program
-async def test_what_another_device_has_made_is_refused_with_both_names() -> None:
+async def test_request_of_another_device_is_refused_with_both_names() -> None:
     async with opened() as one, opened(SECOND) as two:
         generator = two.rng.default_rng(seed=1)
         kernel = await two.nvrtc.compile(KERNEL, "nothing", cpu=lambda: None)
@@ -103,7 +103,7 @@ async def test_a_librarys_actor_takes_its_own_requests_alone(device: Device) -> 
 
 
 @on_shared
-async def test_what_is_told_is_in_order_with_what_is_asked_not_with_calls(device: Device) -> None:
+async def test_messages_are_ordered_with_asks_but_not_with_calls(device: Device) -> None:
     """Ordering follows the documentation: a message passes a mailbox, a call does not."""
     for _ in range(5):
         x = await device.put(np.ones(3, np.float32))

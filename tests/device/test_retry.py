@@ -39,7 +39,7 @@ class Flaky:
 
 
 @program
-async def test_it_is_called_again_after_a_fault() -> None:
+async def test_retry_calls_again_after_a_fault() -> None:
     async with opened(max_restarts=9) as device:
         flaky = Flaky(device, faults=2)
         assert await device.retry(flaky, 3.0, 2.0) == 6
@@ -117,7 +117,7 @@ async def test_other_errors_are_raised_at_once() -> None:
 
 
 @program
-async def test_what_was_stale_from_the_first_is_not_tried_again() -> None:
+async def test_retry_does_not_repeat_a_call_that_was_stale_from_the_start() -> None:
     calls = 0
 
     async def late(ref: Any) -> None:
@@ -164,7 +164,7 @@ async def test_one_error_of_another_kind_in_a_group_decides() -> None:
 
 
 @program
-async def test_it_can_be_cancelled_while_the_device_comes_back() -> None:
+async def test_retry_can_be_cancelled_during_a_rebuild() -> None:
     async with opened(backoff=AT_ONCE) as device:
         flaky = Flaky(device, faults=9)
         with trio.CancelScope() as scope:
@@ -212,7 +212,7 @@ async def test_a_call_in_place_of_a_function() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [(0.0,), (0.9,), (0.0, 0.9), (0.0, 0.0, 0.9)])
 @program
-async def test_who_was_first_is_first_again(
+async def test_retry_keeps_the_order_of_callers(
     monkeypatch: pytest.MonkeyPatch, ways: tuple[float, ...]
 ) -> None:
     """However trio goes through the tasks of a turn."""

@@ -78,7 +78,7 @@ async def test_a_fault_names_kernel_and_line(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.slow
 @pytest.mark.usefixtures("tool")
 @program
-async def test_nothing_of_a_group_is_left() -> None:
+async def test_sanitizer_leaves_no_process_of_its_group() -> None:
     async with opened(sanitizer="racecheck") as device:
         group = device.statistics().host_pid
         assert group is not None

@@ -120,7 +120,7 @@ async def an_index() -> int:
     ],
 )
 @program
-async def test_what_makes_no_sense_is_refused_at_once(
+async def test_settings_refuse_invalid_values_at_once(
     settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -129,7 +129,7 @@ async def test_what_makes_no_sense_is_refused_at_once(
 
 
 @program
-async def test_what_makes_sense_is_not() -> None:
+async def test_settings_accept_valid_values() -> None:
     """All of it reaches the search for a backend."""
     for settings in (
         {"index": np.int32(1), "max_restarts": 0, "restart_period": 5, "op_deadline": 0.25},

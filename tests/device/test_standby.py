@@ -85,7 +85,7 @@ async def test_a_hot_one_has_all_that_the_device_has() -> None:
 
 
 @program
-async def test_what_is_sealed_later_is_there_and_what_is_freed_goes() -> None:
+async def test_standby_follows_later_seals_and_frees() -> None:
     async with hot() as device:
         standby = standby_of(device)
         await standby.wait_ready()
@@ -244,7 +244,7 @@ async def test_a_state_that_cannot_be_made_there_is_made_later(
 
 
 @program
-async def test_it_is_taken_while_it_makes_a_state(tmp_path: Path) -> None:
+async def test_standby_is_used_while_it_prepares_state(tmp_path: Path) -> None:
     """And goes on with that: the state is made once."""
     gate, log = tmp_path / "gate", tmp_path / "log"
     os.mkfifo(gate)
@@ -344,7 +344,7 @@ async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_p
 
 
 @program
-async def test_what_warm_up_has_prepared_is_not_mistaken_for_the_programs_own() -> None:
+async def test_warm_up_buffers_are_not_taken_for_the_programs_own() -> None:
     """Plans and kernels have numbers in the host, and both of them count."""
 
     def kernel(value: int) -> Callable[[Any], None]:
@@ -397,7 +397,7 @@ async def test_a_warm_up_that_fails_is_told_and_no_loss(caplog: pytest.LogCaptur
 
 
 @program
-async def test_it_is_taken_while_it_warms_up() -> None:
+async def test_standby_is_used_while_it_warms_up() -> None:
     begun = trio.Event()
 
     async def warm_up(rehearsal: Device) -> None:
@@ -469,7 +469,7 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
 
 
 @program
-async def test_as_many_are_kept_as_are_wanted() -> None:
+async def test_standby_count_matches_the_option() -> None:
     async with hot(standbys=2) as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init)
@@ -664,7 +664,7 @@ async def test_a_warm_one_has_imported_what_functions_have() -> None:
 
 
 @program
-async def test_what_cannot_be_imported_there_is_no_loss(tmp_path: Path) -> None:
+async def test_standby_works_without_memory_that_it_cannot_import(tmp_path: Path) -> None:
     """A module that is not there any more, or ends its process's life with an exception."""
     (tmp_path / "only_once.py").write_text("x = 1\n")
     async with opened(standby="warm", max_restarts=OFTEN) as device:
@@ -679,7 +679,7 @@ async def test_what_cannot_be_imported_there_is_no_loss(tmp_path: Path) -> None:
 
 
 @program
-async def test_nothing_is_left_of_them() -> None:
+async def test_standbys_leave_nothing_behind() -> None:
     before = descriptors()
     pids = []
     async with hot(standbys=2) as device:

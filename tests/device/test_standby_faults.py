@@ -143,7 +143,9 @@ async def _kill_standby(device: Device) -> None:
 
 @pytest.mark.parametrize(("number", "kept"), [(0, 1), (1, 1), (1, 2)])
 @program
-async def test_nothing_is_wrong_or_lost(hosts: list[HostHandle], number: int, kept: int) -> None:
+async def test_faults_lose_and_change_no_results(
+    hosts: list[HostHandle], number: int, kept: int
+) -> None:
     before = descriptors()
     rng = seeds.rng()
     warmed = 0

@@ -81,7 +81,7 @@ async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
 
 
 @program
-async def test_what_wakes_a_standby_that_is_taken_at_once_changes_nothing_there(
+async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A lane is closed, and so followed, in the turn in which a fault has it taken."""

@@ -227,7 +227,7 @@ async def test_requests_are_carried_out_in_their_order() -> None:
 
 
 @program
-async def test_who_gives_up_leaves_the_order_of_the_others() -> None:
+async def test_actor_that_gives_up_leaves_the_order_of_the_others() -> None:
     async with opened() as device:
         blas, requests = device.blas.ref, device.requests.blas
         x = await device.put(np.ones(1))
@@ -253,7 +253,7 @@ async def test_who_gives_up_leaves_the_order_of_the_others() -> None:
 
 
 @program
-async def test_what_a_request_raises_is_its_askers() -> None:
+async def test_request_error_goes_to_its_asker() -> None:
     async with opened() as device:
         a = await device.put(np.ones((2, 3)))
         blas, requests = device.blas.ref, device.requests.blas
@@ -463,7 +463,7 @@ async def test_a_device_is_restarted_with_its_group() -> None:
 
 
 @program
-async def test_what_is_asked_of_a_group_that_is_restarted_is_answered(gate: Gate) -> None:
+async def test_restarting_group_answers_asks(gate: Gate) -> None:
     async with open_system("app") as system:
         group = await system.spawn(
             Group,
@@ -607,7 +607,7 @@ async def test_the_fault_that_was_one_too_many_leaves_as_the_loss() -> None:
 
 
 @program
-async def test_who_asks_a_library_of_a_lost_device_is_told_why() -> None:
+async def test_lost_device_answers_library_asks_with_the_reason() -> None:
     gives_up = Supervision(decider=decide_by_type({DeviceLost: Directive.STOP}))
     async with open_system("app", supervision=gives_up) as system:
         device = await system.open_device(0, backend=BACKEND, max_restarts=0)

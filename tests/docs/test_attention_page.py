@@ -23,11 +23,11 @@ def named() -> set[str]:
 
 
 @pytest.mark.parametrize("part", [FlashAttention, Caches, Recurrent, Pooling, Routines])
-def test_it_names_every_call(part: type) -> None:
+def test_attention_page_names_every_call(part: type) -> None:
     calls = {name for name in vars(part) if not name.startswith("_")}
     assert calls
     assert calls - named() == set()
 
 
-def test_it_names_every_option() -> None:
+def test_attention_page_names_every_option() -> None:
     assert set(AttentionOptions.__annotations__) - named() == set()

@@ -46,7 +46,7 @@ def test_its_table_is_that_of_the_operations() -> None:
 @pytest.mark.parametrize(
     "part", [Activations, Convolutions, Graphs, Losses, Normalizations, Resampling]
 )
-def test_it_names_every_call(part: type) -> None:
+def test_dnn_page_names_every_call(part: type) -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
     calls = {name for name in vars(part) if not name.startswith("_")}
     assert calls

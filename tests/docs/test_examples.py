@@ -16,7 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_runs(path: Path) -> None:
+def test_example_runs(path: Path) -> None:
     """In a process of its own, as a user would run it."""
     done = subprocess.run(
         [sys.executable, str(path)],

@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "reference" / "libraries.md"
     "facade",
     [Blas, BlasLt, Cub, Cutlass, Fft, Linalg, Rng, Generator, Nvrtc, Sparse, SparseLt, Tensor],
 )
-def test_it_names_every_method(facade: type) -> None:
+def test_libraries_page_names_every_method(facade: type) -> None:
     named = set(re.findall(r"`[\w.]*?(\w+)[`(]|\.(\w+)\(", PAGE.read_text(encoding="utf-8")))
     known = {name for pair in named for name in pair}
     methods = {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..fakes.driver import FakeDriver
 
 
-def test_what_makes_a_launch_keeps_its_arguments(driver: FakeDriver) -> None:
+def test_launch_keeps_its_arguments(driver: FakeDriver) -> None:
     kernels: Any = object.__new__(Kernels)
     kernels._stream = SimpleNamespace(handle=0)
     function: Any = SimpleNamespace(handle=0, most_blocks=1)

@@ -108,7 +108,7 @@ def test_a_file_says_what_it_is(file: Path) -> None:
 @pytest.mark.parametrize(
     "file", [file for file in FILES if file.suffix == ".cu"], ids=lambda file: file.name
 )
-def test_what_is_compiled_can_be_kept_on_disk(file: Path) -> None:
+def test_compiled_kernel_is_kept_on_disk(file: Path) -> None:
     """Sources that depend on files the compiler looks for are compiled each time."""
     package = ".".join(file.relative_to(ROOT).parts[:-2])
     text = CudaSource(package, file.name).text

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @ONE_FOLDER
 @given(things=st.dictionaries(st.binary(max_size=20), st.binary(max_size=200), max_size=8))
-def test_what_was_put_is_found_by_everybody(folder: Path, things: dict[bytes, bytes]) -> None:
+def test_stored_entry_is_found_by_all_processes(folder: Path, things: dict[bytes, bytes]) -> None:
     cache = DiskCache("things")
     for key, data in things.items():
         cache.put(key, data)
@@ -86,7 +86,7 @@ def test_readers_never_see_half_a_file(folder: Path) -> None:
     assert cache.statistics().damaged == 0
 
 
-def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
+def test_least_recently_used_entry_goes_first(folder: Path) -> None:
     cache = DiskCache("things", limit=10_000)
     for i in range(10):
         cache.put(b"%d" % i, bytes(800))
@@ -123,7 +123,7 @@ def test_a_folder_of_somebody_else_is_not_used(
 
 
 @pytest.mark.parametrize("where", ["", "file/below"])
-def test_nothing_is_kept_where_nothing_can_be(
+def test_unwritable_folder_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -184,7 +184,7 @@ def test_a_kernel_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch
         ("", ("--pre-include={folder}/more.h",)),
     ],
 )
-def test_what_includes_files_is_compiled_each_time(
+def test_source_that_includes_files_is_compiled_each_time(
     folder: Path, text: str, options: tuple[str, ...]
 ) -> None:
     """The included files may have changed."""

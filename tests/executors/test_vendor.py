@@ -175,7 +175,7 @@ def test_a_number_that_is_set_again_is_as_one_that_is_made(
         np.testing.assert_array_equal(made.view(np.uint8), expected.view(np.uint8))
 
 
-def test_what_a_block_made_is_undone_in_turn_if_it_fails() -> None:
+def test_failed_block_destroys_its_objects_in_reverse_order() -> None:
     log: list[str] = []
 
     def undo(name: str) -> None:

@@ -78,7 +78,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @on_shared
-async def test_what_a_device_gives_is_what_numpy_gives(device: Device, name: str) -> None:
+async def test_device_expression_matches_numpy(device: Device, name: str) -> None:
     found, wanted = await both(device, FUNCTIONS[name], numbers(4, 6), numbers(4, 6) + 1)
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
@@ -100,7 +100,7 @@ async def test_a_number_has_an_axis_where_ufuncs_reduce(device: Device, axis: An
 
 @pytest.mark.parametrize("one", [-200, 300, 1 << 40])
 @on_shared
-async def test_where_has_integers_out_of_bounds_as_numpys_has(device: Device, one: int) -> None:
+async def test_where_accepts_integers_out_of_bounds_as_numpy_does(device: Device, one: int) -> None:
     host = np.arange(3, dtype=np.uint8)
     raises = np.lib.NumpyVersion(np.__version__) >= "2.5.0"
     with pytest.raises(OverflowError, match=str(one)) if raises else nullcontext():
@@ -496,7 +496,7 @@ async def test_a_function_that_looks_at_what_refs_hold_is_told(device: Device) -
     ],
 )
 @on_shared
-async def test_what_expressions_do_not_do(
+async def test_expressions_refuse_unsupported_operations(
     device: Device, function: Callable[..., Any], error: type[Exception], match: str
 ) -> None:
     x = await device.put(numbers(3))
@@ -534,7 +534,7 @@ async def test_an_expression_is_written_as_a_program_has_it(device: Device) -> N
 
 
 @on_shared
-async def test_what_is_shared_is_not_written_without_end(device: Device) -> None:
+async def test_shared_subexpression_prints_in_bounded_space(device: Device) -> None:
     x: Any = await device.put(numbers(3))
     shared = x
     for _ in range(200):
@@ -578,7 +578,7 @@ async def test_indices_and_constants(device: Device) -> None:
 
 
 @on_shared
-async def test_what_is_replaced_is_replaced_in_expressions(device: Device) -> None:
+async def test_replaced_ref_is_replaced_in_expressions(device: Device) -> None:
     """Replaced refs may be views, a fused function's closure, or parts."""
     one, other = np.array([1.0, 2, 3]), np.array([10.0, 20, 30])
     x, x2 = await device.put(one), await device.put(other)

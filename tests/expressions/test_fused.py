@@ -128,7 +128,7 @@ async def test_nans_have_a_sign_and_classes_may_change(device: Device) -> None:
 
 
 @on_shared
-async def test_what_is_not_known_is_called_each_time(device: Device) -> None:
+async def test_unknown_function_is_called_each_time(device: Device) -> None:
     x = await device.put(np.ones(3))
     calls = []
 
@@ -146,7 +146,7 @@ async def test_what_is_not_known_is_called_each_time(device: Device) -> None:
 
 
 @program
-async def test_what_is_captured_is_looked_for_again_once_it_is_gone() -> None:
+async def test_captured_object_is_looked_up_again_once_it_is_gone() -> None:
     async with opened() as device:
         x = await device.put(np.full(3, 2.0))
         w = await device.put(np.arange(6.0))

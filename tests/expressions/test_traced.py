@@ -80,7 +80,7 @@ async def test_results_go_where_they_are_told() -> None:
 
 
 @on_shared
-async def test_what_a_function_has_captured_is_in_its_trace(device: Device) -> None:
+async def test_trace_contains_captured_values(device: Device) -> None:
     w = await device.put(np.arange(6.0))
     scaled: Any = device.fuse(lambda a: a * w[::2] + w[3:] * 4.0)
     for number in range(4):

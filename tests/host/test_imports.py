@@ -71,7 +71,7 @@ def test_functions_run_side_by_side() -> None:
     assert not together.broken
 
 
-def test_what_another_thread_imports_is_waited_for(
+def test_import_waits_for_another_threads_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or its parts would be imported before it, which import it themselves."""

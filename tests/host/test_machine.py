@@ -36,14 +36,14 @@ def system(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_the_kernel_tells_of_a_card(system: Path) -> None:
+def test_machine_reads_the_kernels_data_about_a_card(system: Path) -> None:
     assert _machine.numa_node(CARD, system) == 1
     assert _machine.pcie_link(CARD, system) == PcieLink(32.0, 16)
     assert _machine.cores_near(1, system) == {4, 5, 6, 7, 12}
     assert _machine.cores_near(0, system) == {0, 1, 2, 3, 8, 9, 10, 11}
 
 
-def test_what_it_does_not_tell(system: Path) -> None:
+def test_machine_handles_missing_data_about_a_card(system: Path) -> None:
     assert _machine.numa_node("0000:99:00.0", system) is None
     assert _machine.pcie_link("0000:99:00.0", system) is None
     (system / "bus/pci/devices" / CARD / "numa_node").write_text("-1\n", encoding="ascii")

@@ -99,7 +99,7 @@ def whole(first: int, *some: int, data: bytes = b"") -> bytes:
         whole(PLACE, data=b"\xcf" + PLACE.to_bytes(8, "big")),
     ],
 )
-def test_what_no_program_sends_is_refused(encoded: bytes) -> None:
+def test_template_refuses_calls_that_no_program_sends(encoded: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="a template"):
         Template(encoded, decode)
 

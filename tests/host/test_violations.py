@@ -68,7 +68,7 @@ def test_a_frame_that_is_too_large_is_refused_when_it_is_announced(announced: in
     assert arrived == ["first"]
 
 
-def test_what_is_too_large_is_not_sent() -> None:
+def test_oversized_frame_is_not_sent() -> None:
     buffer = bytearray(b"before")
     with pytest.raises(ValueError, match=f"may take {PAYLOAD_BYTES} bytes"):
         append_frame(buffer, bytes(PAYLOAD_BYTES))
@@ -304,7 +304,7 @@ EVERY_KIND: Final = (
 )
 
 
-def test_what_is_right_is_taken() -> None:
+def test_valid_frame_is_accepted() -> None:
     with closing(Recording()) as program:
         program.receive(frame_of([1, 2], EVERY_KIND[2], EVERY_KIND[4]))
         assert program.answers == {1: 1, 2: 1, 3: 1, 4: 1}
@@ -344,7 +344,7 @@ WRONG: Final[dict[str, bytes]] = {
 
 
 @pytest.mark.parametrize("data", WRONG.values(), ids=WRONG.keys())
-def test_what_a_host_must_not_send_is_a_fault(data: bytes) -> None:
+def test_invalid_frame_of_a_host_is_a_fault(data: bytes) -> None:
     with closing(Recording()) as program:
         program.receive(data)
         [fault] = program.faults
@@ -473,7 +473,7 @@ def test_a_lane_ends_over_what_no_program_sends(data: bytes) -> None:
     assert len(device.launched()) <= 1
 
 
-def test_what_depends_on_a_lane_that_is_gone_is_launched() -> None:
+def test_op_that_depends_on_a_closed_lane_is_launched() -> None:
     _, device = serve(requests((7, [(5, 3)], Work(7))))
     assert device.launched() == [7]
 

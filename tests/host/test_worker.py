@@ -210,7 +210,7 @@ def take(lanes: Lanes, lane: int, count: int) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("completion", COMPLETIONS)
-def test_where_somebody_watches_ops_of_a_group_are_answered_as_they_finish(
+def test_watched_ops_of_a_group_are_answered_as_they_finish(
     completion: str,
 ) -> None:
     device = FakeDevice()
@@ -302,7 +302,7 @@ def test_a_few_that_follow_each_other_are_answered_together() -> None:
         assert sum(stream.marked.values()) <= 2
 
 
-def test_what_every_way_may_hold_is_dropped_by_every_way() -> None:
+def test_dropped_object_is_released_on_every_path() -> None:
     device = FakeDevice()
     with Lanes(device, 1, max_streams=3) as lanes:
         lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 101)))
@@ -365,7 +365,7 @@ def test_a_lane_whose_program_has_gone_ends() -> None:
     assert device.launched() == []
 
 
-def test_what_cannot_be_sent_or_read_fails_alone() -> None:
+def test_unserializable_message_fails_alone() -> None:
     device = FakeDevice()
     requests = [(2, [(0, 1)], ["NoSuchMessage", 5]), (4, [], ["Work", 4, "good too"])]
     frame = msgspec.msgpack.encode(requests)
@@ -384,7 +384,7 @@ def test_what_cannot_be_sent_or_read_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("completion", COMPLETIONS)
-def test_what_only_the_device_knows_is_read_when_it_is_done(completion: str) -> None:
+def test_value_known_to_the_device_is_read_when_the_op_is_done(completion: str) -> None:
     device = FakeDevice()
     with Lanes(device, 1, completion=completion) as lanes:
         lanes.send(0, (1, [], Ask(1, "found")), (2, [], Ask(2)), (3, [(0, 2)], Work(3, "goes on")))
@@ -397,7 +397,7 @@ def test_what_only_the_device_knows_is_read_when_it_is_done(completion: str) -> 
     assert (answers[2].kind, answers[2].message) == ("ValueError", "op 2 has no answer")
 
 
-def test_what_is_done_is_answered_before_an_op_that_waits_for_others() -> None:
+def test_finished_op_is_answered_before_an_op_that_waits() -> None:
     device = FakeDevice()
     with Lanes(device, 1) as lanes:
         lanes.send(0, (1, [], Drop(1)), (2, [], Stay(2)))
@@ -479,7 +479,7 @@ def test_one_of_several_calls_in_a_row_fails() -> None:
     assert all(isinstance(answers[seq], Failure) for seq in (2, 5))
 
 
-def test_of_several_calls_in_a_row_the_one_that_breaks_the_device_is_told() -> None:
+def test_fault_in_a_run_of_calls_names_the_call_that_caused_it() -> None:
     device = FakeDevice()
     with Lanes(device, 1) as lanes:
         lanes.send(0, (1, [], with_template(1, Work(PLACE), 1)))

@@ -142,7 +142,7 @@ async def test_a_fault_in_the_middle_of_a_copy_between_devices(which: str) -> No
 
 
 @program
-async def test_what_a_closed_device_had_cannot_be_copied() -> None:
+async def test_memory_of_a_closed_device_cannot_be_copied() -> None:
     async with opened() as two:
         async with opened(SECOND, isolation="thread") as one:
             sealed = await one.put(np.arange(3), sealed=True)
@@ -158,7 +158,7 @@ async def test_what_a_closed_device_had_cannot_be_copied() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [poison, kill_host])
 @program
-async def test_what_a_fault_has_left_can_be_salvaged(blow: Any) -> None:
+async def test_memory_left_by_a_fault_can_be_salvaged(blow: Any) -> None:
     async with opened(max_restarts=9) as device:
         array = noise(5 << 20)
         ref = await device.put(array)
@@ -284,7 +284,7 @@ async def test_a_sealed_shared_buffer_is_the_same_memory(device: Device) -> None
 @pytest.mark.slow
 @cpu_only
 @program
-async def test_what_was_shared_survives_the_other_ones_rebuild() -> None:
+async def test_shared_memory_survives_a_rebuild_of_the_other_device() -> None:
     async with opened() as one, opened(SECOND, max_restarts=9) as two:
         ref = await one.put(np.arange(1000), sealed=True)
         with await one.share(ref) as shared:

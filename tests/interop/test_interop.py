@@ -225,7 +225,7 @@ def test_numpy_does_not_take_an_array_on_a_gpu_for_one_object(
 
 @cpu_only
 @on_shared
-async def test_what_was_exported_comes_home_without_a_copy(device: Device) -> None:
+async def test_exported_memory_returns_without_a_copy(device: Device) -> None:
     ref = await device.put(np.arange(12.0).reshape(3, 4))
     export = await device.export(ref)
     assert await device.adopt(export) is ref

@@ -49,7 +49,7 @@ async def test_closing_takes_no_longer_where_arrays_of_other_devices_are_held(
 
 
 @program
-async def test_what_is_left_is_unmapped_by_whoever_looks_next() -> None:
+async def test_abandoned_mapping_is_unmapped_by_the_next_lookup() -> None:
     del_me = [await outlive()]
     await outlive()
     collect_garbage()

@@ -95,7 +95,7 @@ async def test_a_window_stays_open_and_serves_small_copies_too() -> None:
 @cpu_only
 @pytest.mark.slow
 @program
-async def test_nobody_keeps_memory_that_its_owner_has_given_up() -> None:
+async def test_window_keeps_no_memory_that_its_owner_freed() -> None:
     async with opened(max_restarts=9) as one, AsyncExitStack() as stack:
         ref = await one.put(noise(MUCH))
         alone = slabs_of_host(one)

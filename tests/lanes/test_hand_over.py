@@ -73,7 +73,7 @@ class Lane:
 
 @given(sent=st.integers(0, 3), cut=st.integers(0, 12), ran=st.booleans(), meanwhile=st.booleans())
 @settings(max_examples=60)
-def test_nothing_is_lost(sent: int, cut: int, *, ran: bool, meanwhile: bool) -> None:
+def test_hand_over_loses_nothing(sent: int, cut: int, *, ran: bool, meanwhile: bool) -> None:
     """Answers are in the lane, on the socket, or cut in the middle."""
 
     async def main() -> None:

@@ -185,7 +185,7 @@ async def test_closing_twice(written: Written) -> None:
 
 
 @program
-async def test_what_another_task_has_told_is_not_the_end(
+async def test_output_of_another_task_does_not_end_the_host(
     written: Written, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = trio.lowlevel.wait_readable

@@ -136,7 +136,7 @@ def test_half_an_answer_is_none(half: bytes, peer: Peer) -> None:
     Jumping().run(main)
 
 
-def test_who_is_cancelled_need_not_wait_long(peer: Peer) -> None:
+def test_cancelled_start_returns_soon(peer: Peer) -> None:
     async def main() -> None:
         with trio.move_on_after(1) as scope:
             await peer.host.request(Preload([]))
@@ -172,7 +172,7 @@ async def test_a_request_is_followed_to_its_reply(peer: Peer) -> None:
 
 
 @program
-async def test_what_is_required_is_asked_for_by_cancelled_callers_too(peer: Peer) -> None:
+async def test_required_lane_is_requested_by_cancelled_callers_too(peer: Peer) -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
         with pytest.raises(trio.Cancelled):
@@ -188,7 +188,7 @@ async def test_what_is_required_is_asked_for_by_cancelled_callers_too(peer: Peer
     assert not peer.process.kills
 
 
-def test_what_is_required_holds_nobody_up_either(peer: Peer) -> None:
+def test_required_lane_delays_no_caller(peer: Peer) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
 
@@ -349,7 +349,7 @@ async def test_slabs_are_mapped_while_staging_memory_is(monkeypatch: pytest.Monk
 
 
 @program
-async def test_what_messages_are_is_looked_up_before_a_device_is_there(
+async def test_message_types_are_resolved_before_a_device_is_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(globals(), "Wanted", int)

@@ -294,7 +294,7 @@ async def test_a_cancelled_caller_leaves_at_once_and_its_memory_later() -> None:
 
 
 @program
-async def test_what_was_not_sent_is_withdrawn_but_keeps_its_place() -> None:
+async def test_unsent_op_is_withdrawn_but_keeps_its_place() -> None:
     async with running() as host:
         ops = [host.submit(0) for _ in range(WINDOW + 3)]
         for _ in range(WINDOW):
@@ -335,7 +335,7 @@ async def test_a_writer_waits_for_what_the_writer_before_it_does_not() -> None:
 
 
 @program
-async def test_what_cannot_be_told_fails_alone_and_keeps_its_place() -> None:
+async def test_unencodable_op_fails_alone_and_keeps_its_place() -> None:
     memory = new_memory()
     async with running() as host:
         block = new_block(memory)
@@ -572,7 +572,7 @@ async def test_a_port_that_was_told_to_end_fails_what_is_submitted() -> None:
 
 
 @program
-async def test_of_thousands_at_a_gate_some_go_on_in_a_turn() -> None:
+async def test_gate_releases_some_of_thousands_per_turn() -> None:
     gate = Gate()
     turns: list[int] = []
     gone = cancelled = 0
@@ -613,7 +613,7 @@ async def test_of_thousands_at_a_gate_some_go_on_in_a_turn() -> None:
 
 
 @program
-async def test_what_many_tasks_submit_travels_together() -> None:
+async def test_ops_of_many_tasks_share_a_frame() -> None:
     async with running() as host:
         async with trio.open_nursery() as nursery:
             for _ in range(100):
@@ -662,9 +662,7 @@ async def test_an_answer_and_what_follows_it_take_one_turn() -> None:
 
 @pytest.mark.parametrize("when", ["receiving", "sending"])
 @program
-async def test_what_fails_between_turns_is_raised(
-    when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failure_between_turns_is_raised(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(1)
 
     def broken(*_args: object) -> None:

@@ -46,7 +46,7 @@ def test_a_report_without_errors(lines: list[str]) -> None:
     assert first_error(lines) is None
 
 
-def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sanitizer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tmp_path / "compute-sanitizer"
     found.touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -58,7 +58,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sanitizer_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sanitizer, "find_tool", lambda _name: None)
     with pytest.raises(LibraryMissing, match="sanitizer='memcheck' needs compute-sanitizer"):
         find_sanitizer("memcheck")
@@ -87,9 +87,7 @@ print("done", flush=True)
     ("seconds", "limit", "code", "said"),
     [(0, 60, 0, "waits\ndone\n"), (60, 0.05, -signal.SIGALRM, "waits\n")],
 )
-def test_who_hangs_at_the_end_ends_all_the_same(
-    seconds: int, limit: float, code: int, said: str
-) -> None:
+def test_hanging_host_is_ended_at_close(seconds: int, limit: float, code: int, said: str) -> None:
     words = [sys.executable, "-c", ENDING.format(seconds=seconds, limit=limit)]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, said)

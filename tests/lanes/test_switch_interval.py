@@ -37,7 +37,7 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @program
-async def test_it_is_short_while_any_device_has_ops_in_flight(gate: Gate) -> None:
+async def test_switch_interval_is_short_while_ops_are_in_flight(gate: Gate) -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         hold, cells = await gate.kernel(one), await one.zeros(1, np.float32)
         x = await other.zeros(4, np.float32)
@@ -54,7 +54,7 @@ async def test_it_is_short_while_any_device_has_ops_in_flight(gate: Gate) -> Non
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 @program
-async def test_what_a_program_has_set_stays(gate: Gate, when: str) -> None:
+async def test_switch_interval_set_by_the_program_stays(gate: Gate, when: str) -> None:
     async with opened(isolation="thread") as device:
         hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
         if when == "before":
@@ -86,7 +86,7 @@ async def test_a_device_may_leave_it_and_the_loop_alone(gate: Gate) -> None:
 
 
 @program
-async def test_it_is_as_before_after_a_device_was_left_in_the_middle(gate: Gate) -> None:
+async def test_switch_interval_is_restored_after_a_device_is_left_early(gate: Gate) -> None:
     async with trio.open_nursery() as nursery, opened(isolation="thread") as device:
         hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
         nursery.start_soon(hold, cells)

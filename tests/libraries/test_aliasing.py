@@ -60,7 +60,7 @@ def _nbytes(buffer: Buffer) -> int:
 
 
 @pytest.mark.parametrize("each", ROWS, ids=_ids)
-async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
+async def test_outputs_share_no_memory_with_inputs(device: Device, each: Row) -> None:
     library, _, name = each.name.partition(".")
     function = getattr(getattr(device, library), name)
     plain = await put_all(device, each, np.random.default_rng(0))

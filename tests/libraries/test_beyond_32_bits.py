@@ -111,7 +111,7 @@ async def test_numbers(device: Device, dtype: str, kind: str) -> None:
     np.testing.assert_array_equal(results[0], results[1])
 
 
-async def test_what_only_counts_to_32_bits_says_so(device: Device) -> None:
+async def test_counts_beyond_32_bits_are_refused_with_a_reason(device: Device) -> None:
     a = await device.empty((2**31 // 4 + 1, 4, 4), np.float32)
     with pytest.raises(ValueError, match="what the library can count"):
         await device.blas.getrf_batched(a)

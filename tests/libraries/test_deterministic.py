@@ -108,7 +108,7 @@ def test_products_have_the_workspace_that_they_have_in_graphs(
 
 
 @program
-async def test_nothing_races() -> None:
+async def test_deterministic_device_has_no_races() -> None:
     async with open_device(0, backend="cpu", isolation="thread", deterministic=True) as device:
         a = await device.put(np.eye(4, dtype=np.float32))
         with pytest.raises(ValueError, match="wins a race"):
@@ -128,7 +128,7 @@ async def test_nothing_races() -> None:
 
 
 @program
-async def test_it_is_said_with_a_bool() -> None:
+async def test_deterministic_option_is_a_bool() -> None:
     for wrong in (1, "yes", None):
         with pytest.raises(TypeError, match=f"deterministic must be True or False, not {wrong!r}"):
             async with open_device(0, backend="cpu", deterministic=wrong):  # type: ignore[arg-type]

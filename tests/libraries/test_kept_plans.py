@@ -151,7 +151,7 @@ def test_numbers_that_are_equal_but_not_the_same_have_places_of_their_own(equal:
 
 
 @given(limit=st.integers(1, 5), uses=st.lists(st.integers(0, 9)))
-def test_what_was_not_used_for_longest_goes(limit: int, uses: list[int]) -> None:
+def test_least_recently_used_plan_goes_first(limit: int, uses: list[int]) -> None:
     gone: list[int] = []
     kept: Recent[int, int] = Recent(limit, gone.append)
     model: list[int] = []
@@ -183,7 +183,7 @@ def test_a_value_takes_the_place_of_the_one_before() -> None:
 
 
 @on_shared
-async def test_what_is_hot_stays_planned(device: Device) -> None:
+async def test_frequently_used_plan_stays(device: Device) -> None:
     from atomr_accel.libraries.blas import _gemm
 
     blas = type(device.blas)(device._core)

@@ -135,6 +135,6 @@ def test_a_file_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
     assert descriptors() == before
 
 
-def test_what_is_sealed_has_a_descriptor() -> None:
+def test_sealed_slab_has_a_descriptor() -> None:
     with pytest.raises(ValueError, match="and has none"):
         Slab(1, PAGE, -1, sealed=True)

@@ -24,7 +24,7 @@ def a_map(*sealed: bool) -> MemoryMap:
 @given(
     st.lists(st.tuples(st.integers(1, SLAB // 4), st.booleans()), max_size=40), st.integers(1, 50)
 )
-def test_it_tells_of_every_byte(steps: list[tuple[int, bool]], cells: int) -> None:
+def test_layout_covers_every_byte(steps: list[tuple[int, bool]], cells: int) -> None:
     memory = a_map(False, False)
     kept = []
     for nbytes, keep in steps:
@@ -44,7 +44,7 @@ def test_it_tells_of_every_byte(steps: list[tuple[int, bool]], cells: int) -> No
         assert sum(slab.cells) / cells * slab.nbytes == pytest.approx(slab.used, abs=1)
 
 
-def test_it_tells_what_becomes_of_slabs() -> None:
+def test_layout_reports_the_state_of_slabs() -> None:
     memory = a_map(False)
     held = memory.allocate(SLAB // 2)
     assert held is not None
@@ -58,7 +58,7 @@ def test_it_tells_what_becomes_of_slabs() -> None:
     assert layout(memory, most=10, cells=4) == []
 
 
-def test_of_many_slabs_the_largest_are_told() -> None:
+def test_layout_reports_the_largest_of_many_slabs() -> None:
     memory = a_map(*[False] * 5)
     memory.add_slab(Slab(memory.new_slab_id(), 2 * SLAB, -1, sealed=False))
     assert [slab.nbytes for slab in layout(memory, most=2, cells=1)] == [SLAB, 2 * SLAB]

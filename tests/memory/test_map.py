@@ -331,7 +331,7 @@ def test_memory_that_was_dropped_before_a_fault_goes_with_its_generation(memory:
     assert (memory.statistics().slabs, memory.statistics().used) == (0, 0)
 
 
-def test_nothing_of_a_closed_device_is_good(memory: MemoryMap) -> None:
+def test_refs_of_a_closed_device_are_stale(memory: MemoryMap) -> None:
     memory.add_slab(Slab(memory.new_slab_id(), SLABS, os.memfd_create("test-slab"), sealed=True))
     block = memory.allocate(10, sealed=True)
     assert block is not None

@@ -60,7 +60,7 @@ async def test_running_out_is_no_misfortune() -> None:
 
 
 @program
-async def test_what_is_free_makes_room_for_what_needs_another_slab() -> None:
+async def test_free_slabs_are_released_for_a_new_one() -> None:
     async with opened(isolation="thread", memory_limit=150 * MIB) as device:
         many = [await device.empty(2 * MIB, np.uint8) for _ in range(60)]
         capacity = device.statistics().memory.capacity
@@ -169,7 +169,7 @@ def test_slabs_grow_with_the_memory_in_use() -> None:
 
 
 @program
-async def test_what_many_have_dropped_is_released_a_few_a_turn() -> None:
+async def test_many_dropped_buffers_are_released_a_few_per_turn() -> None:
     """Dropping any number of buffers at once delays no other task for long."""
 
     class LoopFlusher(trio.abc.Instrument):

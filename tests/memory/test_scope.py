@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @on_shared
-async def test_what_is_made_inside_is_freed_at_the_end(device: Device) -> None:
+async def test_scope_frees_its_buffers_at_the_end(device: Device) -> None:
     before = await device.zeros(4, np.float32)
     used = device.statistics().memory.used
     async with device.scope() as scope:

@@ -206,7 +206,7 @@ def test_halves_of_a_comb_are_apart() -> None:
     require_no_alias("it", [("y", ref.T)], [("x", ref.T)], in_place=[("y", "x")])
 
 
-def test_what_would_take_long_to_tell_apart_overlaps() -> None:
+def test_costly_overlap_checks_assume_an_overlap() -> None:
     # Bounded subset sum: NumPy's own worst case, with large coprime strides.
     memory, _ = buffer_like(np.zeros(1))
     block = memory.allocate(1 << 19)
@@ -216,7 +216,7 @@ def test_what_would_take_long_to_tell_apart_overlaps() -> None:
     assert overlap(comb, comb[::2, ..., ::2])
 
 
-def test_what_numpy_refuses_is_refused() -> None:
+def test_views_refuse_what_numpy_refuses() -> None:
     _, ref = buffer_like(np.zeros((2, 3, 1), np.float32))
     refused: tuple[tuple[Callable[[], GpuRef], str], ...] = (
         (lambda: ref.transpose(0, 0, 1), "repeated axis"),
@@ -271,7 +271,7 @@ def test_reshape_is_numpys(shape: tuple[int, ...], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("key", [[0, 1], np.array([0, 1]), np.array([True, False]), True, 1.0, "a"])
-def test_what_is_no_basic_index_is_refused(key: Any) -> None:
+def test_advanced_index_is_refused(key: Any) -> None:
     _, ref = buffer_like(np.zeros((2, 2)))
     with pytest.raises(TypeError, match=r"device.array.getitem|object cannot be interpreted"):
         ref[key]

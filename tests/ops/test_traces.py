@@ -144,7 +144,7 @@ async def test_a_signature_tells_all_that_differs(
 
 
 @on_shared
-async def test_what_has_no_signature(device: Device) -> None:
+async def test_unhashable_arguments_have_no_signature(device: Device) -> None:
     memory = device._core.memory
     whole = await device.zeros((SIDE, SIDE))
     freed = await device.zeros((SIDE, SIDE))
@@ -375,7 +375,7 @@ async def test_draws_differ_however_often_they_are_asked_for(device: Device) -> 
     ids=["blaslt", "cub", "dnn", "array", "blas"],
 )
 @on_shared
-async def test_what_is_traced_in_a_batch_does_not_keep_the_batch(
+async def test_template_made_in_a_batch_does_not_keep_the_batch(
     device: Device, call: Callable[[Any, GpuRef], GpuRef]
 ) -> None:
     """A batch may hold memory, such as scratch."""

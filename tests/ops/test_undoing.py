@@ -160,7 +160,7 @@ THINGS: Final[dict[str, Callable[[Making], Callable[[], None]]]] = {
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_nothing_is_left_of_what_could_not_be_made(
+def test_failed_construction_leaves_nothing(
     thing: str, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
     """Whichever call failed."""

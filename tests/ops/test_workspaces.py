@@ -67,7 +67,7 @@ async def test_small_ops_that_are_in_flight_together_take_different_ones(
 
 @pytest.mark.parametrize("nbytes", [SMALL, SMALL + 1])
 @on_shared
-async def test_what_runs_alone_takes_the_same_memory_each_time(device: Device, nbytes: int) -> None:
+async def test_lone_op_uses_the_same_workspace_each_time(device: Device, nbytes: int) -> None:
     spaces, core = Workspaces(WAYS, SMALL), device._core
     await device.free(await device.zeros(16 * SMALL))
     blocks = {id(spaces.obtain(core.first_try, nbytes)) for _ in range(5)}

@@ -197,7 +197,7 @@ def put_off(batch: Any, why: str) -> None:
 
 @pytest.mark.parametrize("why", PUT_OFF)
 @program
-async def test_what_is_put_off_touches_no_memory_of_others(why: str) -> None:
+async def test_deferred_call_touches_no_memory_of_others(why: str) -> None:
     """Whatever is freed before the block is left is another's only after that."""
     async with putting_off(why) as (device, x):
         gone, out = await device.copy(x), await device.zeros((4, 4))
@@ -219,7 +219,7 @@ async def test_what_is_put_off_touches_no_memory_of_others(why: str) -> None:
 
 @pytest.mark.parametrize("why", PUT_OFF)
 @program
-async def test_what_is_put_off_is_for_its_batch_alone(why: str) -> None:
+async def test_deferred_result_belongs_to_its_batch(why: str) -> None:
     async with putting_off(why) as (device, x):
         out = await device.zeros((4, 4))
         async with device.batch() as batch:
@@ -452,7 +452,7 @@ async def test_a_fault_ends_a_batch(stage: str) -> None:
 
 
 @program
-async def test_nothing_holds_a_fault_that_ended_a_batch() -> None:
+async def test_failed_batch_is_not_kept_alive() -> None:
     """The batch's objects are freed at once, without a garbage collection."""
 
     def fault(where: Any) -> None:
@@ -495,7 +495,7 @@ async def test_the_host_dies_while_a_batch_waits_for_memory_and_lanes() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 @on_shared
-async def test_what_a_batch_has_made_is_free_with_it(device: Device, fails: bool) -> None:
+async def test_batch_frees_the_buffers_that_it_made(device: Device, fails: bool) -> None:
     """The batch frees its scratch memory, maybe most of the device's, without a collection."""
     x = await device.put(np.ones((8, 2000), np.complex64))
     kernel = await adder(device)
@@ -651,7 +651,7 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
 
 @pytest.mark.parametrize("count", [1, 15, 100])
 @program
-async def test_what_nobody_holds_any_more_is_free_within_a_batch(count: int) -> None:
+async def test_dropped_buffer_is_freed_within_a_batch(count: int) -> None:
     """This holds even if all of it does not fit, as if each product were awaited."""
     async with opened(memory_limit=8 << 20) as device:
         x = await device.put(np.eye(256))
@@ -670,7 +670,7 @@ def looked_at(_x: object) -> None:
 
 @program
 @pytest.mark.parametrize("each", [False, True])
-async def test_what_a_batch_runs_leaves_memory_to_what_comes_after_it(each: bool) -> None:
+async def test_function_in_a_batch_leaves_memory_to_later_ops(each: bool) -> None:
     """The batch leaves room for later ops in addition to its own."""
     async with opened(isolation="thread", memory_limit=4 << 20) as device:
         x = await device.put(np.eye(90))

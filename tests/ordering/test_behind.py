@@ -60,7 +60,9 @@ async def goes_wrong(most: int) -> bool:
 
 @pytest.mark.parametrize("missing", ["nothing", "dependencies", "follow"])
 @program
-async def test_what_is_missing_shows(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+async def test_missing_dependency_is_detected(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     """Or the test above would prove nothing."""
     if missing == "dependencies":
         nothing = property(lambda op: (), lambda op, dependencies: None)
@@ -110,7 +112,7 @@ def test_small_products_go_together(sizes: list[int], chained: list[bool]) -> No
 
 @pytest.mark.parametrize("strategy", ["shared", "per_actor", "pooled", "single"])
 @program
-async def test_what_goes_together_and_over_several_streams(strategy: Any) -> None:
+async def test_grouped_ops_keep_order_over_several_streams(strategy: Any) -> None:
     with behind.backend() as world:
         before = world.opened - world.closed  # of other devices
         opening = opened(backend=behind.BACKEND, isolation="thread", streams=strategy)

@@ -171,7 +171,7 @@ async def test_a_point_does_not_outlive_its_generation(gate: Gate) -> None:
 
 
 @program
-async def test_what_is_no_event_of_the_device() -> None:
+async def test_foreign_event_is_refused() -> None:
     async with opened(isolation="thread") as device, opened(isolation="thread") as other:
         event, foreign = device.event(), other.event()
         await event.record("memory")

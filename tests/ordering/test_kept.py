@@ -361,7 +361,7 @@ async def test_much_that_goes_at_once_does_not_hold_up_the_next_op(device: Devic
 
 
 @program
-async def test_what_a_dead_host_kept_is_nobodys_business() -> None:
+async def test_objects_of_a_dead_host_are_forgotten() -> None:
     async with opened(isolation="process") as device:
         kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
         await kernel.launch(1, 1)

@@ -239,7 +239,7 @@ def test_the_kernel_that_looks_at_flags_assembles() -> None:
 
 
 @on_shared
-async def test_what_replaces_an_input_replaces_its_views(device: Device) -> None:
+async def test_replaced_input_replaces_its_views(device: Device) -> None:
     kernel = await adder(device)
     x, z = await device.zeros(8, np.float32), await device.zeros(8, np.float32)
     async with device.record(x) as recorded:
@@ -349,7 +349,7 @@ async def test_a_result_that_was_freed_has_other_memory(device: Device) -> None:
 
 
 @on_shared
-async def test_what_sections_refuse(device: Device) -> None:
+async def test_sections_refuse_invalid_nesting(device: Device) -> None:
     kernel = await adder(device)
     x, flag = await device.zeros(4, np.float32), await device.put(np.int32(1))
     sealed = await device.put(np.int32(1), sealed=True)

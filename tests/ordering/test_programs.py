@@ -45,7 +45,7 @@ def test_ops_behave_as_if_run_one_after_the_other(
 @pytest.mark.slow
 @settings(max_examples=sized(15, 40))
 @given(ops=programs())
-def test_so_they_do_in_another_process(
+def test_programs_agree_in_another_process(
     delayed_process: Delayed, ops: list[tuple[str, int]]
 ) -> None:
     delayed_process.run(lambda: delayed_process.check(ops))
@@ -54,7 +54,7 @@ def test_so_they_do_in_another_process(
 @pytest.mark.slow
 @settings(max_examples=sized(6, 15))
 @given(ops=st.integers(1, 2).flatmap(lambda faults: programs(60, faults)))
-def test_so_they_do_when_contexts_fail(
+def test_programs_agree_when_contexts_fail(
     delayed_process: Delayed, ops: list[tuple[str, int]]
 ) -> None:
     delayed_process.run(lambda: delayed_process.check(ops))

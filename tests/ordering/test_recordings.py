@@ -142,7 +142,7 @@ async def test_recorded_draws_repeat_and_what_is_drawn_beside_them_does_not(devi
 
 @on_shared
 @pytest.mark.parametrize("seen", [lambda x: x, lambda x: x.T, lambda x: x[1:, ::2]])
-async def test_what_is_given_twice_is_one_buffer(
+async def test_repeated_argument_is_one_buffer(
     device: Device, seen: Callable[[GpuRef], GpuRef]
 ) -> None:
     x, z, w = [await device.full((4, 4), value, np.float32) for value in (1, 3, 5)]
@@ -321,7 +321,7 @@ async def test_a_replay_that_was_withdrawn_or_failed_gives_no_content(device: De
 
 
 @on_shared
-async def test_what_a_recorded_call_refuses_it_names(device: Device) -> None:
+async def test_recorded_call_error_names_the_call(device: Device) -> None:
     kernel = await adder(device)
     x, freed = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
     await device.free(freed)
@@ -343,7 +343,7 @@ async def test_what_a_recorded_call_refuses_it_names(device: Device) -> None:
 
 
 @on_shared
-async def test_what_replay_refuses(device: Device) -> None:
+async def test_replay_refuses_invalid_replacements(device: Device) -> None:
     kernel = await adder(device)
     x, other = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
     async with device.record(x) as recorded:
@@ -619,7 +619,7 @@ async def test_a_call_finds_in_a_recording_how_a_view_is_aligned(device: Device)
 
 
 @on_shared
-async def test_what_replaces_a_buffer_is_aligned_as_well(device: Device) -> None:
+async def test_replacement_needs_the_same_alignment(device: Device) -> None:
     host = np.arange(80, dtype=np.float32)
     buffer, other = await device.put(host), await device.put(host)
     whole, part, odd = buffer[:16], other[4:20], other[1:17]

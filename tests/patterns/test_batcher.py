@@ -53,7 +53,7 @@ async def test_types() -> None:
 
 
 @on_mock_clock
-async def test_what_waits_while_a_batch_runs_is_the_next() -> None:
+async def test_requests_waiting_during_a_batch_form_the_next() -> None:
     double = Doubler()
     async with open_batcher(double, max_size=3) as batcher, trio.open_nursery() as nursery:
         clients = Clients(nursery, batcher)
@@ -491,7 +491,7 @@ async def test_a_full_queue_does_not_wait_for_a_batch_to_fill() -> None:
 
 
 @on_mock_clock
-async def test_it_can_be_tuned_while_it_runs() -> None:
+async def test_batcher_can_be_tuned_while_it_runs() -> None:
     double = Doubler()
     async with (
         open_batcher(double, max_size=2, max_wait=50, capacity=2) as batcher,
@@ -518,7 +518,7 @@ async def test_it_can_be_tuned_while_it_runs() -> None:
 
 
 @on_mock_clock
-async def test_who_is_gone_before_a_batch_begins_is_left_out() -> None:
+async def test_request_cancelled_before_its_batch_is_left_out() -> None:
     double = Doubler()
     async with open_batcher(double, max_size=9) as batcher, trio.open_nursery() as nursery:
         clients = Clients(nursery, batcher)
@@ -596,7 +596,7 @@ async def test_a_function_that_fails_as_it_is_cancelled_harms_nobody() -> None:
 
 
 @on_mock_clock
-async def test_who_is_cancelled_already_asks_for_nothing() -> None:
+async def test_cancelled_caller_asks_for_nothing() -> None:
     double = Doubler()
     async with open_batcher(double, max_size=1) as batcher:
         with trio.CancelScope() as scope:
@@ -641,7 +641,7 @@ async def test_a_failure_of_the_block_is_told_to_all_who_wait() -> None:
 
 
 @on_mock_clock
-async def test_what_is_no_error_of_a_request_leaves_the_block() -> None:
+async def test_error_of_no_request_leaves_the_block() -> None:
     async def leave(items: list[int]) -> list[int]:
         await trio.sleep(1)
         raise SystemExit(3)

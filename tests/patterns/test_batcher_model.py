@@ -273,7 +273,7 @@ def test_the_order_is_by_priority_then_deadline_then_age(
     adaptive=st.booleans(),
     preferred=st.sets(st.integers(1, 5), max_size=2),
 )
-def test_nobody_waits_longer_than_told_nor_less_without_cause(
+def test_requests_wait_no_longer_than_allowed_and_no_shorter_without_cause(
     pauses: list[float], size: int, wait: float, adaptive: bool, preferred: set[int]
 ) -> None:
     """While there is a place for every batch."""

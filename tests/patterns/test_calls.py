@@ -100,7 +100,7 @@ def test_another_thread_is_told_how_to_ask(name: str) -> None:
 
 
 @every
-async def test_who_is_cancelled_already_asks_for_nothing(name: str) -> None:
+async def test_cancelled_caller_asks_for_nothing(name: str) -> None:
     async with PATTERNS[name]() as pattern:
         with trio.CancelScope() as scope:
             scope.cancel()

@@ -54,7 +54,7 @@ async def test_a_quorum_answers(autojump_clock: trio.testing.MockClock) -> None:
     assert statistics.stragglers == (1, 0, 0)
 
 
-async def test_where_all_have_to_answer_the_first_error_is_raised(
+async def test_ensemble_that_needs_all_answers_raises_the_first_error(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     members = [member(1, 100), member(2, 2, fails=True), member(3, 1)]

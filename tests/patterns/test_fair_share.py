@@ -92,7 +92,7 @@ async def test_tuning_that_fails_changes_nothing() -> None:
 
 
 @on_mock_clock
-async def test_who_is_cancelled_waits_no_more_and_pays_nothing() -> None:
+async def test_cancelled_tenant_waits_no_more_and_pays_nothing() -> None:
     order: list[str] = []
     log = Log()
     async with open_fair_share(capacity=1, observer=log) as share:
@@ -244,7 +244,7 @@ async def test_a_failure_of_the_block_is_told_to_all_who_wait() -> None:
 
 
 @on_mock_clock
-async def test_it_can_be_tuned_while_it_runs() -> None:
+async def test_fair_share_can_be_tuned_while_it_runs() -> None:
     order: list[str] = []
     async with open_fair_share(capacity=1) as share, trio.open_nursery() as nursery:
         for tenant in ("a", "b"):

@@ -253,7 +253,7 @@ async def test_results_that_cannot_be_listed_are_an_error_of_the_function() -> N
 
 
 @on_mock_clock
-async def test_who_leaves_while_a_fault_is_looked_into_is_not_asked_for_again() -> None:
+async def test_cancelled_request_is_not_repeated_while_a_fault_is_isolated() -> None:
     device = FaultyDevice()
     calls: list[list[int]] = []
 

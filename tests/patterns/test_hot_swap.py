@@ -411,7 +411,7 @@ async def test_a_version_that_fails_to_close(
         assert await swap(1) == ("new", 1)
 
 
-async def test_who_loads_and_is_cancelled_has_not_loaded(
+async def test_cancelled_load_loads_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     old, new = Model("old"), Model("new", 5, opening=1)

@@ -161,7 +161,7 @@ async def test_a_recording_does_the_same_for_other_tokens(device: Device) -> Non
 
 
 @on_shared
-async def test_what_is_infinite_stays_with_its_token(device: Device) -> None:
+async def test_infinities_stay_with_their_token(device: Device) -> None:
     """Rows that no token has hold others, and a token without weights reads some row."""
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=3, dtype=np.float32)
     host = seeds.rng().uniform(-1, 1, (6, 4)).astype(np.float32)
@@ -233,7 +233,7 @@ def changed(weights: MoeWeights[Any], name: str, array: object) -> MoeWeights[An
     ids=["width", "rank", "down", "up", "bias", "gate and bias", "choices", "no capacity"],
 )
 @on_shared
-async def test_what_does_not_fit_is_refused(
+async def test_moe_refuses_mismatched_shapes(
     device: Device, change: Callable[..., Any], error: type[Exception], text: str
 ) -> None:
     weights = moe_model.made(np.random.default_rng(0), d=4, f=6, experts=3, dtype=np.float32)

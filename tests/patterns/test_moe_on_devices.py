@@ -153,7 +153,7 @@ async def test_tokens_without_experts_are_told() -> None:
 
 
 @program
-async def test_who_is_cancelled_withdraws() -> None:
+async def test_cancelled_caller_withdraws() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     host = np.ones((5, 4), np.float32)
     async with opened(isolation="thread") as device:

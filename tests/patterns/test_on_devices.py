@@ -52,7 +52,7 @@ async def test_only_the_request_that_poisons_the_device_pays_for_it() -> None:
 
 @pytest.mark.slow
 @program
-async def test_what_a_fault_takes_down_is_asked_again() -> None:
+async def test_request_lost_to_a_fault_is_asked_again() -> None:
     async with opened() as device:
         faults = 1
 

@@ -148,7 +148,7 @@ async def test_no_error_of_a_stage_is_a_runs_end(autojump_clock: trio.testing.Mo
         assert got == [0, 1]
 
 
-async def test_what_the_source_raises_comes_last(autojump_clock: trio.testing.MockClock) -> None:
+async def test_source_error_comes_last(autojump_clock: trio.testing.MockClock) -> None:
     async def source() -> AsyncIterator[int]:
         yield 1
         yield 2

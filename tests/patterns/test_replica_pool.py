@@ -189,7 +189,7 @@ async def test_the_first_to_wait_is_the_first_to_be_served(
 
 
 @pytest.mark.parametrize("overflow", [Overflow.REJECT, Overflow.DROP_OLDEST, Overflow.WAIT])
-async def test_where_too_many_wait(
+async def test_full_pool_refuses_requests(
     overflow: Overflow, autojump_clock: trio.testing.MockClock
 ) -> None:
     ends: dict[int, Any] = {}
@@ -406,7 +406,7 @@ async def test_being_too_slow_for_callers_counts(autojump_clock: trio.testing.Mo
     assert second.ejections == 0
 
 
-async def test_who_waits_gets_a_replica_that_may_be_probed(
+async def test_waiting_caller_gets_a_replica_that_may_be_probed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     workers = [Worker(1), Worker(1000)]
@@ -589,7 +589,7 @@ async def test_leaving_the_block_waits_for_requests(autojump_clock: trio.testing
             pool.resume("replica-1")
 
 
-async def test_who_restarts_a_pool_that_is_left_is_told(
+async def test_restart_of_a_closed_pool_is_refused(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     worker = Worker(opening=5)
@@ -623,7 +623,7 @@ async def test_options_are_checked(options: dict[str, Any], error: type[Exceptio
             pass
 
 
-async def test_what_a_factory_makes_is_checked() -> None:
+async def test_factory_result_is_checked() -> None:
     with pytest.raises(ValueError, match="one replica or more"):
         async with open_replica_pool([]):
             pass

@@ -74,7 +74,7 @@ class Flaky:
 
 
 @on_mock_clock
-async def test_what_a_fault_ended_is_tried_again() -> None:
+async def test_call_ended_by_a_fault_is_tried_again() -> None:
     flaky = Flaky(poisoned(), GpuRefStale("stale"))
     retry = Retry(attempts=3, backoff=Backoff(initial=0, base=2, factor=3))
     assert assert_type(await retry(flaky, 4), int) == 8
@@ -276,7 +276,7 @@ async def test_a_decorator_keeps_the_signature() -> None:
 
 
 @on_mock_clock
-async def test_nobody_sleeps_into_a_deadline() -> None:
+async def test_retry_does_not_sleep_past_a_deadline() -> None:
     retry = Retry(attempts=5, backoff=Backoff(initial=1.0, base=10.0))
     flaky = Flaky(*[poisoned() for _ in range(5)])
     with trio.fail_after(5), pytest.raises(ContextPoisoned) as info:
@@ -323,7 +323,7 @@ def test_a_budget_bounds_all_retries(calls: list[int], ratio: float, reserve: in
     assert 0 <= budget.left <= reserve
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_retry_refuses_invalid_options() -> None:
     with pytest.raises(ValueError, match="attempts must be positive"):
         Retry(attempts=0)
     with pytest.raises(TypeError, match="backoff must be an instance of Backoff"):

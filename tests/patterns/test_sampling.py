@@ -94,7 +94,7 @@ CASES = [(drafts, "plain") for drafts in DRAFTS] + [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafts", "sampling"), dict.fromkeys(CASES))
-def test_what_comes_out_is_the_targets(drafts: str, sampling: str) -> None:
+def test_samples_follow_the_targets_distribution(drafts: str, sampling: str) -> None:
     rng, how = seeded(), SAMPLINGS[sampling]
     known: dict[tuple[int, ...], Probabilities] = {}
 
@@ -183,7 +183,7 @@ def test_sampling_is_what_it_says(
     ),
     seed=st.integers(0, 2**32),
 )
-def test_what_cannot_be_is_never_drawn(p: Probabilities, seed: int) -> None:
+def test_impossible_token_is_never_drawn(p: Probabilities, seed: int) -> None:
     rng = np.random.default_rng(seed)
     assert p[draw(p, rng)] > 0
     tree = DraftTree()
@@ -225,7 +225,7 @@ def test_trees() -> None:
             tree.add(1, parent)
 
 
-def test_what_was_not_drawn_is_told() -> None:
+def test_rejected_token_is_reported() -> None:
     tree = DraftTree()
     tree.drawn_from[ROOT] = np.array([1.0, 0.0])
     tree.add(1)
@@ -235,7 +235,7 @@ def test_what_was_not_drawn_is_told() -> None:
         accept(tree, lambda node: np.array([1.0, 0.0, 0.0]), seeded())
 
 
-def test_what_the_target_never_says_is_not_kept() -> None:
+def test_token_that_the_target_never_emits_is_rejected() -> None:
     tree = DraftTree()
     for token in (-1, 2, 99):
         tree.add(token)

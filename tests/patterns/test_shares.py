@@ -188,7 +188,7 @@ def test_the_fluid_model_is_never_far(queues: dict[str, list[float]], data: st.D
     start=st.integers(0, 40),
     weighed=st.fixed_dictionaries(dict.fromkeys("abcd", weights)),
 )
-def test_nobody_starves(
+def test_tenants_do_not_starve(
     others: list[tuple[int, str, float]],
     mine: list[float],
     start: int,
@@ -257,7 +257,7 @@ def test_a_group_shares_what_it_gets() -> None:
     assert begun.count("paid/bob") == 12
 
 
-def test_what_is_charged_later_counts() -> None:
+def test_later_charge_counts() -> None:
     shares = Shares({}, {})
     for _ in range(50):
         shares.add("a", 1)
@@ -327,7 +327,7 @@ def test_others_go_on_while_a_budget_is_used_up() -> None:
     assert shares.next(1.0) is None
 
 
-def test_who_is_held_back_for_a_large_request_is_not_when_that_is_withdrawn() -> None:
+def test_tenant_held_back_for_a_large_request_continues_when_that_is_withdrawn() -> None:
     shares = Shares({}, {"a": Budget(rate=1, burst=10)})
     first = shares.add("a", 8)
     assert shares.next(0.0) is first
@@ -393,7 +393,7 @@ PATHS = ["a", "b", "a/x", "a/y", "b/x/z", "c"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "begin", "end", "withdraw"]), st.integers(0, 9))))
-def test_what_is_idle_is_known_as_such(steps: list[tuple[str, int]]) -> None:
+def test_idle_tenant_is_reported_as_idle(steps: list[tuple[str, int]]) -> None:
     shares = Shares({}, {"b": Budget(rate=1, burst=2)})
     waiting: list[Waiting] = []
     serving: list[Waiting] = []

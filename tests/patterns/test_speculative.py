@@ -194,7 +194,7 @@ async def proposed(draft: Draft, prompt: list[int], *more: int, shape: Sequence[
 
 
 @on_mock_clock
-async def test_what_is_looked_up() -> None:
+async def test_lookup_draft_finds_repeated_text() -> None:
     prompt = [1, 2, 3, 4, 9, 2, 3, 5, 6]
     draft = LookupDraft(most=2)
     tree = await proposed(draft, prompt, 2, 3, shape=[1, 1, 1])
@@ -212,7 +212,7 @@ async def test_what_is_looked_up() -> None:
 
 
 @on_mock_clock
-async def test_what_n_grams_say() -> None:
+async def test_n_gram_draft_continues_known_text() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 2, 6, 1]
     tree = await proposed(NGramDraft(order=3), text, 2, shape=[1, 1])
     assert tree.tokens == [3, 1]  # after (1, 2) mostly 3; after (2, 3) 1 came first
@@ -409,7 +409,7 @@ async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> 
 
 
 @on_mock_clock
-async def test_who_waits_when_it_ends() -> None:
+async def test_waiting_callers_learn_of_the_end() -> None:
     async def forever(where: str) -> None:
         await trio.sleep_forever()
 
@@ -492,7 +492,7 @@ def shrinking(rows: int, behind: int) -> Logits:
     ],
 )
 @on_mock_clock
-async def test_what_are_no_logits_is_told(
+async def test_invalid_logits_are_refused(
     where: str, made: Callable[[int, int], Logits], said: str
 ) -> None:
     class Wrong(ToyText):
@@ -525,7 +525,7 @@ async def test_what_are_no_logits_is_told(
     ],
 )
 @on_mock_clock
-async def test_what_are_no_drafts_is_told(
+async def test_invalid_drafts_are_refused(
     tokens: list[int] | None, drawn_from: dict[int, Probabilities], said: str
 ) -> None:
     """Before the target is asked, which may look up in memory what the numbers tell."""

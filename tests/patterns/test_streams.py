@@ -115,7 +115,7 @@ def test_a_frame_that_is_cut_short(frames: list[bytes], cuts: list[int], lost: i
 
 
 @pytest.mark.parametrize("cuts", [[], range(100)])
-async def test_what_is_too_long(cuts: Iterable[int]) -> None:
+async def test_stream_refuses_too_long_input(cuts: Iterable[int]) -> None:
     with pytest.raises(MalformedStream, match="a line has more than the 5 bytes"):
         async for _ in receive_lines(Cut(b"123456\n", cuts), max_length=5):
             pass

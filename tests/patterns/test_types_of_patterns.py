@@ -43,7 +43,7 @@ async def words() -> AsyncIterator[str]:
     yield "four"
 
 
-async def test_what_comes_out() -> None:
+async def test_pattern_results_have_their_types() -> None:
     async with open_replica_pool([replica]) as pool:
         assert_type(await pool("four"), int)
         assert assert_type(await pool.ask("four", idempotent=True), int) == 4
@@ -71,7 +71,7 @@ async def test_what_comes_out() -> None:
         assert assert_type(await ensemble("four"), int) == 4
 
 
-def test_what_is_generic_is_made_with_its_types_too() -> None:
+def test_generic_patterns_accept_their_types() -> None:
     def alike(_given: str, old: int, new: int) -> bool:
         return old == new
 

@@ -86,7 +86,7 @@ STEPS: list[Step] = [
 @program
 @pytest.mark.parametrize("results", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-async def test_what_depends_on_a_skipped_call_is_not_compared(
+async def test_results_of_a_skipped_call_are_not_compared(
     step: Step, results: bool, tmp_path: Path
 ) -> None:
     async with opened(isolation="thread") as device:
@@ -132,7 +132,7 @@ async def test_a_recording_of_what_a_failed_batch_wrote_is_replayed(
 
 
 @program
-async def test_what_a_cancelled_replay_may_have_written_is_unknown(tmp_path: Path) -> None:
+async def test_outputs_of_a_cancelled_replay_are_unknown(tmp_path: Path) -> None:
     async with opened(isolation="thread") as device:
         async with open_journal(device, tmp_path / "journal", contents=True):
             z = await device.put(np.ones(3))
@@ -163,7 +163,7 @@ async def test_a_body_of_a_recording_that_was_not_begun_is_not_carried_out(tmp_p
 
 
 @program
-async def test_of_a_recording_what_it_makes_is_noted_alone(tmp_path: Path) -> None:
+async def test_journal_of_a_recording_notes_its_results_only(tmp_path: Path) -> None:
     """Only the recording's own ops are noted: stand-ins are no buffers, so others do not wait."""
     async with opened(isolation="thread") as device:
         async with open_journal(device, tmp_path / "journal", contents=True, results=True):

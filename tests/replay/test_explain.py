@@ -38,7 +38,7 @@ def dies_of_seven(x):
 
 
 @given(st.integers(1, 30), st.data())
-def test_what_is_left_fails_and_none_of_it_can_be_left_out(count: int, data: st.DataObject) -> None:
+def test_minimal_program_fails_and_needs_each_of_its_calls(count: int, data: st.DataObject) -> None:
     wanted = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     asked: list[list[int]] = []
 
@@ -162,7 +162,7 @@ async def test_the_program_that_is_left_faults(tmp_path: Path) -> None:
 
 @cpu_only
 @program
-async def test_what_cannot_be_explained_says_why(tmp_path: Path) -> None:
+async def test_unexplained_failure_says_why(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device, open_journal(device, path):
         await device.put(np.ones(1))

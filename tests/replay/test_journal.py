@@ -102,7 +102,7 @@ async def test_public_calls_are_noted_with_public_arguments(tmp_path: Path) -> N
 
 
 @program
-async def test_nothing_is_noted_after_the_block_nor_of_another_device(tmp_path: Path) -> None:
+async def test_journal_notes_nothing_after_its_block_nor_of_other_devices(tmp_path: Path) -> None:
     async with opened(isolation="thread") as device, opened(isolation="thread") as other:
         async with open_journal(device, tmp_path / "journal") as journal:
             await other.put(np.ones(1))
@@ -127,7 +127,7 @@ async def test_nothing_is_noted_after_the_block_nor_of_another_device(tmp_path: 
 
 
 @program
-async def test_what_the_program_drops_is_dropped_in_the_replay(tmp_path: Path) -> None:
+async def test_buffers_dropped_by_the_program_are_dropped_in_the_replay(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device, open_journal(device, path):
         for _ in range(3):
@@ -222,7 +222,7 @@ async def test_bounds_that_are_none_are_refused(
 
 
 @program
-async def test_what_is_dropped_at_once_takes_no_room(tmp_path: Path) -> None:
+async def test_buffer_dropped_at_once_takes_no_room(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
         most = 1 << 20
@@ -554,7 +554,7 @@ async def test_without_a_thread_no_journal_is_begun(
 
 
 @program
-async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+async def test_invalid_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with pytest.raises(FileNotFoundError):
         await read_journal(path)
@@ -607,7 +607,7 @@ def test_dropping_may_take_the_oldest_and_nothing_else() -> None:
         check_chain([records[0], records[1], *records[3:]], dropping=True)
 
 
-def test_what_cannot_be_recorded_is_opaque() -> None:
+def test_unrecordable_value_is_opaque() -> None:
     entry = Call(1, "device", "run", (Opaque("<thing>"),))
     assert decode(encode(entry)) == entry
     with pytest.raises(msgspec.MsgspecError):
@@ -633,7 +633,7 @@ async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: P
 
 
 @program
-async def test_what_is_being_written_counts_once() -> None:
+async def test_entry_being_written_counts_once() -> None:
     class Held:
         """A storage that writes when it is let."""
 

@@ -82,7 +82,7 @@ async def test_the_oldest_entries_of_a_journal_in_redis_are_dropped(url: str) ->
 
 
 @program
-async def test_of_many_programs_one_makes_the_journal(url: str) -> None:
+async def test_one_of_many_programs_creates_the_journal(url: str) -> None:
     name = f"journal-{uuid.uuid4()}"
     made, refused, all_have_tried = [], [], trio.Event()
 
@@ -136,7 +136,7 @@ async def test_a_server_that_is_not_there_is_an_error_of_journals(create: bool) 
 
 
 @program
-async def test_what_others_have_written_is_an_error_of_journals(url: str) -> None:
+async def test_foreign_data_is_a_journal_error(url: str) -> None:
     async with coredis.Redis.from_url(url) as client:
         await client.set("text:records", "hello")
         await client.xadd("fields:records", field_values={"a": "b"})

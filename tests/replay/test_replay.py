@@ -69,7 +69,7 @@ async def again(path: Path, **options: Any) -> Report:
     )
 )
 @on_shared
-async def test_what_is_freed_or_sealed_while_a_batch_has_put_calls_off_is_so_again(
+async def test_frees_and_seals_during_deferred_calls_are_repeated(
     device: Device, steps: list[tuple[str, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +179,7 @@ async def test_every_op_of_the_table_is_replayed(at: int, tmp_path: Path) -> Non
 
 
 @program
-async def test_what_the_host_keeps_of_sparse_matrices_is_made_again(tmp_path: Path) -> None:
+async def test_sparse_matrices_in_the_host_are_made_again(tmp_path: Path) -> None:
     path = tmp_path / "sparse.journal"
     matrix = scipy.sparse.csr_array(np.array([[4.0, 1, 0], [1, 3, 0], [0, 0, 2]]))
     async with (
@@ -403,7 +403,7 @@ async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> N
 
 
 @program
-async def test_what_raises_otherwise_differs(tmp_path: Path) -> None:
+async def test_different_error_is_a_difference(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
     def raises(_x: Any) -> None:
@@ -448,7 +448,7 @@ async def test_a_function_without_a_name_is_asked_for(tmp_path: Path) -> None:
 
 @cpu_only
 @program
-async def test_what_a_fault_took_is_gone_in_the_replay_as_well(tmp_path: Path) -> None:
+async def test_buffers_lost_to_a_fault_are_lost_in_the_replay(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened() as device, open_journal(device, path, contents=True):
         kept = await device.put(np.ones(2), sealed=True)
@@ -465,7 +465,7 @@ async def test_what_a_fault_took_is_gone_in_the_replay_as_well(tmp_path: Path) -
 @pytest.mark.slow
 @cpu_only
 @program
-async def test_what_is_made_of_what_is_not_known_is_not_known_either(tmp_path: Path) -> None:
+async def test_results_of_unknown_inputs_are_unknown(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
         async with open_journal(device, path, contents=True):
@@ -485,7 +485,7 @@ async def test_what_is_made_of_what_is_not_known_is_not_known_either(tmp_path: P
 @pytest.mark.parametrize(
     ("wrong", "error"), [(False, KeyError), (True, TypeError)], ids=["its own", "of a call"]
 )
-async def test_what_the_block_of_a_batch_raised_is_no_difference(
+async def test_error_of_a_batch_block_is_no_difference(
     wrong: bool, error: type[Exception], tmp_path: Path
 ) -> None:
     path = tmp_path / "journal"
@@ -506,7 +506,7 @@ async def test_what_the_block_of_a_batch_raised_is_no_difference(
 
 @cpu_only
 @program
-async def test_what_ended_well_beside_a_fault_ends_well_again(tmp_path: Path) -> None:
+async def test_call_that_ended_well_next_to_a_fault_ends_well_again(tmp_path: Path) -> None:
     path, pipe = tmp_path / "journal", tmp_path / "pipe"
     os.mkfifo(pipe)
     async with opened(standby=None) as device:
@@ -605,7 +605,7 @@ def test_neighbours_are_one_ulp_apart(array: np.ndarray[Any, Any], data: st.Data
     assert found.ulps == 1
 
 
-def test_what_counts_as_different() -> None:
+def test_comparison_finds_differences() -> None:
     nan, inf = float("nan"), float("inf")
 
     def differ(one: Any, other: Any, tolerance: float = 0.0, dtype: Any = np.float64) -> int:

@@ -198,7 +198,7 @@ async def test_a_host_that_dies_while_a_lane_is_closed() -> None:
 
 
 @on_shared
-async def test_what_depends_on_a_closed_lane_goes_on(device: Device) -> None:
+async def test_ops_that_depend_on_a_closed_lane_continue(device: Device) -> None:
     def add(x: Any) -> None:
         x += 1
 
@@ -295,7 +295,7 @@ async def test_a_host_that_breaks_the_protocol_is_replaced(data: bytes) -> None:
 
 
 @program
-async def test_who_closes_a_lane_as_another_gives_that_up_has_closed_it(gate: Gate) -> None:
+async def test_abandoned_close_of_a_lane_is_finished_by_the_next_caller(gate: Gate) -> None:
     path = str(gate.path)
 
     def wait() -> None:
@@ -327,7 +327,7 @@ async def test_who_closes_a_lane_as_another_gives_that_up_has_closed_it(gate: Ga
 
 
 @program
-async def test_who_asks_for_a_lane_as_the_context_ends_is_told() -> None:
+async def test_lane_request_at_the_end_of_a_context_raises_its_cause() -> None:
     """The lane takes no more tasks, and its end is not known yet."""
     async with open_system("demo") as system:
         device = await system.open_device(0, backend=BACKEND)

@@ -207,7 +207,7 @@ async def test_a_host_that_dies_while_much_is_on_its_way() -> None:
 
 
 @on_shared
-async def test_what_is_too_large_is_refused_before_it_is_copied(device: Device) -> None:
+async def test_oversized_argument_is_refused_before_it_is_copied(device: Device) -> None:
     much = np.zeros(200 << 20, np.uint8)  # of zeros that nobody has touched
     submitted = sum(lane.submitted for lane in device.statistics().lanes)
     things = (much, much[::2], np.ma.masked_array(much), np.broadcast_to(much[:1], 1 << 40), [much])
@@ -275,7 +275,9 @@ class Tracked:
 
 
 @on_shared
-async def test_what_is_small_is_pickled_at_once_and_what_is_not_elsewhere(device: Device) -> None:
+async def test_small_arguments_are_pickled_at_once_and_large_ones_in_a_thread(
+    device: Device,
+) -> None:
     Tracked.threads.clear()
     here = threading.current_thread().name
     assert await device.run(lambda x: x, Tracked()) == 5
@@ -287,7 +289,7 @@ async def test_what_is_small_is_pickled_at_once_and_what_is_not_elsewhere(device
 
 
 @on_shared
-async def test_what_cannot_be_pickled_is_told_alike_wherever_that_is_found(device: Device) -> None:
+async def test_unpicklable_argument_gives_one_error_wherever_it_is_found(device: Device) -> None:
     for many in (0, 10_000):
         with pytest.raises(TypeError, match=r"cannot pickle|pickle") as caught:
             await device.run(len, [*range(many), threading.Lock()])
@@ -305,7 +307,7 @@ async def test_what_cannot_be_pickled_is_told_alike_wherever_that_is_found(devic
     ],
     ids=["many", "bytes", "text", "strided", "masked"],
 )
-def test_what_takes_long_is_given_up(thing: Any) -> None:
+def test_slow_pickling_can_be_cancelled(thing: Any) -> None:
     with pytest.raises(TakesLong):
         dumps(thing, nothing, quick=True)
     packed = dumps(thing, nothing)

@@ -367,7 +367,7 @@ def made_in_turn() -> Iterator[int]:
 
 
 @on_shared
-async def test_what_cannot_travel_is_refused_in_the_caller(device: Device) -> None:
+async def test_unpicklable_argument_is_refused_in_the_caller(device: Device) -> None:
     submitted = sum(lane.submitted for lane in device.statistics().lanes)
     with pytest.raises(TypeError, match="takes a callable, not int"):
         await device.run(3)  # type: ignore[call-overload]
@@ -496,7 +496,7 @@ async def test_a_child_of_a_function_answers_nothing(device: Device) -> None:
 
 
 @pytest.mark.slow
-def test_what_functions_print_is_not_lost(tmp_path: Path) -> None:
+def test_function_output_is_not_lost(tmp_path: Path) -> None:
     script = tmp_path / "prints.py"
     script.write_text(PRINTS)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}

@@ -41,7 +41,7 @@ def quiet() -> Any:
 @pytest.mark.parametrize("where", ["b", "x0", "A", "M"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @each_solver
-async def test_what_is_not_finite_is_no_solution(
+async def test_infinite_residual_is_no_solution(
     device: Device, name: str, value: float, where: str
 ) -> None:
     given = {"A": np.diag(np.arange(1.0, 1 + N)), "M": np.eye(N), "b": np.ones(N), "x0": np.ones(N)}

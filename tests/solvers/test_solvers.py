@@ -57,7 +57,7 @@ async def solve(device: Device, name: str, dtype: str, **options: Any) -> tuple[
 
 @pytest.mark.parametrize("dtype", EPS)
 @pytest.mark.parametrize("name", SOLVERS)
-async def test_it_finds_the_solution(device: Device, name: str, dtype: str) -> None:
+async def test_solver_finds_the_solution(device: Device, name: str, dtype: str) -> None:
     error, info, x = await solve(device, name, dtype, rtol=EPS[dtype] / 2)
     assert info == 0
     assert error < EPS[dtype]
@@ -80,7 +80,7 @@ async def test_a_preconditioner_is_a_matrix_or_a_function(device: Device, name: 
 
 
 @pytest.mark.parametrize("name", ["cg", "bicgstab", "minres"])
-async def test_what_is_found_does_not_depend_on_when_the_program_looks(
+async def test_solution_does_not_depend_on_when_the_program_reads_progress(
     device: Device, name: str
 ) -> None:
     found = []
@@ -97,7 +97,7 @@ async def test_what_is_found_does_not_depend_on_when_the_program_looks(
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-async def test_it_gives_up_after_so_many_iterations(device: Device, name: str) -> None:
+async def test_solver_gives_up_after_its_limit_of_iterations(device: Device, name: str) -> None:
     options = {"restart": 2} if name == "gmres" else {"every": 4}
     error, info, _ = await solve(device, name, "float64", rtol=1e-12, maxiter=2, **options)
     assert info == 2
@@ -105,7 +105,7 @@ async def test_it_gives_up_after_so_many_iterations(device: Device, name: str) -
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-async def test_it_begins_where_it_is_told(device: Device, name: str) -> None:
+async def test_solver_starts_at_x0(device: Device, name: str) -> None:
     a = matrix(name, "float64")
     right = np.sin(np.arange(N))
     exact = direct.spsolve(a.tocsc(), right)
@@ -128,7 +128,7 @@ async def test_zeros_solve_for_zeros(device: Device) -> None:
         assert not (await device.get(x)).any()
 
 
-async def test_what_does_not_fit_is_refused(device: Device) -> None:
+async def test_solver_refuses_mismatched_shapes(device: Device) -> None:
     a = await device.sparse.put(matrix("cg", "float64"))
     b = await device.put(np.ones(N))
     with pytest.raises(ValueError, match="A has shape"):

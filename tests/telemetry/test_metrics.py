@@ -543,7 +543,7 @@ async def test_labels_are_what_they_are(name: str) -> None:
 
 
 @program
-async def test_what_is_observed_has_one_name_and_is_something_that_can_be() -> None:
+async def test_observed_values_have_one_name_and_a_known_kind() -> None:
     metrics = Metrics()
     breaker = CircuitBreaker()
     with metrics.observe(breaker):
@@ -563,7 +563,7 @@ async def test_what_is_observed_has_one_name_and_is_something_that_can_be() -> N
 
 
 @program
-async def test_what_cannot_be_read_is_dropped_and_the_rest_is_read(
+async def test_unreadable_metric_is_dropped_and_the_rest_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Torn:

@@ -96,7 +96,7 @@ async def test_a_reading_is_in_units_of_si() -> None:
 
 
 @program
-async def test_what_a_card_does_not_support_is_none() -> None:
+async def test_unsupported_reading_is_none() -> None:
     names = {name for name in dir(FakeNvml) if name.startswith("nvmlDeviceGet")}
     every = names - {"nvmlDeviceGetUUID", "nvmlDeviceGetName"}
     gpu = FakeGpu(lacks={*every, "nvmlDeviceGetMemoryInfo_v2", "events"})
@@ -127,7 +127,7 @@ async def test_parts_of_a_divided_gpu() -> None:
 
 
 @program
-async def test_it_is_an_actor_that_calls_nvml_in_other_threads_and_closes_it() -> None:
+async def test_nvml_actor_calls_nvml_in_other_threads_and_closes_it() -> None:
     fake = FakeNvml(FakeGpu(), FakeGpu(uuid="GPU-2"))
     async with open_system("demo") as system:
         async with open_nvml(system, interval=NEVER, library=fake) as nvml:
@@ -142,7 +142,7 @@ async def test_it_is_an_actor_that_calls_nvml_in_other_threads_and_closes_it() -
 
 
 @program
-async def test_it_reads_by_itself() -> None:
+async def test_nvml_actor_reads_periodically() -> None:
     fake = FakeNvml(FakeGpu())
     async with watching(fake, interval=1e-3) as nvml:
         for _ in range(3):  # the third has begun, so the second is over

@@ -110,7 +110,7 @@ def push_to(endpoint: str) -> Any:
 
 
 @program
-async def test_what_goes_over_the_wire() -> None:
+async def test_exporter_sends_spans_and_metrics() -> None:
     service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
     requests: list[Any] = []
 

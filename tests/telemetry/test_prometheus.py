@@ -112,7 +112,7 @@ async def test_openmetrics_where_that_is_asked_for() -> None:
 
 
 @program
-async def test_what_is_no_scrape_is_refused() -> None:
+async def test_invalid_scrape_is_refused() -> None:
     async with served() as connect:
         client = await connect()
         assert (await client.ask("GET", "/"))[0] == 404
@@ -151,7 +151,7 @@ async def test_no_bytes_whatever_end_it() -> None:
 
 
 @program
-async def test_who_sends_half_a_request_or_leaves_disturbs_nobody() -> None:
+async def test_broken_client_disturbs_no_other() -> None:
     async with served() as connect:
         slow = await connect()
         await slow.stream.send_all(GET[:20])
@@ -229,7 +229,7 @@ async def test_pages_of_other_names_read_nothing() -> None:
 
 
 @program
-async def test_it_listens_to_this_machine_only_and_stops_with_its_block() -> None:
+async def test_server_listens_to_this_machine_only_and_stops_with_its_block() -> None:
     async with served() as connect:
         await connect()
     with pytest.raises(OSError, match="connect"):
@@ -240,7 +240,7 @@ async def test_it_listens_to_this_machine_only_and_stops_with_its_block() -> Non
 
 
 @program
-async def test_what_cannot_be_told_is_logged_and_the_program_goes_on(
+async def test_failed_scrape_is_logged_and_the_program_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_args: object) -> None:

@@ -40,7 +40,7 @@ class Adder(Actor):
         return message.k + 1
 
 
-async def test_what_a_timeline_shows(tmp_path: Path) -> None:
+async def test_timeline_shows_lanes_and_ops(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
     async with opened(backend="cpu") as device:
         a = await device.put(np.ones((8, 8), np.float32), sealed=True)

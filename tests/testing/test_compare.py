@@ -58,7 +58,7 @@ async def module(device: Device, **cpu: Any) -> Any:
 
 
 @on_shared
-async def test_they_do_the_same(device: Device) -> None:
+async def test_equal_programs_compare_equal(device: Device) -> None:
     made = await module(device)
     kernel = await made.kernel("line")
     for _ in range(2):  # variables of the module go on from where they are
@@ -84,7 +84,7 @@ async def test_they_do_the_same(device: Device) -> None:
 
 @cpu_only
 @on_shared
-async def test_what_depends_on_the_program_is_found(device: Device) -> None:
+async def test_dependence_on_the_program_is_found(device: Device) -> None:
     """A function that the host has another copy of."""
     calls: list[int] = []
 
@@ -111,7 +111,7 @@ async def test_const_stays_as_it_was(device: Device) -> None:
 
 
 @on_shared
-async def test_what_cannot_be_compared(device: Device) -> None:
+async def test_incomparable_programs_are_refused(device: Device) -> None:
     kernel = await (await module(device)).kernel("gather")
     x: Any = await device.zeros(8, "f4")
     with pytest.raises(TypeError, match="takes 5 arguments, not 1"):

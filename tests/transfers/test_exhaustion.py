@@ -258,7 +258,7 @@ async def test_page_locked_memory_that_did_not_reach_the_host_is_not_taken_for_m
 
 
 @program
-async def test_what_is_sealed_without_descriptors_survives_all_the_same(
+async def test_seal_without_descriptors_survives_all_the_same(
     isolation: Isolation,
 ) -> None:
     """The memory is sealed with its descriptor, or it is not sealed."""

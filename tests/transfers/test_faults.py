@@ -190,7 +190,7 @@ async def works(device: Device, sealed: GpuRef, content: Array) -> None:
 
 
 @program
-async def test_nothing_holds_what_ended_a_transfer() -> None:
+async def test_ended_transfer_is_not_kept_alive() -> None:
     """The transfer's array is freed too, without a garbage collection."""
 
     async def move(start: int, _length: int) -> None:

@@ -71,7 +71,7 @@ async def test_memory_is_used_again_once_the_last_view_is_gone(device: Device) -
 
 
 @program
-async def test_nobody_waits_for_arrays_that_are_only_held() -> None:
+async def test_held_arrays_delay_no_caller() -> None:
     """The name after ``as`` lives on after its block, as it does in this loop."""
     async with opened(pinned_limit=4 * MIB) as device:
         kept = []
@@ -86,7 +86,7 @@ async def test_nobody_waits_for_arrays_that_are_only_held() -> None:
 
 
 @program
-async def test_what_is_held_beyond_its_device_stays_mapped() -> None:
+async def test_array_held_beyond_its_device_stays_mapped() -> None:
     async with AsyncExitStack() as stack:
         device = await stack.enter_async_context(opened(pinned_limit=4 * MIB))
         async with device.pinned.array(MIB, np.uint8) as array:
@@ -182,7 +182,7 @@ TestPools.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(st.lists(st.sampled_from([1, 2, 4]), max_size=12))
-def test_who_waits_in_line_gets_what_others_give_back(sizes: list[int]) -> None:
+def test_waiting_callers_get_returned_memory_in_order(sizes: list[int]) -> None:
     """However many views are held, all of those in line are served in the end."""
 
     async def main() -> None:
@@ -206,7 +206,7 @@ def test_who_waits_in_line_gets_what_others_give_back(sizes: list[int]) -> None:
 
 
 @program
-async def test_who_waits_when_the_device_ends_is_told() -> None:
+async def test_waiting_caller_learns_of_the_end_of_the_device() -> None:
     async with open_system("demo") as system:
         device = await system.open_device(0, backend=BACKEND, pinned_limit=MIB)
         told: list[DeviceLost] = []

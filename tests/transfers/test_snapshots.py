@@ -238,7 +238,7 @@ async def test_memory_is_used_again_when_nothing_else_uses_it(gate: Gate) -> Non
 
 
 @program
-async def test_what_makes_no_sense_is_refused() -> None:
+async def test_snapshot_refuses_invalid_options() -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         x = await one.zeros((2, 3))
         snapshot = await one.snapshot([x])
@@ -365,7 +365,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
 
 
 @program
-async def test_what_is_restored_is_taken_anew_only_after_that(gate: Gate) -> None:
+async def test_restored_snapshot_is_taken_anew_only_afterwards(gate: Gate) -> None:
     """The source may be another device that has submitted nothing yet."""
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         nbytes = 1 << 22

@@ -66,9 +66,7 @@ async def test_a_long_array_need_not_be_contiguous(device: Device) -> None:
 
 @pytest.mark.parametrize("nbytes", [SMALL, 2 * SMALL])
 @on_shared
-async def test_what_must_be_rearranged_is_in_a_thread_if_it_is_long(
-    device: Device, nbytes: int
-) -> None:
+async def test_long_rearrangement_runs_in_a_thread(device: Device, nbytes: int) -> None:
     threads: set[int] = set()
 
     class Watched(np.ndarray[Any, Any]):
@@ -192,7 +190,7 @@ async def test_a_page_locked_array_is_refused_after_its_block(device: Device) ->
 
 
 @program
-async def test_who_finds_the_pool_used_up_waits_in_line() -> None:
+async def test_caller_of_an_exhausted_pool_waits_in_line() -> None:
     async with opened(isolation="thread", pinned_limit=4 << 20) as device:
         order = []
 
@@ -293,7 +291,7 @@ def test_pieces_never_overlap_and_the_limit_holds(steps: list[tuple[bool, int, i
         pool.close(DeviceLost("of the test"))
 
 
-def test_what_an_op_uses_comes_back_after_it() -> None:
+def test_memory_used_by_an_op_returns_after_it() -> None:
     pool = PinnedPool(4 << 20, lambda: 1)
     piece = pool.try_acquire(100)
     assert piece is not None

@@ -81,7 +81,7 @@ def test_messages_arrive_whole_with_their_descriptors(
     assert descriptors() == before
 
 
-def test_what_is_too_long_is_refused_before_anything_is_sent(pair: Pair) -> None:
+def test_oversized_message_is_refused_before_anything_is_sent(pair: Pair) -> None:
     with pytest.raises(ValueError, match=f"at most {MOST_BYTES} bytes"):
         send(pair[0], bytes(MOST_BYTES + 1))
     send(pair[0], b"x")
@@ -91,7 +91,7 @@ def test_what_is_too_long_is_refused_before_anything_is_sent(pair: Pair) -> None
 @pytest.mark.parametrize(
     "announced", [(MOST_BYTES + 1, 0), (2**32 - 1, 0), (0, MOST_DESCRIPTORS + 1)]
 )
-def test_what_is_announced_is_bounded(pair: Pair, announced: tuple[int, int]) -> None:
+def test_announced_sizes_are_bounded(pair: Pair, announced: tuple[int, int]) -> None:
     raw(pair[0], head(*announced), pair[0].fileno())
     with pytest.raises(ProtocolError, match="was announced"):
         receive(pair[1])

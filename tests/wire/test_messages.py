@@ -88,7 +88,7 @@ def test_numpy_scalars_and_indices_travel_as_plain_numbers() -> None:
 
 
 @pytest.mark.parametrize("payload", [object(), [1, object()], {1: {2: 3j}}, "\ud800", 2**70])
-def test_what_cannot_be_sent_leaves_nothing_in_the_buffer(payload: object) -> None:
+def test_unencodable_message_leaves_nothing_in_the_buffer(payload: object) -> None:
     buffer = bytearray()
     append_frame(buffer, "before")
     length = len(buffer)
@@ -221,7 +221,7 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("error", [Locked("secret"), Broken(1, 2)])
-def test_what_cannot_travel_is_told_by_name(error: Exception) -> None:
+def test_unpicklable_value_is_named(error: Exception) -> None:
     arrived = travel(error)
     assert isinstance(arrived, RemoteError)
     assert arrived.type_name == type(error).__name__
@@ -253,7 +253,7 @@ def test_exit_codes_in_words() -> None:
         (ValueError("no"), False),
     ],
 )
-def test_what_an_op_lacks_is_out_of_memory(error: Exception, short: bool) -> None:
+def test_memory_error_of_an_op_is_out_of_memory(error: Exception, short: bool) -> None:
     told = as_out_of_memory(error, "the host")
     assert isinstance(told, OutOfMemory) is short
     assert told is error or told.__cause__ is error

@@ -98,7 +98,7 @@ async def test_averages_scales_and_complex_numbers() -> None:
 
 
 @program
-async def test_what_only_travels_has_any_dtype() -> None:
+async def test_moving_collectives_accept_any_dtype() -> None:
     async with world_of(3) as world:
         for number, dtype in enumerate(map(np.dtype, MOVED)):
             arrays = some(3, (3, 2), dtype, number)
@@ -155,7 +155,7 @@ async def test_in_place_and_into_buffers_of_the_callers() -> None:
 
 
 @program
-async def test_nothing_is_sent_where_anything_is_wrong() -> None:
+async def test_invalid_collective_sends_nothing() -> None:
     async with world_of(2) as world:
         one, other = world.devices
         a, b = await put(world, some(2, (2, 3), np.float32))
@@ -262,7 +262,7 @@ async def test_buffers_are_sent_and_received_in_their_order() -> None:
 
 
 @program
-async def test_who_sends_or_receives_is_told_when_the_world_is_left() -> None:
+async def test_pending_sends_and_receives_end_with_the_world() -> None:
     told: list[str] = []
 
     async def wait(name: str, function: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -296,7 +296,7 @@ async def test_a_group_whose_block_was_left_is_of_no_use() -> None:
 
 
 @program
-async def test_what_a_group_has_made_is_freed_if_it_fails() -> None:
+async def test_failed_group_frees_its_buffers() -> None:
     async with world_of(2) as world:
         x = await put(world, [np.ones(3)] * 2)
         made: list[GpuRef] = []
@@ -372,7 +372,7 @@ async def test_groups_go_together_or_not_at_all() -> None:
 
 
 @program
-async def test_what_is_no_world() -> None:
+async def test_invalid_world_is_refused() -> None:
     async with opened(0, isolation="thread") as device:
         for devices, error in (([], ValueError), ([device, device], ValueError), ([1], TypeError)):
             with pytest.raises(error):

@@ -81,7 +81,7 @@ def cancellations(draw: st.DrawFn) -> tuple[int, int, list[tuple[str, int]]]:
 
 
 @hypothesis.given(cancellations())
-def test_what_is_not_taken_back_is_received_in_order(
+def test_messages_are_received_in_order(
     case: tuple[int, int, list[tuple[str, int]]],
 ) -> None:
     trio.run(run, *case)

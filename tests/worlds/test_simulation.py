@@ -298,7 +298,7 @@ def test_a_world_goes_on_without_the_rank_that_died() -> None:
 
 
 @pytest.mark.parametrize("shrinking", ["works", "fails", "hangs", "unknown"])
-def test_what_is_left_of_a_communicator_is_the_next_one_where_that_works(shrinking: str) -> None:
+def test_rest_of_a_communicator_is_reused_if_that_works(shrinking: str) -> None:
     works = shrinking == "works"
 
     async def program() -> None:
@@ -365,7 +365,7 @@ def test_a_rank_that_hangs_is_killed_at_the_deadline_and_named() -> None:
     run(program)
 
 
-def test_who_takes_no_part_is_not_blamed() -> None:
+def test_idle_rank_is_not_blamed() -> None:
     async def program() -> None:
         async with Simulation(3, deadline=8.0) as simulation:
             engine = simulation.engine
@@ -407,7 +407,7 @@ def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldest(
     run(program)
 
 
-def test_who_waits_itself_is_not_blamed() -> None:
+def test_waiting_rank_is_not_blamed() -> None:
     async def program() -> None:
         async with Simulation(4, deadline=8.0) as simulation:
             engine, ranks = simulation.engine, simulation.ranks
@@ -427,7 +427,7 @@ def test_who_waits_itself_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize("how", ["stuck", "hung"])
-def test_who_does_not_join_again_is_killed_and_named(how: str) -> None:
+def test_rank_that_does_not_rejoin_is_killed_and_named(how: str) -> None:
     async def program() -> None:
         async with Simulation(3, deadline=8.0) as simulation:
             engine, ranks = simulation.engine, simulation.ranks
@@ -484,7 +484,7 @@ def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
     run(program)
 
 
-def test_what_is_answered_after_the_world_was_left_is_nobodys() -> None:
+def test_late_answer_after_leaving_is_ignored() -> None:
     async def program() -> None:
         for seed in range(30):
             async with Simulation(2, seed) as simulation:
@@ -505,7 +505,7 @@ def test_what_is_answered_after_the_world_was_left_is_nobodys() -> None:
     run(program)
 
 
-def test_who_hangs_as_a_world_is_left_is_killed_at_the_deadline() -> None:
+def test_hanging_rank_is_killed_at_the_deadline_of_leaving() -> None:
     async def program() -> None:
         async with Simulation(2, deadline=8.0) as simulation:
             await simulation.engine.whole()
@@ -521,7 +521,7 @@ def test_who_hangs_as_a_world_is_left_is_killed_at_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("how", ["over", "left", "shrunk", "resized"])
-def test_who_waits_for_the_other_end_is_told_when_there_is_none(how: str) -> None:
+def test_waiting_rank_learns_that_the_other_end_is_gone(how: str) -> None:
     async def program() -> None:
         async with Simulation(3, shrink=how == "shrunk") as simulation:
             engine, mail = simulation.engine, simulation.engine.mail
@@ -556,7 +556,7 @@ def test_who_waits_for_the_other_end_is_told_when_there_is_none(how: str) -> Non
     run(program)
 
 
-def test_what_was_sent_is_received_in_the_next_epoch() -> None:
+def test_sent_message_is_received_in_the_next_epoch() -> None:
     async def program() -> None:
         async with Simulation(2) as simulation:
             engine = simulation.engine
@@ -613,7 +613,7 @@ def test_a_world_is_resized_when_no_op_is_in_flight() -> None:
     run(program)
 
 
-def test_who_is_cancelled_before_ops_are_done_has_resized_nothing() -> None:
+def test_resize_cancelled_before_its_ops_are_done_changes_nothing() -> None:
     async def program() -> None:
         async with Simulation(2) as simulation:
             engine = simulation.engine

@@ -96,7 +96,7 @@ async def test_a_buffer_is_sealed_where_it_is() -> None:
 
 
 @program
-async def test_nobody_keeps_a_way_to_write_to_what_is_sealed() -> None:
+async def test_group_keeps_no_writable_mapping_of_sealed_memory() -> None:
     async with group(3) as devices:
         copies = await devices.seal_everywhere(LARGE)
         for source in devices:

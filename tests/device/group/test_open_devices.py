@@ -73,7 +73,7 @@ async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
     ],
 )
 @program
-async def test_what_makes_no_sense_is_refused(
+async def test_open_devices_refuses_invalid_options(
     given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -112,7 +112,7 @@ async def test_a_device_that_is_lost_ends_the_block_with_its_loss() -> None:
 
 
 @program
-async def test_where_the_policy_says_so_the_others_go_on() -> None:
+async def test_group_continues_without_a_failed_device_when_the_policy_allows_it() -> None:
     async with group(on_loss=Directive.STOP) as devices:
         one, two = devices
         await poison(two)
@@ -176,7 +176,7 @@ async def test_a_drained_device_gets_no_work() -> None:
 
 
 @program
-async def test_what_policies_look_at() -> None:
+async def test_policies_read_loads_and_links() -> None:
     busy = {"cpu:0": 0.75, "cpu:1": None}
     options: dict[str, Any] = {"memory_limit": 64 << 20}
     async with group(utilization=lambda each: busy[each.name], **options) as devices:

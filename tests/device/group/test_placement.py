@@ -33,7 +33,7 @@ async def test_only_those_with_room_are_given_to_policies() -> None:
 
 
 @program
-async def test_who_finds_no_room_waits_in_line() -> None:
+async def test_placement_without_room_waits_in_line() -> None:
     (device,) = devices = members(1, limit=1)
     placement, policy = Placement(), LeastLoaded()
     order: list[int] = []
@@ -56,7 +56,7 @@ async def test_who_finds_no_room_waits_in_line() -> None:
 
 
 @program
-async def test_who_waits_for_memory_does_not_hold_up_others() -> None:
+async def test_placement_that_waits_for_memory_does_not_delay_others() -> None:
     (device,) = devices = members(1, memory=100)
     placement, policy = Placement(), First()
     much = Hints(nbytes=80)
@@ -116,7 +116,7 @@ async def test_when_all_are_lost_everybody_is_told() -> None:
 
 
 @program
-async def test_what_a_policy_does_wrong_is_told_to_whom_it_concerns() -> None:
+async def test_policy_error_reaches_its_caller() -> None:
     devices = members(1, limit=1)
     placement = Placement()
 
@@ -197,7 +197,7 @@ def test_whatever_happens_nobody_waits_for_what_is_there(steps: list[tuple[str, 
 
 
 @program
-async def test_nobody_overtakes_who_waits_for_memory_that_was_freed() -> None:
+async def test_freed_memory_goes_to_the_first_in_line() -> None:
     """Freed memory gives no notice, so admission checks again when the next request arrives."""
     (device,) = devices = members(1, memory=100)
     placement, order = Placement(), []

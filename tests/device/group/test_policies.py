@@ -113,7 +113,7 @@ def test_work_without_a_key_goes_where_there_is_least_to_do() -> None:
         (lambda: Hints(key=1.5), TypeError, "key must be text, bytes or a whole number"),  # type: ignore[arg-type]
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Any, error: type[Exception], message: str) -> None:
+def test_policy_refuses_invalid_options(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
 

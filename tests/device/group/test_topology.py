@@ -53,7 +53,7 @@ def test_a_link_that_is_not_measured_is_about_as_fast_as_its_kind() -> None:
         three.link("cuda:0", "cuda:0")
 
 
-def test_it_is_printed_as_a_table_and_drawn() -> None:
+def test_topology_is_printed_as_a_table_and_drawn() -> None:
     three = topology(3, {(0, 1): "nvlink"})
     lines = str(three).splitlines()
     assert lines[0].split() == ["cuda:0", "cuda:1", "cuda:2"]
@@ -90,7 +90,7 @@ async def test_devices_of_the_cpu_reach_each_other_and_can_be_measured() -> None
         ({1: 0, 3: 1}, Peer(access=True, atomics=True, rank=0)),
     ],
 )
-def test_what_the_driver_says_of_two_cards(attributes: dict[int, int], peer: Peer) -> None:
+def test_topology_reads_links_of_two_cards(attributes: dict[int, int], peer: Peer) -> None:
     with installed(FakeGpu()) as gpu:
         gpu.peer_attributes = attributes
         context = CudaContext(0, StreamPlan())

@@ -258,7 +258,7 @@ class Context:
 
 
 @pytest.mark.headers
-def test_what_is_built_stays_while_anybody_has_it() -> None:
+def test_built_kernels_stay_while_an_executor_holds_them() -> None:
     leaves = Leaves()
     x = leaves.put(aligned(np.ones(1024, np.float32)))
     (form,) = Case(leaves, [x * 2]).forms
@@ -291,7 +291,7 @@ def test_what_is_built_stays_while_anybody_has_it() -> None:
         assert not driver.loaded
 
 
-def test_what_is_not_computed_on_cuda_is_unsupported() -> None:
+def test_uncompiled_function_is_unsupported_on_cuda() -> None:
     leaves = Leaves()
     x = leaves.put(aligned(np.ones(8, np.complex64)))
     half = leaves.put(aligned(np.ones(8, np.float16)))

@@ -413,7 +413,7 @@ def test_sizes_and_numbers_are_no_part_of_a_kernel() -> None:
     assert forms(64, 96, 2.0) == forms(300, 100, 3.0)
 
 
-def test_what_one_kernel_computes() -> None:
+def test_one_kernel_computes_the_expression() -> None:
     leaves = Leaves()
     x = leaves.put(aligned(data(np.float32, 64, 96)))
 

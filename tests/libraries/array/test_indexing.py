@@ -295,7 +295,7 @@ async def test_batches_and_recordings(device: Device) -> None:
 
 
 @on_shared
-async def test_what_is_refused(device: Device) -> None:
+async def test_indexing_refuses_invalid_arguments(device: Device) -> None:
     array: Any = device.array
     x = await device.put(np.arange(6.0).reshape(2, 3))
     i = await device.put(np.array([0, 7, -1]))

@@ -214,7 +214,9 @@ def random_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> A
 @needs_compiler
 @pytest.mark.parametrize("kind", ["gather", "set"])
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64", "complex128"])
-def test_what_is_chosen(cuda: CudaIndexing, cpu: CpuIndexing, kind: Any, dtype: str) -> None:
+def test_index_kernel_is_chosen_by_layout(
+    cuda: CudaIndexing, cpu: CpuIndexing, kind: Any, dtype: str
+) -> None:
     seed = seeds.draw()
     rng = np.random.default_rng(seed)
     used = 0
@@ -316,7 +318,7 @@ def test_the_first_index_out_of_bounds(cuda: CudaIndexing, index: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("count", [0, 1, 15, 4097, 70_000])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_where_flags_are_set(cuda: CudaIndexing, count: int, share: float) -> None:
+def test_index_kernel_finds_set_flags(cuda: CudaIndexing, count: int, share: float) -> None:
     flags = (seeds.rng().random(count) < share).astype(np.uint8)
     positions = np.full(count, -1, np.int64)
     scratch = np.empty(PARTS, np.int64)

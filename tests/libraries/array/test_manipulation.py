@@ -300,7 +300,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("name", "args", "kwargs", "error", "text"), BAD)
 @on_shared
-async def test_what_is_refused(
+async def test_manipulation_refuses_invalid_arguments(
     device: Device, name: str, args: Any, kwargs: Any, error: type[Exception], text: str
 ) -> None:
     async def given_as(value: Any) -> Any:

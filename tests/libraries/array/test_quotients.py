@@ -29,7 +29,7 @@ def same(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], what: str) -> 
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_of_all_numbers_of_16_bits(name: str, tmp_path: Path) -> None:
+def test_quotients_of_all_16_bit_numbers_match_numpy(name: str, tmp_path: Path) -> None:
     kind = NARROW[name]
     every = np.arange(1 << 16, dtype=np.uint16)
     array = aligned(every).view(kind)
@@ -44,7 +44,7 @@ def test_of_all_numbers_of_16_bits(name: str, tmp_path: Path) -> None:
             same(got, array / number, f"by {number}")
 
 
-def test_of_floats(tmp_path: Path) -> None:
+def test_quotients_of_floats_match_numpy(tmp_path: Path) -> None:
     rng = np.random.default_rng(seeds.draw())
     array = aligned(rng.integers(0, 1 << 32, 1 << 15, dtype=np.uint32)).view(np.float32)
     near = rng.integers(0, 1 << 23, 1 << 14, dtype=np.uint32) | 0x3F800000  # from 1 to 2

@@ -75,7 +75,9 @@ async def test_reductions(
 @settings(max_examples=20)
 @given(shape=FILLED, seed=SEEDS)
 @on_shared
-async def test_what_counts_in_reductions(device: Device, shape: tuple[int, ...], seed: int) -> None:
+async def test_reductions_count_as_numpy_does(
+    device: Device, shape: tuple[int, ...], seed: int
+) -> None:
     host, mask = sample(seed, shape, "float64"), sample(seed, shape, "bool")
     x, m = await put(device, host), await put(device, mask)
     array = device.array
@@ -428,7 +430,7 @@ async def test_batches(device: Device) -> None:
 
 
 @on_shared
-async def test_what_is_refused(device: Device) -> None:
+async def test_sorting_refuses_invalid_arguments(device: Device) -> None:
     array: Any = device.array
     x = await device.put(np.arange(6.0).reshape(2, 3))
     c = await device.put(np.ones((2, 2), np.complex64))

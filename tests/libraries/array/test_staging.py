@@ -28,7 +28,7 @@ async def filled(device: Device, *shape: int) -> tuple[Any, GpuRef]:
 
 
 @on_shared
-async def test_what_an_op_writes_is_copied_back(device: Device) -> None:
+async def test_written_view_is_copied_back(device: Device) -> None:
     host, x = await filled(device, 6, 8)
     column = x[:, 3]
     assert await device.blas.scal(2.0, column) is column
@@ -113,7 +113,7 @@ async def test_tasks_that_update_one_view_lose_nothing(device: Device) -> None:
 
 
 @on_shared
-async def test_who_is_cancelled_leaves_the_view_as_it_was_or_done(device: Device) -> None:
+async def test_cancelled_op_leaves_a_view_unchanged_or_done(device: Device) -> None:
     for deadline in (0, 1e-5, 1e-4, 3e-4):
         x = await device.zeros((64, 64), np.float32)
         with trio.move_on_after(deadline):
@@ -127,7 +127,7 @@ async def test_who_is_cancelled_leaves_the_view_as_it_was_or_done(device: Device
 
 
 @on_shared
-async def test_what_shares_memory_with_it(device: Device) -> None:
+async def test_staging_refuses_views_that_share_memory(device: Device) -> None:
     x = await device.put(np.arange(12, dtype=np.float32))
     with pytest.raises(ValueError, match="both are written"):
         await device.blas.swap(x[::2], x[:11:2])
@@ -139,7 +139,7 @@ async def test_what_shares_memory_with_it(device: Device) -> None:
 
 
 @on_shared
-async def test_what_cannot_be_written_is_refused(device: Device) -> None:
+async def test_staging_refuses_read_only_views(device: Device) -> None:
     one = await device.full(1, 7, np.float32)
     many = one.broadcast_to(8)
     host = await device.get(many)
@@ -304,7 +304,7 @@ async def test_copies_from_another_device(device: Device) -> None:
 
 
 @on_shared
-async def test_what_libraries_have_made_takes_views_too(device: Device) -> None:
+async def test_objects_of_libraries_accept_views(device: Device) -> None:
     rng = np.random.default_rng(5)
     host = rng.uniform(-1, 1, (8, 6)).astype(np.float32)
     x = await device.put(host)
@@ -337,7 +337,7 @@ async def test_what_libraries_have_made_takes_views_too(device: Device) -> None:
 
 
 @on_shared
-async def test_what_is_written_through_two_views_is_apart(device: Device) -> None:
+async def test_two_views_of_one_buffer_are_written_separately(device: Device) -> None:
     views: list[Callable[[GpuRef], GpuRef]] = [lambda x: x[0], lambda x: x[0, ::-1]]
     for one, other in itertools.permutations(views):
         x = await device.put(np.arange(12.0).reshape(2, 6))

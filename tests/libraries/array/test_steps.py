@@ -103,7 +103,7 @@ async def test_results_are_written_where_they_are_wanted(name: str) -> None:
 
 
 @program
-async def test_what_the_program_gives_along_is_a_message_of_its_own_if_it_is_long() -> None:
+async def test_long_constant_travels_in_its_own_message() -> None:
     count = Count()
     host = np.random.default_rng(0).normal(size=50)
     async with opened(instruments=[count]) as device:

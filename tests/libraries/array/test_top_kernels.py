@@ -181,7 +181,7 @@ def test_the_first_elements_of_rows(
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "uint16", "float64"])
-def test_of_equal_ones_the_first_come_first(cuda: CudaIndexing, dtype: str) -> None:
+def test_top_kernel_takes_the_first_of_equal_elements(cuda: CudaIndexing, dtype: str) -> None:
     length = 9000
     for down in (False, True):
         _, places = asked(
@@ -198,7 +198,9 @@ def test_of_equal_ones_the_first_come_first(cuda: CudaIndexing, dtype: str) -> N
 @needs_compiler
 @pytest.mark.parametrize("dtype", [*REAL, *COMPLEX])
 @pytest.mark.parametrize("equal_nan", [True, False])
-def test_what_differs(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, equal_nan: bool) -> None:
+def test_top_kernels_differ_by_dtype_and_order(
+    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, equal_nan: bool
+) -> None:
     for count, asks in ((0, True), (1, True), (2, False), (9000, True)):
         real = "float64" if dtype in COMPLEX else dtype
         values = strange(seeds.rng(), (1, count), real)[0].astype(dtype)

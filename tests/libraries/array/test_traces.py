@@ -172,7 +172,7 @@ async def test_numbers_may_look_like_places() -> None:
 
 
 @program
-async def test_what_the_device_has_to_tell_is_asked_each_time() -> None:
+async def test_result_size_known_to_the_device_is_read_each_time() -> None:
     async with opened() as device:
         for count in range(5):
             x = await device.put(np.arange(SIDE) < count)
@@ -186,7 +186,7 @@ async def test_what_the_device_has_to_tell_is_asked_each_time() -> None:
 
 
 @program
-async def test_of_what_had_room_for_all_only_what_is_there_takes_memory() -> None:
+async def test_trimmed_result_keeps_only_the_memory_that_it_uses() -> None:
     async with opened() as device:
         x = await device.put(np.zeros(1 << 16, np.int32))
         before = used_by(device)

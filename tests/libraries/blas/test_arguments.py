@@ -333,7 +333,7 @@ async def test_which_triangle_is_told_by_a_flag(device: Device, lower: Any) -> N
         assert lane.submitted == before.get(lane.name, 0), "something was sent"
 
 
-async def test_what_the_library_cannot_count_is_refused(device: Device) -> None:
+async def test_sizes_beyond_the_library_are_refused(device: Device) -> None:
     """The refs pretend to be large; their content is never read."""
     small = await device.put(np.zeros((1, 1), np.float32))
     pivots = await device.put(np.zeros((1,), np.int32))

@@ -109,7 +109,7 @@ async def test_small_products_go_without_a_workspace_unless_that_fails(
         assert handles == expected
 
 
-async def test_what_a_graph_reads_stays_until_the_graph_is_gone(
+async def test_graph_keeps_its_inputs_alive(
     device: Device, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pointer tables that it copies, and the sizes of products of different shapes."""

@@ -38,7 +38,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.skipif(on_cuda(), reason="cuBLAS does not say whether it reads them")
 @program
-async def test_what_is_not_read_may_be_anything() -> None:
+async def test_unread_triangle_may_hold_anything() -> None:
     async with opened(isolation="thread") as device:
         for name, call in CALLS.items():
             for bad in np.nan, np.inf:

@@ -57,7 +57,7 @@ async def test_rotm_as_scipy_has_it(device: Device, flag: int) -> None:
     await rotm_promises(device, flag)
 
 
-async def test_what_makes_no_rotation(device: Device) -> None:
+async def test_invalid_rotation_is_refused(device: Device) -> None:
     one, other = [await device.put(np.ones(())) for _ in range(2)]
     single = await device.put(np.ones((), np.float32))
     blas: Any = device.blas

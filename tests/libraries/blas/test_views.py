@@ -24,7 +24,7 @@ def prepared(device: Device, a: GpuRef, b: GpuRef, **more: Any) -> Submission[Gp
 
 
 @on_shared
-async def test_what_leading_dimensions_say_costs_no_copy(device: Device) -> None:
+async def test_strides_that_a_leading_dimension_expresses_cost_no_copy(device: Device) -> None:
     await device.blas.gemm(*[await device.zeros((4, 4), np.float32)] * 2)
     x = await device.put(np.arange(96, dtype=np.float32).reshape(8, 12))
     big = await device.zeros((3, 8, 24), np.float32)
@@ -69,7 +69,7 @@ async def test_routines_take_transposes_as_they_are(device: Device) -> None:
 
 
 @on_shared
-async def test_what_they_cannot_say_is_copied(device: Device) -> None:
+async def test_strides_that_no_leading_dimension_expresses_are_copied(device: Device) -> None:
     x = await device.put(np.arange(64, dtype=np.float32).reshape(8, 8))
     for view in (x[:, ::2][:, :4], x[::-1], x[0].broadcast_to((8, 8))):
         submission = prepared(device, view, x[: view.shape[1]])

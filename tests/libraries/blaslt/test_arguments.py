@@ -363,7 +363,7 @@ async def test_a_sealed_output_is_refused(device: Device) -> None:
     await device.blaslt.matmul(a, sealed)
 
 
-async def test_what_is_beyond_fp8_becomes_its_largest_number(device: Device) -> None:
+async def test_value_beyond_fp8_becomes_its_largest_number(device: Device) -> None:
     e4m3 = dtype_of("float8_e4m3fn")
     host = np.zeros((16, 16), np.float32)
     host[0], host[1], host[2, 0] = 300, -300, np.nan

@@ -163,7 +163,7 @@ async def test_a_pointer_that_could_not_be_set_is_set_again(
         np.testing.assert_array_equal(d, np.full((4, 4), value))
 
 
-async def test_what_a_batch_repeats_is_prepared_once(
+async def test_repeated_product_of_a_batch_is_prepared_once(
     device: Device, library: FakeLt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A repeated call is prepared once, also before the program knows of an algorithm."""

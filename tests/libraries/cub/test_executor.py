@@ -243,7 +243,7 @@ def test_statuses_become_errors() -> None:
         assert "reduce" in str(made)
 
 
-def test_what_is_damaged_on_disk_is_built(linker: fakes.Linker) -> None:
+def test_damaged_build_on_disk_is_built_again(linker: fakes.Linker) -> None:
     spec = Spec("radix_sort", ("int32", ""))
     store = _builds.BuildStore((9, 0))
     assert store.find(encode(spec), (5,))[1] == "built"
@@ -253,7 +253,7 @@ def test_what_is_damaged_on_disk_is_built(linker: fakes.Linker) -> None:
     assert _builds.BuildStore((9, 0)).find(encode(spec), (5,))[1] == "built"
 
 
-def test_what_was_built_of_something_else_is_not_found(
+def test_build_of_another_source_is_not_found(
     linker: fakes.Linker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del linker

@@ -157,7 +157,7 @@ async def test_views_and_aliases(device: Device) -> None:
 
 
 @on_shared
-async def test_what_is_not_there(device: Device) -> None:
+async def test_missing_operation_is_refused(device: Device) -> None:
     four = await device.zeros((16, 32), "float4_e2m1fn")
     with pytest.raises(Unsupported, match=r"need compute capability 10\.0"):
         await device.cutlass.matmul(four, four, trans_b=True)

@@ -293,7 +293,7 @@ def test_marks_of_an_earlier_plan_in_padding_are_not_taken_for_its_own(driver: K
     assert (out == (a @ b.T) / 2).all()
 
 
-def test_what_is_added_to_is_zeros_first(driver: Kernels) -> None:
+def test_accumulated_output_starts_with_zeros(driver: Kernels) -> None:
     node = Node("sum_columns", (Node("amax", (PRODUCT,), "float32", 1),), "float32", 2)
     one = spec(**F32, tile=(128, 128, 32), epilogue=node)
     a, b, out = np.ones((4, 8), "f4"), np.ones((12, 8), "f4"), np.ones((4, 12), "f4")

@@ -112,7 +112,7 @@ def test_a_kernel_compiles_and_tells_of_itself(name: str, kept: DiskCache) -> No
     assert struct.unpack_from("<H", build.image, 16) == (2,)  # an executable
 
 
-def test_what_does_not_compile_is_told(kept: DiskCache) -> None:
+def test_compiler_errors_reach_the_caller(kept: DiskCache) -> None:
     with pytest.raises(CompileError, match="the kernel of CUTLASS does not compile"):
         find_build(encode(spec(tile=(100, 128, 64))), kept)
 

@@ -86,7 +86,7 @@ def test_sums_of_int8_pass_through_no_float() -> None:
         ({"cluster": (1, 1, 2)}, "together up to 8"),
     ],
 )
-def test_what_no_kernel_can_have(changed: dict[str, Any], said: str | None) -> None:
+def test_plan_refuses_unsupported_shapes(changed: dict[str, Any], said: str | None) -> None:
     found = refusal(spec(**changed))
     assert found is None if said is None else said in str(found)
 
@@ -158,7 +158,7 @@ def test_a_table_of_products_has_room_for_all_and_maps_where_they_may_be() -> No
         assert end == begins[10] + 2 * 132 * 128
 
 
-def test_what_was_found_fastest_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastest_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(_tuned, "nvrtc_version", lambda: (12, 9))
     wanted, sizes = encode(spec(tile=(0, 0, 0))), (1, 2, 3, 1)
@@ -183,7 +183,7 @@ def test_what_was_found_fastest_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
         (dict.fromkeys(("a", "b", "out"), "float32"), 8192, ((128, 128, 32), (2, 1, 1), 4)),
     ],
 )
-def test_what_is_taken_where_nothing_is_said(
+def test_default_plan_is_chosen_without_options(
     changed: dict[str, Any], m: int, expected: tuple[Any, ...]
 ) -> None:
     nothing = Choice(None, None, None, 0, None)

@@ -99,7 +99,7 @@ async def test_functions(device: Device, name: str) -> None:
 
 
 @on_shared
-async def test_what_is_written_beside_the_result(device: Device) -> None:
+async def test_epilogue_writes_its_second_output(device: Device) -> None:
     (a, x), (b, y) = await put(device, (16, 8), "float16"), await put(device, (24, 8), "float16")
     kept = await device.zeros((16, 24), np.float32)
     rows, columns = await device.zeros(24, np.float32), await device.zeros(16, np.float32)

@@ -115,7 +115,7 @@ def test_filters_are_a_matrix_for_each_tap() -> None:
 
 @settings(max_examples=60)
 @given(convolutions())
-def test_what_tma_gathers(case: tuple[Axes, Axes, Movement]) -> None:
+def test_tma_gathers_windows(case: tuple[Axes, Axes, Movement]) -> None:
     """Tiles may begin anywhere, up to beyond the last row, in the way that the mainloop asks."""
     images, filters, movement = case
     space = len(images) - 2

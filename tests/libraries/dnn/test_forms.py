@@ -157,7 +157,7 @@ LIKE: dict[str, tuple[Any, Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", LIKE)
-async def test_what_is_refused_is_refused_after_a_call_like_it(device: Device, name: str) -> None:
+async def test_invalid_call_is_refused_after_a_similar_valid_one(device: Device, name: str) -> None:
     good, bad, error, message = LIKE[name]
     r = await buffers(device)
     r.freed = await device.put(np.zeros((2, 4, 5, 5), np.float32))

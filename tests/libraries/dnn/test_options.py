@@ -146,7 +146,7 @@ async def refused(
 
 
 @pytest.mark.parametrize("name", functions())
-async def test_what_is_no_flag_or_number_is_refused(device: Device, name: str) -> None:
+async def test_flags_and_numbers_are_checked(device: Device, name: str) -> None:
     each: Row | None = TABLE.get(f"dnn.{name}")
     function = getattr(device.dnn, name)
     wanted = options_of(function)
@@ -272,7 +272,7 @@ async def test_settings(device: Device) -> None:
         (10**400, ValueError),
     ],
 )
-def test_what_is_no_real_number(value: Any, error: type[Exception]) -> None:
+def test_complex_number_is_refused(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="x"):
         _options.real(value, "x")
 

@@ -60,7 +60,7 @@ async def test_reductions(
     np.testing.assert_array_equal(await device.get(y), expected, strict=False)
 
 
-async def test_they_are_checked_like_others(device: Device) -> None:
+async def test_empty_arguments_are_checked_like_others(device: Device) -> None:
     x, y = await device.empty((0, 3), np.float32), await device.empty((1, 3), np.float32)
     whole = await device.empty((0, 3), np.int32)
     with pytest.raises(TypeError, match="int32"):

@@ -117,7 +117,7 @@ async def test_no_points_come_to_zeros(device: Device, name: str) -> None:
     np.testing.assert_array_equal(await device.get(made), np.zeros((4, 6)))
 
 
-async def test_what_out_must_be(device: Device) -> None:
+async def test_out_is_checked(device: Device) -> None:
     a = await device.put(noise(4, 6))
     with pytest.raises(ValueError, match=r"shape \(4, 5\).*shape \(4, 6\)"):
         await device.fft.fft(a, out=await device.empty((4, 5), "complex64"))
@@ -369,7 +369,7 @@ async def test_an_axis_that_repeats_in_a_batch_and_recorded(device: Device) -> N
     np.testing.assert_allclose(await device.get(again), expected, atol=1e-4)
 
 
-async def test_what_is_refused_is_refused_before_anything_is_sent(device: Device) -> None:
+async def test_invalid_transform_is_refused_before_anything_is_sent(device: Device) -> None:
     a = await device.put(noise(4, 6))
     before = device.fft.statistics()
     wrong = await device.put(noise(4, 5))

@@ -83,7 +83,7 @@ CALLS: list[tuple[str, str, str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("name", "dtype", "result", "options"), CALLS, ids=[f"{each[0]}-{each[1]}" for each in CALLS]
 )
-async def test_what_is_loaded_and_stored(
+async def test_callbacks_load_and_store(
     device: Device, name: str, dtype: str, result: str, options: dict[str, Any]
 ) -> None:
     shape = (5, 7) if name.startswith("ir") else (5, 12)
@@ -118,7 +118,7 @@ async def test_batches_and_views_call_them_too(device: Device) -> None:
     np.testing.assert_allclose(await device.get(spectrum), expected, rtol=1e-4, atol=1e-3)
 
 
-async def test_what_is_not_done_in_one_piece_is_refused(device: Device) -> None:
+async def test_unsupported_callback_plan_is_refused(device: Device) -> None:
     load = device.fft.callback(WINDOW, "window", cpu=window)
     z, x = [await device.put(np.ones((4, 8), dtype)) for dtype in (np.complex64, np.float32)]
     fft: Any = device.fft
@@ -152,7 +152,7 @@ async def test_along_up_to_three_axes_where_the_others_are_neighbours(device: De
         await device.fft.fftn(z, load=load)
 
 
-async def test_what_is_no_callback(device: Device) -> None:
+async def test_invalid_callback_is_refused(device: Device) -> None:
     z = await device.put(np.ones(8, np.complex64))
     fft: Any = device.fft
     with pytest.raises(ValueError, match="no function named 'other'"):
@@ -298,7 +298,9 @@ linkage __device__ void halved(void* data, size at, T x, void*, void*) {
     ("linkage", "offset"),
     [("", "unsigned long long"), ("static", "unsigned long long"), ('extern "C"', "size_t")],
 )
-def test_they_link_with_what_calls_them(dtype: str, result: str, linkage: str, offset: str) -> None:
+def test_callbacks_link_with_their_callers(
+    dtype: str, result: str, linkage: str, offset: str
+) -> None:
     pytest.importorskip("cuda.bindings.nvjitlink")
     source = BOTH.replace("linkage", linkage).replace("size", offset)
     hooks = _hooks.compile_hooks(

@@ -170,7 +170,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["fftconvolve", "oaconvolve"])
-async def test_of_nothing_comes_nothing(device: Device, name: str, mode: str) -> None:
+async def test_convolution_of_empty_arrays_is_empty(device: Device, name: str, mode: str) -> None:
     for shapes in [((4, 0, 1), (5, 2, 5)), ((0,), (3,)), ((3,), (0,))]:
         arrays = [np.ones(shape) for shape in shapes]
         refs = [await device.put(array) for array in arrays]
@@ -220,7 +220,7 @@ def _smooth(size: int) -> bool:
     return size == 1
 
 
-async def test_what_differs_from_scipy(device: Device) -> None:
+async def test_convolution_differs_from_scipy_as_documented(device: Device) -> None:
     one, other = np.ones((1, 3), np.float32), np.ones((2, 7), np.float32)
     first, second = await device.put(one), await device.put(other)
     for convolve in (device.fft.fftconvolve, device.fft.oaconvolve):

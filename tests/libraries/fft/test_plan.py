@@ -146,7 +146,7 @@ def test_sizes_beyond_32_bits() -> None:
     assert [dim.size for dim in scale.dims] == [3 * 2**32]
 
 
-def test_nothing_to_do() -> None:
+def test_empty_transform_needs_no_plan() -> None:
     assert plan(spec_of("fft", (0, 4), (1,))).steps == ()
 
 

@@ -167,7 +167,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(
     assert "fft" not in {lane.name for lane in device.statistics().lanes}
 
 
-async def test_what_it_is_put_into(device: Device) -> None:
+async def test_trigonometric_transform_writes_to_out(device: Device) -> None:
     host = seeds.rng().uniform(-1, 1, (4, 6))
     x = await device.put(host)
     out = await device.empty((6, 4), "float64")

@@ -38,7 +38,7 @@ def case(of: dict[str, Any], **spec: Any) -> Case:
     ],
     ids=[reason.what for reason in REASONS],
 )
-def test_what_cudnn_does_not_do_is_done_by_kernels(
+def test_kernels_replace_what_cudnn_lacks(
     of: dict[str, Any], spec: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     wanted = case(of, **spec)
@@ -67,7 +67,7 @@ def test_the_rest_is_done_by_cudnn(of: dict[str, Any], spec: dict[str, Any]) -> 
     assert by_kernel("op", "kernel", case(of, **spec))
 
 
-def test_what_drops_the_result_drops_the_gradient() -> None:
+def test_dropped_result_drops_the_gradient() -> None:
     """Masks differ, so both passes have to be computed by the same."""
     for backward in (False, True):
         of = {"ragged": True, "lengths": True, "backward": backward}

@@ -67,7 +67,7 @@ async def test_packed(device: Any) -> None:
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf])
-async def test_what_lies_behind_the_ends_changes_nothing(device: Any, garbage: float) -> None:
+async def test_values_behind_the_ends_change_nothing(device: Any, garbage: float) -> None:
     rng = np.random.default_rng(0)
     lengths = integers([5, 0, 24])
     arrays = [normal(rng, 3, 24, 2, 16) for _ in range(4)]

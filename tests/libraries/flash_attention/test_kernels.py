@@ -149,7 +149,7 @@ def mark(operation: Any) -> Any:
 
 
 @pytest.mark.parametrize("operation", [mark(each) for each in OPERATIONS])
-async def test_they_conform_on_the_host(operation: Any, kernels: HostKernels) -> None:
+async def test_kernels_conform_on_the_host(operation: Any, kernels: HostKernels) -> None:
     """The rows of the library; the same dtype for all, since each takes compiling."""
     step = sized(6, 1)
     async with opened(isolation="thread", standby=None) as device:

@@ -55,7 +55,7 @@ test_conforms = conform(
 )
 
 
-async def test_what_only_scipy_has_is_refused(device: Device) -> None:
+async def test_options_that_scipy_alone_has_are_refused(device: Device) -> None:
     a = await device.put(np.eye(3))
     with pytest.raises(Unsupported, match="no ldl"):
         await device.linalg.ldl(a)
@@ -194,7 +194,9 @@ async def test_large_matrices_go_to_a_polar_decomposition(
 
 
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 5e37])
-async def test_it_gets_numbers_whose_squares_are_numbers(device: Device, size: float) -> None:
+async def test_solver_receives_numbers_whose_squares_are_finite(
+    device: Device, size: float
+) -> None:
     given = np.float32(size) * np.array([[1, 2, 0.5], [0, 3, 0]], np.float32)
     a = await device.put(given)
     found = await device.get(await device.linalg.svdvals(a, driver="gesvdp"))
@@ -202,7 +204,7 @@ async def test_it_gets_numbers_whose_squares_are_numbers(device: Device, size: f
     np.testing.assert_allclose(found, expected, rtol=1e-2 if size < 1e-40 else 1e-6)
 
 
-async def test_it_gets_nothing_that_it_might_not_come_to_an_end_with(
+async def test_solver_receives_no_input_that_may_not_converge(
     device: Device, library: FakeSolverLibrary
 ) -> None:
     stack = np.stack([np.full((3, 2), value) for value in (2, 0, np.nan, 1, np.inf)])

@@ -119,7 +119,7 @@ async def test_wrong_calls_raise_at_once(device: Device, name: str) -> None:
 
 
 @pytest.mark.parametrize("power", [1.5, True, "2"])
-async def test_what_is_no_whole_number_is_told_by_its_name(device: Device, power: Any) -> None:
+async def test_non_integer_argument_is_named(device: Device, power: Any) -> None:
     a = await device.put(np.eye(3))
     with pytest.raises(TypeError, match="n must be a whole number"):
         await device.linalg.matrix_power(a, power)
@@ -138,7 +138,7 @@ async def test_whole_numbers_are_double_and_arguments_may_be_expressions(device:
     assert (await device.linalg.inv(a)).dtype == np.float64
 
 
-async def test_what_needs_an_answer_first_is_not_for_batches(device: Device) -> None:
+async def test_op_that_needs_an_answer_is_refused_in_batches(device: Device) -> None:
     a = await device.put(np.eye(2))
     with pytest.raises(Unsupported, match=r"linalg\.expm .* squarings="):
         async with device.batch() as batch:
@@ -165,7 +165,7 @@ ITERATED: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.skipif(on_cuda(), reason="what the vendor makes of that is the vendor's business")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ITERATED)
-async def test_what_is_not_finite_fails_before_anything_iterates(
+async def test_infinite_input_fails_before_iterating(
     device: Device, name: str, value: float
 ) -> None:
     stack = stack_with_a_zero(3)[:3]
@@ -182,7 +182,7 @@ async def test_what_is_not_finite_fails_before_anything_iterates(
 
 
 @pytest.mark.skipif(on_cuda(), reason="what the vendor makes of that is the vendor's business")
-async def test_of_symmetric_matrices_the_other_triangle_may_hold_anything(device: Device) -> None:
+async def test_other_triangle_of_a_symmetric_matrix_may_hold_anything(device: Device) -> None:
     given = np.diag([1.0, 2, 3])
     a = await device.put(given + np.triu(np.full((3, 3), np.nan), 1))
     np.testing.assert_allclose(await device.get(await device.linalg.eigvalsh(a)), [1, 2, 3])
@@ -209,7 +209,7 @@ async def test_rows_that_are_not_there_are_not_exchanged(
     np.testing.assert_array_equal(failed, np.arange(count) == count - 1)
 
 
-async def test_what_is_wrong_with_b_is_told(device: Device) -> None:
+async def test_right_hand_side_errors_name_b(device: Device) -> None:
     a, b = await device.put(np.eye(2)), await device.put(-np.eye(2))
     with pytest.raises(LinAlgError, match="b is not positive definite"):
         await device.linalg.eigh(a, b)

@@ -89,7 +89,7 @@ def problem_of(routine: str, dtype: str, m: int, n: int, trans: int) -> Problem:
 @needs_compiler
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("routine", POINTERS)
-def test_they_give_what_lapack_gives(kernels: Any, routine: str, dtype: str) -> None:
+def test_small_kernels_match_lapack(kernels: Any, routine: str, dtype: str) -> None:
     rng, far = seeds.rng(), 2e3 * eps(dtype)
     most = rooms(routine, dtype)[0]
     for m, n in ((1, 1), (7, 5), (3, 8), (most, most), (most, most - 3), (most - 1, most)):
@@ -145,7 +145,9 @@ def test_they_give_what_lapack_gives(kernels: Any, routine: str, dtype: str) -> 
 @needs_compiler
 @pytest.mark.parametrize("at", [(3, 3), (5, 3), (2, 6)])
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_of_nan_comes_nan_and_no_failure(kernels: Any, dtype: str, at: tuple[int, int]) -> None:
+def test_small_kernels_turn_nan_into_nan_without_a_failure(
+    kernels: Any, dtype: str, at: tuple[int, int]
+) -> None:
     a = np.broadcast_to(2 * np.eye(8, dtype=dtype), (BATCH, 8, 8)).copy()
     a[1][at] = np.nan
     b, told = a.copy(), np.full(BATCH, 7, np.int32)
@@ -182,7 +184,7 @@ def test_tables_point_to_each_matrix(kernels: Any) -> None:
 
 @pytest.mark.headers
 @pytest.mark.parametrize("dtype", TYPES)
-def test_they_compile(dtype: str) -> None:
+def test_small_kernels_compile(dtype: str) -> None:
     pytest.importorskip("cuda.bindings.driver")
     kernels = ["point"]
     kernels += [f"{name}<{TYPES[dtype]}, {rooms(name, dtype)[0]}>" for name in POINTERS]

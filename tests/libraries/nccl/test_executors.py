@@ -159,7 +159,7 @@ def expected(kind: str, x: list[Array], size: int, root: int, to: int) -> list[A
     each=st.sampled_from((0, 1, 5, 33_000)),
     seed=st.integers(0, 99),
 )
-def test_what_each_rank_gets(
+def test_collectives_give_each_rank_its_result(
     backend: str, kinds: list[str], size: int, each: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -246,7 +246,7 @@ def test_reductions(backend: str, op: str) -> None:
             np.testing.assert_array_equal(got, function(x, axis=0) * (scale or 1))
 
 
-def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None:
+def test_wait_for_a_missing_rank_is_released(backend: str) -> None:
     ranks = Ranks(backend, 2)
     x = np.ones(1)
     address = ranks.contexts[0].address(x)
@@ -273,7 +273,7 @@ def test_who_waits_for_a_rank_that_does_not_come_is_let_go(backend: str) -> None
     assert ask(AskBegun(7)) == 0
 
 
-def test_who_is_told_to_leave_before_it_has_joined_does_not_join(backend: str) -> None:
+def test_rank_released_before_joining_does_not_join(backend: str) -> None:
     ranks = Ranks(backend, 2)
     lane, aborts = ranks.lanes[0], ranks.aborts[0]
     aborts.handlers[Abort](Abort(8))
@@ -284,7 +284,7 @@ def test_who_is_told_to_leave_before_it_has_joined_does_not_join(backend: str) -
     lane.close()
 
 
-def test_what_is_left_of_a_communicator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_of_a_communicator_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNccl()
     monkeypatch.setattr(_cuda, "_library", lambda: fake)
     ranks = Ranks("cuda", 3)

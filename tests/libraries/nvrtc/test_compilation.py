@@ -228,7 +228,7 @@ async def test_a_kernel_is_a_whole_program(device: Device, options: tuple[str, .
 
 @pytest.mark.headers
 @pytest.mark.parametrize("options", [o for o in NOT_WHOLE if " " not in o[0]])
-def test_what_cannot_be_launched_is_not_kept(folder: Path, options: tuple[str, ...]) -> None:
+def test_unlaunchable_kernel_is_not_kept(folder: Path, options: tuple[str, ...]) -> None:
     """An image that cannot be loaded is kept for no caller and no option."""
     pytest.importorskip("cuda.bindings.nvrtc")
     with pytest.raises(Unsupported, match="makes nothing that a driver can load"):
@@ -238,7 +238,7 @@ def test_what_cannot_be_launched_is_not_kept(folder: Path, options: tuple[str, .
 
 @pytest.mark.headers
 @pytest.mark.parametrize("kept", [b"", b"\x7fELF" + bytes(12) + b"\1\0"])
-def test_what_was_kept_and_cannot_be_launched_is_made_anew(
+def test_kept_kernel_that_cannot_be_launched_is_compiled_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kept: bytes
 ) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")

@@ -116,7 +116,7 @@ def test_an_overload_is_told_by_its_templates_arguments() -> None:
     assert many[0].dtype == np.float32
 
 
-def test_what_conditions_choose_is_known_as_far_as_all_say_the_same() -> None:
+def test_conditional_declarations_are_known_if_all_branches_agree() -> None:
     either = [("double* x or const float* x", True), ("int n", False)]
     assert _said(CHOSEN, "k") == either
     assert _said(CHOSEN, "l") is _said(CHOSEN, "m") is None
@@ -128,7 +128,7 @@ def test_what_conditions_choose_is_known_as_far_as_all_say_the_same() -> None:
     assert Declarations(CHOSEN).kernels() == ["k", "l", "m", "last"]
 
 
-def test_what_is_surely_left_out_is_not_there() -> None:
+def test_excluded_declaration_is_absent() -> None:
     declarations = Declarations(LEFT_OUT)
     assert declarations.kernels() == ["yes", "yes_too"]
     assert declarations.functions("elsewhere")
@@ -224,7 +224,7 @@ OVERTAKEN = {
 
 
 @pytest.mark.parametrize("case", OVERTAKEN)
-def test_what_is_written_is_never_taken_for_read(case: str) -> None:
+def test_written_parameter_is_never_taken_for_read(case: str) -> None:
     source = OVERTAKEN[case]
     name = source.rpartition("//")[2].strip()
     found = read_signature(Declarations(source), name)
@@ -266,7 +266,7 @@ def test_parameters_whose_number_is_uncertain_are_unknown() -> None:
         *(("dim3 x", False, False), ("cudaTextureObject_t x", False, False)),
     ],
 )
-def test_what_a_parameter_may_be_written_through(
+def test_parameter_types_decide_which_buffers_are_written(
     parameter: str, pointer: bool, written: bool
 ) -> None:
     source = f"struct S {{ int a; }}; __global__ void k({parameter}) {{}}"
@@ -342,7 +342,7 @@ def late(x: Any) -> None:
     ids=["namespaces", "conditions", "templates", "typedef"],
 )
 @on_shared
-async def test_what_a_kernel_may_write_is_ordered_and_not_sealed(
+async def test_written_buffer_is_ordered_and_may_not_be_sealed(
     device: Device, source: str, name: str
 ) -> None:
     module = await device.nvrtc.compile_module(source, [name], cpu=late)

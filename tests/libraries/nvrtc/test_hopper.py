@@ -39,7 +39,7 @@ NAMES: Final = ["wide", "alone", "narrow", "promoted"]
 @pytest.mark.headers
 @DTYPES
 @pytest.mark.parametrize("plan", PLANS, ids=NAMES)
-def test_it_compiles_without_spills_and_its_multiplications_overlap(
+def test_hopper_kernel_compiles_without_spills_and_overlaps_its_multiplications(
     plan: hopper_gemm.Plan, dtype: np.dtype[Any]
 ) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
@@ -58,14 +58,14 @@ def test_it_compiles_without_spills_and_its_multiplications_overlap(
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=NAMES)
-def test_it_fits_into_shared_memory(plan: hopper_gemm.Plan) -> None:
+def test_hopper_kernel_fits_into_shared_memory(plan: hopper_gemm.Plan) -> None:
     assert plan.shared <= 227 << 10
     assert hopper_gemm.Plan(stages=5).shared > 227 << 10
 
 
 @on_shared
 @DTYPES
-async def test_it_multiplies(device: Device, dtype: np.dtype[Any]) -> None:
+async def test_hopper_kernel_multiplies(device: Device, dtype: np.dtype[Any]) -> None:
     if device.info.compute_capability not in ((0, 0), (9, 0)):
         pytest.skip("wgmma is of compute capability 9.0")
     rng = np.random.default_rng()
@@ -83,7 +83,7 @@ async def test_it_multiplies(device: Device, dtype: np.dtype[Any]) -> None:
 
 @cpu_only
 @on_shared
-async def test_it_refuses_what_the_kernel_cannot_do(device: Device) -> None:
+async def test_hopper_kernel_refuses_unsupported_sizes(device: Device) -> None:
     async def multiply(
         a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...], *dtypes: Any
     ) -> None:

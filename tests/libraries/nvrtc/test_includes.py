@@ -58,7 +58,7 @@ def test_precompiled_headers_are_those_of_the_source(kind: str, tmp_path: Path) 
 
 @pytest.mark.headers
 @pytest.mark.usefixtures("nvrtc")
-def test_what_a_source_includes_is_part_of_its_key(tmp_path: Path) -> None:
+def test_included_files_are_part_of_the_key(tmp_path: Path) -> None:
     own = tmp_path / "own"
     (own / "inner").mkdir(parents=True)
     header = own / "inner" / "value.h"
@@ -111,13 +111,15 @@ def test_what_a_source_includes_is_part_of_its_key(tmp_path: Path) -> None:
         ("int t = __TIMESTAMP__;", False),
     ],
 )
-def test_what_is_known_of_a_text(text: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_include_scan_finds_directives(
+    text: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_includes, "vendor_headers", lambda: ())
     assert (_includes.fingerprint([text], ()) is not None) is known
     assert (_includes.fingerprint(["int x;", text], ()) is not None) is known
 
 
-def test_what_folders_hold_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_include_scan_knows_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_includes, "vendor_headers", lambda: ())
     source = ['#include "a.h"']
     (tmp_path / "a.h").write_text("int x;")

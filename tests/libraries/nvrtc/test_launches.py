@@ -84,7 +84,7 @@ def test_a_plain_launch_asks_for_nothing_more() -> None:
     ],
     ids=str,
 )
-def test_what_a_launch_asks_for(wish: dict[str, Any], options: LaunchOptions) -> None:
+def test_launch_uses_its_options(wish: dict[str, Any], options: LaunchOptions) -> None:
     assert shape(4, **wish).options == options
 
 
@@ -136,7 +136,7 @@ def test_the_grid_is_counted_from_elements(elements: Any, block: Any, grid: Any)
     ],
     ids=str,
 )
-def test_what_no_launch_may_ask_for(
+def test_launch_refuses_invalid_options(
     arguments: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
@@ -152,7 +152,7 @@ def test_what_no_launch_may_ask_for(
         (Entry("k", cluster=(2, 1, 1)), {"grid": 4, "cluster": 4}, r"compiled for \(2, 1, 1\)"),
     ],
 )
-def test_what_a_kernel_was_compiled_for(entry: Entry, arguments: dict[str, Any], said: str) -> None:
+def test_launch_bounds_limit_a_launch(entry: Entry, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         shape(entry=entry, **arguments)
 
@@ -341,7 +341,7 @@ def test_arguments_are_aligned_as_the_compiler_does(driver: Launches) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"cluster": (2, 1, 1)}], ids=["plain", "cluster"])
-def test_where_structs_and_tensor_maps_lie_is_left_to_the_driver(
+def test_driver_decides_the_layout_of_structs_and_tensor_maps(
     driver: Launches, options: dict[str, Any]
 ) -> None:
     """Only the image tells, so each argument has a pointer of its own."""
@@ -424,7 +424,7 @@ def test_a_variable_of_another_size_is_refused(driver: Launches) -> None:
     assert driver.modules == 0
 
 
-def test_what_the_driver_tells_of_kernels(driver: Launches) -> None:
+def test_driver_attributes_of_kernels_are_reported(driver: Launches) -> None:
     do = executor(Context()).handlers
     do[Load](LOAD)
     assert do[DescribeFunction](DescribeFunction(1, 0)) == KernelAttributes(
@@ -470,7 +470,7 @@ def test_what_the_driver_tells_of_kernels(driver: Launches) -> None:
     ],
 )
 @on_shared
-async def test_what_is_no_tensor_map(
+async def test_invalid_tensor_map_is_refused(
     device: Device,
     shape_and_dtype: Any,
     arguments: dict[str, Any],
@@ -521,7 +521,9 @@ def copy(x: Any, y: Any, n: Any) -> None:
     ("size", "right"),
     [((128, 64), True), ((128, 128), True), (None, True), ((128, 16), False), ((64, 64), False)],
 )
-def test_what_takes_tensor_maps(size: tuple[int, int] | None, right: bool) -> None:
+def test_tensor_map_parameters_accept_tensor_maps(
+    size: tuple[int, int] | None, right: bool
+) -> None:
     """``cuda.h`` aligns them to 64 bytes up to CUDA 12, and to 128 since."""
     assert takes_tensor_maps(size) == right
 
@@ -581,7 +583,7 @@ async def test_recordings_replace_the_arrays_of_tensor_maps(device: Device) -> N
         await program.replay()
 
 
-def test_what_is_launched_by_template_is_told_once(driver: Launches) -> None:
+def test_templated_launch_is_reported_once(driver: Launches) -> None:
     """Also maps of other arrays; and a module that was loaded anew has other functions."""
     context = Context(pointers=lambda addresses: [*addresses])
     kernels = executor(context)

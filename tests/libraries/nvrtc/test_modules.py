@@ -194,7 +194,7 @@ def test_numbers_in_structs_are_as_others(value: Any, error: type[Exception], sa
         structure(value, FIELDS, None, "argument 1 ('F f')")
 
 
-def test_what_fits_a_struct() -> None:
+def test_struct_accepts_fitting_values() -> None:
     value = (np.array(7, "i4"), 3, ((1, True), (2, False)), b"ab")
     pairs = np.array([(1, True), (2, False)], FIELDS["pairs"].base)
     for given in (value, (np.int8(7), 3.0, pairs, b"ab"), (7, 3, [pairs[0], Pair(2, 0)], b"ab")):
@@ -228,7 +228,7 @@ async def test_a_struct_says_itself_what_it_is(device: Device) -> None:
         ({"Line": np.dtype([("a", "M8[s]")])}, "'a' of .* datetime64.*C\\+\\+ does not know"),
     ],
 )
-async def test_what_is_no_struct(device: Device, structs: Any, error: str) -> None:
+async def test_invalid_struct_is_refused(device: Device, structs: Any, error: str) -> None:
     with pytest.raises(TypeError, match=error):
         await device.nvrtc.compile_module(SOURCE, ["evaluate"], cpu=evaluate, structs=structs)
 
@@ -338,7 +338,7 @@ async def test_after_a_rebuild_a_module_is_as_it_was_at_first() -> None:
         ({"table": np.array(["a"])}, TypeError, "dtype"),
     ],
 )
-async def test_what_is_no_variable(
+async def test_missing_variable_is_refused(
     device: Device, variables: Any, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
@@ -391,7 +391,7 @@ async def _waits(x: Any) -> None:
     ],
 )
 @on_shared
-async def test_what_cannot_be_compiled_is_said_before(
+async def test_compile_errors_are_found_before_a_launch(
     device: Device, arguments: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     given = {"source": SOURCE, "names": ["evaluate"], "cpu": evaluate, **arguments}
@@ -482,7 +482,7 @@ async def test_an_image_is_loaded(device: Device, image: Any) -> None:
     ],
 )
 @on_shared
-async def test_what_is_no_image(
+async def test_invalid_image_is_refused(
     device: Device, image: Any, names: Any, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
@@ -568,7 +568,7 @@ OF_LINE: Final[dict[str, Any]] = {"slope": "f4", "steps": "i4", "offset": "f8"}
     ],
 )
 @program
-async def test_what_lies_otherwise_in_memory_does_not_compile(
+async def test_struct_of_another_layout_does_not_compile(
     structs: Any, variables: Any, said: str | None
 ) -> None:
     if structs is not None and isinstance(structs["Line"], dict):

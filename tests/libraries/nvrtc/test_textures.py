@@ -73,7 +73,7 @@ LINEAR: Final = {"filter": "linear"}
     ],
 )
 @on_shared
-async def test_what_is_no_texture(
+async def test_invalid_texture_is_refused(
     device: Device,
     shape: tuple[int, ...],
     dtype: Any,
@@ -87,7 +87,7 @@ async def test_what_is_no_texture(
 
 
 @on_shared
-async def test_what_is_no_array(device: Device) -> None:
+async def test_invalid_cuda_array_is_refused(device: Device) -> None:
     for wrong in (np.zeros(3), None):
         with pytest.raises(TypeError, match="a Texture is of a GpuRef, not of"):
             Texture(wrong)  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ async def test_recordings_with_textures(device: Device) -> None:
 @cpu_only
 @pytest.mark.slow
 @program
-async def test_what_a_fault_leaves() -> None:
+async def test_fault_leaves_stale_textures() -> None:
     async with opened() as device:
         sampled, _, _ = await kernels(device)
         sealed = await device.put(np.full((4, 8), 3, np.float32), sealed=True)

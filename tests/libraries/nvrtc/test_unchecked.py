@@ -25,7 +25,7 @@ def twin(grid: object, block: object, x: np.ndarray) -> None:
 
 @cpu_only
 @program
-async def test_nothing_checked_is_said_once(
+async def test_unchecked_source_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing(*_: object) -> None:

@@ -240,7 +240,7 @@ async def test_sizes_and_dtypes(device: Device) -> None:
     assert (await device.get(await rng.integers(7, 8, 3, "int8"))).tolist() == [7, 7, 7]
 
 
-async def test_what_out_must_be(device: Device) -> None:
+async def test_out_is_checked(device: Device) -> None:
     rng = device.rng
     out = await device.full((2, 3), 7, np.float32)
     assert await rng.random(out=out) is out

@@ -416,7 +416,7 @@ async def test_distributions_of_points(device: Device, kind: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["gamma", "beta"])
-async def test_what_points_cannot_be(device: Device, method: str) -> None:
+async def test_invalid_points_are_refused(device: Device, method: str) -> None:
     generator = device.rng.default_rng(kind="sobol32")
     with pytest.raises(Unsupported, match=f"{method} takes varying numbers of words"):
         await getattr(generator, method)(1.0, 1.0, size=4)

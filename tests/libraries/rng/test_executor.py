@@ -136,7 +136,7 @@ def test_a_sequence_is_curands_wherever_it_is_resumed(machine: Machine, kind: st
         np.testing.assert_array_equal(got, expected[position : position + 100])
 
 
-def test_what_cannot_skip_draws_what_it_skips(
+def test_generator_without_skip_draws_the_skipped_numbers(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from atomr_accel.libraries.rng.host import _cuda

@@ -28,7 +28,7 @@ MATRIX = sparse.csr_array(np.array([[0.0, 2, 0], [0, 0, 0], [1, 0, 3]]))
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr"])
 @pytest.mark.parametrize("index", [np.int32, np.int64])
-async def test_what_is_put_comes_back(device: Device, form: str, index: Any) -> None:
+async def test_put_matrix_comes_back(device: Device, form: str, index: Any) -> None:
     matrix = MATRIX.asformat(form, copy=True)
     for name in ("indptr", "indices"):
         if hasattr(matrix, name):
@@ -275,7 +275,7 @@ async def test_products_take_views_on_both_sides(device: Device, form: str, n: i
     assert np.isnan(found[1::2]).all()
 
 
-async def test_what_beta_0_stands_before_is_not_read(device: Device) -> None:
+async def test_beta_of_0_reads_no_output(device: Device) -> None:
     a = await device.sparse.put(MATRIX)
     x, nan = await device.put(np.ones(3)), np.full(3, np.nan)
     out = await device.sparse.matmul(a, x, out=await device.put(nan))

@@ -90,7 +90,7 @@ async def test_factors_solve_in_batches(device: Device) -> None:
             other.using(lu).refactorize(a)
 
 
-async def test_what_is_refused(device: Device) -> None:
+async def test_direct_solver_refuses_invalid_arguments(device: Device) -> None:
     sparse = device.sparse
     a = await sparse.put(MATRIX)
     with pytest.raises(ValueError, match="square"):

@@ -107,7 +107,9 @@ def test_transposes_that_are_the_matrix_itself_are_none(
     assert tuple(_direct_cuda.effective(system, trans) for trans in range(3)) == modes
 
 
-async def test_what_the_library_refuses(device: Device, library: FakeDss) -> None:
+async def test_direct_executor_reports_refusals_of_the_library(
+    device: Device, library: FakeDss
+) -> None:
     a, b = await device.sparse.put(MATRIX), await device.put(np.ones(3))
     lu = await device.sparse.splu(a)
     held = len(library.things)

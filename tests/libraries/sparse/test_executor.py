@@ -88,7 +88,7 @@ async def test_an_analysis_is_made_once_and_forgotten(
     assert len(driver.held) == held - 1
 
 
-async def test_what_the_library_takes_no_matrix_of_says_what_to_convert(device: Device) -> None:
+async def test_unsupported_format_error_names_the_conversion(device: Device) -> None:
     x = await device.put(np.ones(6))
     blocks = await device.sparse.put(EYE.tobsr((2, 3)))
     with pytest.raises(Unsupported, match="2 by 3: convert"):
@@ -150,7 +150,7 @@ async def test_a_status_becomes_an_error_that_says_it(
         await device.sparse.matmul(a, x)
 
 
-async def test_what_is_made_for_a_call_is_destroyed(
+async def test_temporary_descriptors_are_destroyed(
     device: Device, library: FakeSparseLibrary
 ) -> None:
     a = await device.sparse.put(EYE)

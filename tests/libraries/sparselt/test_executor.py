@@ -102,7 +102,7 @@ async def test_tuning_leaves_nothing_when_an_algorithm_fails(
     assert driver.events == 0
 
 
-async def test_what_is_made_for_a_call_is_destroyed(
+async def test_temporary_descriptors_are_destroyed(
     device: Device, library: FakeSparseLt, driver: FakeDriver
 ) -> None:
     a = await device.put(np.ones((32, 32), np.float16))

@@ -92,7 +92,7 @@ async def test_a_linear_layer(device: Device) -> None:
     np.testing.assert_allclose(await device.get(twice), expected.T, atol=2e-2)
 
 
-async def test_what_is_refused(device: Device) -> None:
+async def test_matrices_refuse_invalid_arguments(device: Device) -> None:
     lt = device.sparselt
     a = await device.put(random("float16"))
     compressed = await lt.compress(await lt.prune(a))

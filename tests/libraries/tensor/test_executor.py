@@ -159,9 +159,7 @@ async def test_compiled_kernels_are_kept_on_the_disk(device: Device, library: Fa
     assert library.files == ["write"]
 
 
-async def test_what_the_library_refuses_is_unsupported(
-    device: Device, library: FakeTensors
-) -> None:
+async def test_refusal_of_the_library_is_unsupported(device: Device, library: FakeTensors) -> None:
     library.refused = {"DEFAULT"}
     x = await device.put(np.ones((6, 6), np.float32))
     with pytest.raises(Unsupported, match="cuTENSOR does not contract float32 in TF32"):

@@ -36,7 +36,7 @@ async def test_out_may_be_what_is_added(device: Device) -> None:
 
 
 @on_shared
-async def test_what_is_added_may_lie_otherwise_than_the_result(device: Device) -> None:
+async def test_addend_may_have_another_layout_than_the_result(device: Device) -> None:
     a, c = RNG.uniform(size=(3, 4, 5)), RNG.uniform(size=(8, 3))
     x, z = await device.put(a), await device.put(c)
     added = z[::2].T  # 3 rows, 4 columns

@@ -105,7 +105,7 @@ async def test_bad_arguments(device: Any) -> None:
         await dnn.flash_attention(q, flat, flat)
 
 
-async def test_what_cudnn_does_not_do_is_told_why(device: Any) -> None:
+async def test_unsupported_attention_says_why(device: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v = [await device.put(normal(rng, 1, 16, 2, 20)) for _ in range(3)]
     if on_cuda():  # sizes are multiples of 8 there

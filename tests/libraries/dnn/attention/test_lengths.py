@@ -166,7 +166,7 @@ async def test_any_padding(
 @pytest.mark.parametrize("behind", [np.nan, np.inf])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e5m2"])
-async def test_what_lies_behind_the_ends_counts_for_nothing(
+async def test_values_behind_the_ends_have_no_effect(
     device: Any, dtype: str, layout: str, behind: float
 ) -> None:
     """Results have the same bits whatever lies past the ends."""
@@ -220,7 +220,7 @@ async def test_what_lies_behind_the_ends_counts_for_nothing(
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("behind", [np.nan, np.inf])
-async def test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
+async def test_values_behind_the_rows_of_a_cache_have_no_effect(
     device: Any, behind: float, queries: int, *, paged: bool
 ) -> None:
     rng = np.random.default_rng(6)
@@ -251,7 +251,7 @@ async def test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
 
 @pytest.mark.parametrize("behind", [np.nan, np.inf])
 @pytest.mark.parametrize("longest", [20, 64])
-async def test_what_others_have_left_in_pages_counts_for_nothing(
+async def test_stale_values_in_pages_have_no_effect(
     device: Any, behind: float, longest: int
 ) -> None:
     """A page that a sequence gets, and pages that it has not filled."""
@@ -330,15 +330,11 @@ async def test_a_library_that_multiplies_by_zero_gets_clean_copies(
 
     monkeypatch.setattr(_cpu_attention, "_cleaned", lambda inputs: inputs)
     monkeypatch.setattr(_cpu_attention, "_gathered", tiles)
-    await test_what_lies_behind_the_ends_counts_for_nothing(device, "float16", "bshd", np.nan)
-    await test_what_lies_behind_the_ends_counts_for_nothing(device, "bfloat16", "bhsd", np.inf)
-    await test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
-        device, np.nan, 3, paged=False
-    )
-    await test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
-        device, np.nan, 3, paged=True
-    )
-    await test_what_others_have_left_in_pages_counts_for_nothing(device, np.nan, 64)
+    await test_values_behind_the_ends_have_no_effect(device, "float16", "bshd", np.nan)
+    await test_values_behind_the_ends_have_no_effect(device, "bfloat16", "bhsd", np.inf)
+    await test_values_behind_the_rows_of_a_cache_have_no_effect(device, np.nan, 3, paged=False)
+    await test_values_behind_the_rows_of_a_cache_have_no_effect(device, np.nan, 3, paged=True)
+    await test_stale_values_in_pages_have_no_effect(device, np.nan, 64)
     await test_a_sequence_that_gets_the_page_of_another_one(device)
 
 

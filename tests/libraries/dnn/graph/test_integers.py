@@ -113,7 +113,7 @@ async def run(device: Device, make: Callable[..., Any], *arrays: Any, dtype: Any
     return await device.get(made)
 
 
-async def test_what_single_precision_does_not_hold(device: Device) -> None:
+async def test_integers_beyond_single_precision_are_exact(device: Device) -> None:
     x = np.array([2**24 + 1, 2**24], np.int32)
     np.testing.assert_array_equal(await run(device, lambda _, a: a * a, x), x * x)
     neighbour = x - 1
@@ -207,7 +207,7 @@ class Tensors:
 @pytest.mark.parametrize(
     ("make", "message"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED]
 )
-async def test_what_is_refused_is_refused_where_it_is_made(
+async def test_refused_graph_is_refused_when_it_is_made(
     device: Device, make: Callable[[Any, Any], Any], message: str
 ) -> None:
     graph = device.dnn.graph()

@@ -157,7 +157,7 @@ async def test_images_are_resampled_in_a_graph(device: Device) -> None:
     np.testing.assert_allclose(got[1], x.mean((2, 3), keepdims=True), rtol=1e-5)
 
 
-async def test_what_does_not_fit(device: Device) -> None:
+async def test_moves_refuse_mismatched_shapes(device: Device) -> None:
     graph = device.dnn.graph()
     x, y = graph.tensor((2, 4, 6), "float32"), graph.tensor((2, 4, 6), "float16")
     whole = graph.tensor((2, 4, 6), "int32")

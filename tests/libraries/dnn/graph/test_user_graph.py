@@ -95,7 +95,7 @@ async def test_outputs_come_in_the_order_in_which_build_is_given_them(device: De
     assert [array.dtype.name for array in found] == ["float32", "float16"]
 
 
-async def test_what_a_graph_does_not_take(device: Device) -> None:
+async def test_user_graph_refuses_unsupported_nodes(device: Device) -> None:
     graph = device.dnn.graph()
     x = graph.tensor((2, 3), "float32", name="x")
     with pytest.raises(ValueError, match="'x' is taken"):

@@ -151,7 +151,7 @@ def test_a_capture_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) 
     assert ended == [7]
 
 
-async def test_what_runs_before_it_is_tuned_does_not_pass_for_tuned(
+async def test_run_before_tuning_does_not_count_as_tuned(
     device: Device, frontend: FakeFrontend
 ) -> None:
     x, w = await images(device)
@@ -210,7 +210,7 @@ async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
 
 
 @pytest.mark.parametrize("tuned", [False, True])
-async def test_what_cudnn_refuses_when_it_is_built_is_computed_all_the_same(
+async def test_graph_that_cudnn_refuses_to_build_is_computed_all_the_same(
     device: Device, frontend: FakeFrontend, *, tuned: bool
 ) -> None:
     frontend.unbuildable = lambda ops: "mul" in ops
@@ -371,7 +371,7 @@ async def test_activations_without_limits_are_given_to_cudnn_with_others_only(
     assert offered == [["relu"], ["add", "gelu"]]
 
 
-async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
+async def test_graph_that_cudnn_refuses_is_unsupported_with_its_reason(
     device: Device, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from atomr_accel.libraries.dnn.host import _cuda

@@ -212,7 +212,7 @@ def test_statistics_that_nobody_wants_are_not_computed() -> None:
     assert name == "reduce<Add, float, float, h16>"
 
 
-def test_what_a_step_hands_on_is_resampled_too() -> None:
+def test_intermediate_result_is_resampled() -> None:
     """A step's result has the type of the computation, which may be wider than the operand's."""
     builder = Builder()
     shape, window = (1, 2, 4), {"window": (2,), "stride": (2,)}

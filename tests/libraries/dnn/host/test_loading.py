@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_what_cudnn_loads_for_its_first_plan_is_loaded_in_advance() -> None:
+def test_libraries_for_the_first_plan_are_loaded_in_advance() -> None:
     pytest.importorskip("cudnn")
     code = (
         "from atomr_accel.libraries.dnn.host._cuda import CudaDnn; CudaDnn.preload(); "

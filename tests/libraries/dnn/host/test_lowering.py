@@ -78,7 +78,7 @@ def an_instance_norm_gradient(dtype: str, *, last: bool) -> Graph:
     return builder.finish()
 
 
-def test_what_cudnn_computes_wrongly_is_computed_by_own_kernels(tmp_path: Path) -> None:
+def test_graphs_that_cudnn_computes_wrongly_run_on_own_kernels(tmp_path: Path) -> None:
     """cuDNN takes these graphs, and on an H200 (9.19) it gave a wrong gradient by the scale."""
     dtypes = ("float16", "bfloat16", "float32")
     graphs = [
@@ -158,7 +158,7 @@ def attention(**given: Any) -> bytes:
     return attention_graph(AttentionSpec(**whole)).graph.encoded
 
 
-def test_what_ends_the_planner_is_not_planned(tmp_path: Path) -> None:
+def test_graphs_that_crash_the_planner_are_not_planned(tmp_path: Path) -> None:
     graphs = [
         attention(softcap=True, lengths=True, backward=True, right=right) for right in (None, 0)
     ]
@@ -232,7 +232,7 @@ def test_another_process_tells_what_is_refused(compiler: PlanCompiler) -> None:
         compiler.make(encode(builder.finish()))
 
 
-def test_where_another_process_cannot_be_had_plans_are_made_here() -> None:
+def test_plans_are_made_in_the_host_without_a_helper_process() -> None:
     for command in (("/nowhere/python",), (sys.executable, "-c", "pass")):
         broken = PlanCompiler("{}", (9, 0), command)
         assert broken.make(b"") is None

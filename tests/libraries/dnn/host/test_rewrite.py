@@ -110,7 +110,7 @@ def test_activations_are_split_into_rows_for_many_processors() -> None:
     assert rows.tensors[0].shape == (84, 1024, 1, 1)
 
 
-def test_what_lies_differently_stays_as_it_is() -> None:
+def test_differing_layouts_stay_unchanged() -> None:
     builder = Builder()
     one = builder.tensor((2, 3, 4, 5), "float32")
     other = builder.tensor((2, 3, 4, 5), "float32", last=True)

@@ -21,7 +21,7 @@ test_conforms = conform(OPERATIONS, take=2)
 FLOAT = np.dtype(np.float32)
 
 
-async def test_what_is_not_finite_stays_where_it_is(device: Device) -> None:
+async def test_resample_keeps_infinities_and_nans_in_place(device: Device) -> None:
     """An element of weight 0 does not count, and the largest of NaN is NaN."""
     dnn = device.dnn
     x = await device.put(np.array([[[1, np.inf, 2, np.nan, 3, 4]]], FLOAT))

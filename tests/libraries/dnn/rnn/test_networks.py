@@ -184,7 +184,7 @@ async def test_networks_beside_torch(device: Any, cell: str) -> None:
 
 @pytest.mark.parametrize("layout", ["time", "batch"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "tanh", "relu"])
-async def test_what_lies_behind_the_ends_of_sequences_counts_for_nothing(
+async def test_values_behind_the_ends_of_sequences_have_no_effect(
     device: Any, cell: str, layout: str
 ) -> None:
     dnn, lengths = device.dnn, [5, 3]

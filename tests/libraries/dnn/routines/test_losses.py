@@ -156,7 +156,7 @@ async def test_an_empty_batch(device: Any, reduction: str, loss: Any) -> None:
         await device.get(grad)
 
 
-async def test_nobody_reads_beyond(device: Any) -> None:
+async def test_losses_read_nothing_beyond_their_inputs(device: Any) -> None:
     """The CPU raises an error; CUDA gives NaN."""
     dnn = device.dnn
     x = await device.put(np.zeros((2, 3), FLOAT))
@@ -177,7 +177,7 @@ async def test_nobody_reads_beyond(device: Any) -> None:
         assert np.flatnonzero(np.isnan(losses)).tolist() == wrong
 
 
-async def test_what_cudnn_does_not_take(device: Any) -> None:
+async def test_losses_refuse_sizes_that_cudnn_lacks(device: Any) -> None:
     """Anywhere, so that a program that asks for it runs on CUDA, too."""
     logs = await device.put(log_softmax(np.zeros((4, 2, 3))).astype(FLOAT))
     rows = await device.put(np.array([[1, 2], [1, 1]], np.int32))
