@@ -155,9 +155,9 @@ async def test_a_forgotten_await_is_said_to_be_one() -> None:
 
 def test_every_lane_can_have_a_priority() -> None:
     specs = (
-        array.LANE,
+        array.ARRAY_LANE,
         array_evaluate.BUILDS,
-        array.WAITS,
+        array.ARRAY_WAITS,
         blas.LANE,
         blaslt.LANE,
         cub.BUILDER,
