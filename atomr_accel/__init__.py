@@ -202,7 +202,7 @@ _HOME = {
     "Surface": "libraries.nvrtc._texture",
     "TensorMap": "libraries.nvrtc._tensor_map",
     "Texture": "libraries.nvrtc._texture",
-    "traceparent": "wire._trace",
+    "traceparent": "wire.trace",
 }
 
 
