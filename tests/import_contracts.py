@@ -1,8 +1,8 @@
 """Contracts of import-linter: the wall between the program and its hosts, and no circles.
 
-A module's folder says where it runs. In a ``host`` or ``executors`` folder: in hosts alone. In
-a ``wire`` folder: on both sides. The packages around such folders run on both sides, too, because Python
-imports them first. Everything else is the program's.
+A module's folder says where it runs. In a ``host`` or ``executors`` folder: in hosts alone. In a
+``wire`` folder: on both sides. The packages around such folders run on both sides, too, because
+Python imports them first. Everything else is the program's.
 """
 
 from __future__ import annotations

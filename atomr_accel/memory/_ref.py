@@ -190,7 +190,7 @@ def part_of(block: Block, offset: int) -> Part:
 class NotContiguous(ValueError):
     """A view that is not contiguous, passed to code that needs a contiguous one.
 
-    The executor then works on a copy, see ``libraries/_staging``.
+    The executor then works on a copy, see ``ops``.
     """
 
 
