@@ -100,7 +100,9 @@ async def test_a_number_has_an_axis_where_ufuncs_reduce(device: Device, axis: An
 
 @pytest.mark.parametrize("one", [-200, 300, 1 << 40])
 @on_shared
-async def test_expression_where_accepts_integers_out_of_bounds_as_numpy_does(device: Device, one: int) -> None:
+async def test_expression_where_accepts_out_of_bounds_integers_as_numpy(
+    device: Device, one: int
+) -> None:
     host = np.arange(3, dtype=np.uint8)
     raises = np.lib.NumpyVersion(np.__version__) >= "2.5.0"
     with pytest.raises(OverflowError, match=str(one)) if raises else nullcontext():

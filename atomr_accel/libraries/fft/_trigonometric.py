@@ -274,7 +274,7 @@ def _lane(x: object, out: object) -> LaneSpec:
     """Return the lane of the last step: a transform's own, or that of arrays for a copy."""
     if not isinstance(out, GpuRef) or not isinstance(x, Operand) or x.dtype.name not in PRECISION:
         return LANE
-    return LANE if _direct(computed_in("", x.dtype), out) else array.LANE
+    return LANE if _direct(computed_in("", x.dtype), out) else array.ARRAY_LANE
 
 
 def _along(
