@@ -655,7 +655,7 @@ async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
 
 @program
 async def test_a_host_gets_the_descriptors_of_standbys(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = _context.start_host
+    usual = start_host
     refused: list[object] = []
 
     async def start(*args: Any) -> HostHandle:
