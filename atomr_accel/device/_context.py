@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
@@ -25,7 +26,7 @@ from ..lanes import (
 )
 from ..wire import Preload, Probe, StickyFault
 from ._core import Startup
-from ._failures import short_of, taken_down
+from ._failures import is_short, lacks_descriptors, short_of, taken_down
 from ._prepared import Prepared
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ class Context:
         self._begun = trio.current_time()
         core.reserve.use()
         if self._core.whole is None:
-            self.prepared = await self._take_standby() or Prepared(
-                await start_host(self._core.isolation, self._core.sanitizer, core.reserve)
-            )
+            self.prepared = await self._take_standby() or Prepared(await self._start_host())
         self.host.reserve = core.reserve
         failures: ExceptionGroup[Any] | None = None
         up = False
@@ -159,6 +158,19 @@ class Context:
             self._companion = None
             self._over = True
             self._ended.open()
+
+    async def _start_host(self) -> HostHandle:
+        """Start a host, also if standbys have the last descriptors."""
+        core = self._core
+        start = partial(start_host, core.isolation, core.sanitizer, core.reserve)
+        try:
+            return await start()
+        except OSError as error:
+            if core.standby is None or not lacks_descriptors(error):
+                raise
+            if not await core.standby.make_room(descriptors=True):
+                raise
+        return await start()
 
     async def _end(self) -> None:
         """End the host completely."""
@@ -454,12 +466,26 @@ class Context:
             start.done.set()
 
     async def _start_some(self, specs: list[LaneSpec]) -> dict[str, Exception]:
-        failed = await self.prepared.start_lanes(self._core, specs)
+        """Start lanes, and those again that found no memory or descriptors once there may be."""
+        core = self._core
+        failed = await self.prepared.start_lanes(core, specs)
+        for make_room in (core.reaper.make_room, partial(self._give_up_standbys, failed)):
+            short = [spec for spec in specs if is_short(failed.get(spec.name))]
+            if short and await make_room():
+                for spec in short:
+                    del failed[spec.name]
+                failed |= await self.prepared.start_lanes(core, short)
         for spec in specs:
             if spec.name not in failed:
                 self._run_port(self.prepared.ports[spec.name])
                 self._core.crashes.pop(spec.name, None)
         return failed
+
+    async def _give_up_standbys(self, failed: Mapping[str, Exception]) -> bool:
+        """Have standbys release what lanes lack; return whether there were any."""
+        standby = self._core.standby
+        descriptors = any(map(lacks_descriptors, failed.values()))
+        return standby is not None and await standby.make_room(descriptors=descriptors)
 
     def _run_port(self, port: Port) -> None:
         self._core.ask_for_times([port])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 from .._errors import AccelError, ContextPoisoned, OutOfMemory
 from ..wire import SHORTAGES
+
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def is_passing(error: BaseException) -> bool:
@@ -23,6 +28,22 @@ def short_of(error: Exception, what: str) -> Exception:
     short = OutOfMemory(f"{what} cannot be started: {error}", requested=0)
     short.__cause__ = error
     return short
+
+
+def is_short(error: Exception | None) -> bool:
+    """Return True if an error of a start means a shortage of memory or descriptors."""
+    if isinstance(error, OSError):
+        return error.errno in SHORTAGES
+    return isinstance(error, OutOfMemory)
+
+
+def lacks_descriptors(error: BaseException | None) -> bool:
+    """Return True if an error, or its cause, means that there are no descriptors left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS:
+            return True
+        error = error.__cause__
+    return False
 
 
 def told(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from .._errors import AccelError, OutOfMemory, Unsupported
-from ..lanes import END_SECONDS, HostDied, uninterrupted
+from ..lanes import HostDied, uninterrupted
 from ..memory import SLICE, Slab, least_slab
 from ..wire import (
     OFFSET_MASK,
@@ -21,6 +21,7 @@ from ..wire import (
     UnmapSlabs,
     arrived,
 )
+from ._failures import lacks_descriptors
 from ._prepared import MOST_UNMAPPED
 
 if TYPE_CHECKING:
@@ -228,15 +229,13 @@ class Growth:
             # Memory of killed hosts is free only once they have ended, so try first, then wait.
             with suppress(OutOfMemory):
                 return await create()
-            for host in list(self._core.reaper.terminating):
-                with trio.move_on_after(END_SECONDS):
-                    await self._core.reaper.reap(host)
+            await self._core.reaper.make_room()
         try:
             return await create()
-        except OutOfMemory:
+        except OutOfMemory as error:
             # The program comes before what only stands by for it.
             standby = self._core.standby
-            if standby is None or not await standby.make_room():
+            if standby is None or not await standby.make_room(descriptors=lacks_descriptors(error)):
                 raise
         return await create()
 

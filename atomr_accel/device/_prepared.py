@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -117,7 +118,8 @@ class Prepared:
             # Under thread isolation its threads are the program's, which decides where it runs.
             cores = core.affinity if core.isolation == "process" else None
             request = Open(context, core.index, staging.nbytes, core.plan, cores)
-            reply, _ = await self.host.request(request, staging.fd)
+            ask = partial(self.host.request, request, staging.fd)
+            reply, _ = await core.reaper.with_room(ask)
             assert isinstance(reply, Opened)
             self.info = reply.info
         return self.info
@@ -138,7 +140,8 @@ class Prepared:
             for slab in missing:
                 if not core.memory.has_slab(slab.id):
                     continue  # it was given up meanwhile
-                await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
+                request = MapSlab(slab.id, slab.nbytes, sealed=True)
+                await core.reaper.with_room(partial(self.host.request, request, slab.fd))
                 self.mapped.add(slab.id)
                 nbytes += slab.nbytes
 

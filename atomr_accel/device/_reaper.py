@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import trio
 
-from ..lanes import uninterrupted
+from .._errors import OutOfMemory
+from ..lanes import END_SECONDS, uninterrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ..lanes import HostHandle
+
+T = TypeVar("T")
 
 
 @final
@@ -37,6 +40,31 @@ class Reaper:
         """Wait until a killed host has ended, so that its memory is not accessed any more."""
         await host.wait_ended()
         self._reaped(host)
+
+    async def make_room(self) -> bool:
+        """Wait until killed hosts have ended, because their memory is free only then.
+
+        Returns:
+            True if there were any.
+        """
+        hosts = list(self.terminating)
+        for host in hosts:
+            with trio.move_on_after(END_SECONDS):
+                await self.reap(host)
+        return bool(hosts)
+
+    async def with_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``attempt``, which runs again if killed hosts had the memory.
+
+        Raises:
+            OutOfMemory: memory is short although they have ended.
+        """
+        try:
+            return await attempt()
+        except OutOfMemory:
+            if not await self.make_room():
+                raise
+        return await attempt()
 
     async def reap_all(self) -> None:
         """Wait until the hosts that were killed have ended, as long as that makes sense."""

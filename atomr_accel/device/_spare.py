@@ -76,6 +76,7 @@ class Spare:
         noted: the device's objects that it has prepared.
         taken: whether it has taken over.
         given_up: whether it has ended because it was given up.
+        over: set when it has released its memory and descriptors.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Spare:
         self.behind = True
         self.noted: set[tuple[str, Message]] = set()
         self.taken = self.given_up = False
+        self.over: Final = trio.Event()
 
     @property
     def step(self) -> str:

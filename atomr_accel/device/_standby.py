@@ -130,6 +130,7 @@ class Standby:
         self._vacant = trio.Event()
         self._seconds: float | None = None
         self._used = self._died = 0
+        self._gave_up = 0  # for want of descriptors, in a row
         core.memory.sealed_changed = self.changed
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -272,21 +273,33 @@ class Standby:
                 if scope.cancelled_caught:
                     prepared.host.kill()
 
-    async def make_room(self) -> bool:
-        """Keep no hot ones in this generation; whether that has freed memory."""
-        hosts = []
-        for spare in self._spares:
-            if spare.companion is not None and spare.prepared is not None:
-                spare.given_up = True
-                hosts.append(spare.prepared.host)
-        if not hosts:
+    async def make_room(self, *, descriptors: bool = False) -> bool:
+        """Give up hot standbys in this generation, because the program needs their memory.
+
+        Args:
+            descriptors: give up warm ones, too, because the program needs their descriptors. Others
+                follow after a back-off.
+
+        Returns:
+            True if there were any.
+        """
+        given_up = [
+            spare
+            for spare in self._spares
+            if spare.prepared is not None and (descriptors or spare.companion is not None)
+        ]
+        if not given_up:
             return False
-        self._room.be_warm("the program needs its memory")
-        for host in hosts:
-            host.kill()
-        for host in hosts:
+        self._gave_up = self._gave_up + 1 if descriptors else 0
+        if not descriptors:
+            self._room.be_warm("the program needs its memory")
+        for spare in given_up:
+            spare.given_up = True
+            assert spare.prepared is not None
+            spare.prepared.host.kill()
+        for spare in given_up:
             with trio.move_on_after(END_SECONDS):
-                await host.wait_ended()
+                await spare.over.wait()
         self._room.account()
         return True
 
@@ -342,7 +355,7 @@ class Standby:
             delay = 0.0
             try:
                 await spare.run()
-                failures = 0
+                failures = self._gave_up = 0
             except NoRoomError as error:
                 self._room.be_warm(str(error))
             except Exception as error:  # noqa: BLE001 (whatever it is, the device has a host)
@@ -366,6 +379,9 @@ class Standby:
             if spare.host is not None and not spare.taken:
                 with trio.move_on_after(END_SECONDS):
                     await self._core.reaper.reap(spare.host)
+            spare.over.set()
+            if spare.given_up and self._gave_up:
+                delay = _RETRY.delay(self._gave_up)
             await trio.sleep(delay)
 
 

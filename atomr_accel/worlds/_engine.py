@@ -142,6 +142,9 @@ class Member(Protocol):
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
         """Ask how many ops of the communicator have begun. Joining counts as the first."""
 
+    def waits_elsewhere(self) -> bool:
+        """Return True if the member's oldest unanswered collective is of another world."""
+
     def abort(self, number: int, answered: Callable[[], object]) -> None:
         """Leave a communicator, even if ops are in flight."""
 
@@ -692,6 +695,11 @@ class Engine(Generic[_M]):
                 return
             suspects = to_blame(late, list(unfinished.values()), begun)
         cause: Exception = TimeoutError(why)
+        for member in [each for each in suspects if each in begun]:
+            if self._members[member].waits_elsewhere():  # the other world finds the culprit
+                suspects.remove(member)
+                name = self._members[member].name
+                cause = TimeoutError(f"{why}: {name} waits for a collective of another world")
         for member in suspects:
             name = self._members[member].name
             how = "does not answer" if member not in begun else "has not begun it"

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ..wire import Message
     from ._engine import Part
 
+_unanswered: Final[WeakKeyDictionary[DeviceCore, dict[int, DeviceMember]]] = WeakKeyDictionary()
+"""The members that submitted the unanswered collectives of each device, in the program's order."""
+
 _orders: Final[WeakKeyDictionary[DeviceCore, Block]] = WeakKeyDictionary()
 
 
@@ -137,6 +140,11 @@ class DeviceMember:
 
             op.when_answered(tell)
 
+    def waits_elsewhere(self) -> bool:
+        """See ``Member.waits_elsewhere``."""
+        oldest = next(iter(_unanswered.get(self.core, {}).values()), self)
+        return oldest is not self
+
     def abort(self, number: int, answered: Callable[[], object]) -> None:
         """See ``Member.abort``."""
         port = self.core.ports.get(ABORTS.name)
@@ -169,7 +177,14 @@ class DeviceMember:
             answered(self.core.lifecycle.why_over(name, self.core.memory.generation - 1))
             return
         op = self.core.submit(port, name, message, reads, (*writes, _order(self.core)))
-        op.when_answered(partial(_tell, op, answered))
+        waiting = _unanswered.setdefault(self.core, {})
+        waiting[op.seq] = self
+
+        def tell() -> None:
+            waiting.pop(op.seq, None)
+            answered(op.error)
+
+        op.when_answered(tell)
 
 
 def _call(answered: Callable[[], object]) -> None:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, Unsupported
+from atomr_accel import ContextPoisoned, OutOfMemory, Unsupported
 from atomr_accel.backends.cpu.host.context import CpuContext
+from atomr_accel.lanes import HostHandle, start_host
 from atomr_accel.ops import LaneSpec
 from atomr_accel.testing import kill_host
-from atomr_accel.wire import Fault, LanesOpened, OpenLanes
+from atomr_accel.wire import Fault, LanesOpened, Open, OpenLanes
 from tests.harness import cpu_only, descriptors, opened, program
 
 from .standbys import OFTEN, open_a_lane, works
@@ -141,6 +142,56 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
             with pytest.raises(ContextPoisoned, match="starting lane 'fft'"):
                 await open_a_lane(device)
         await open_a_lane(device)
+
+
+@pytest.mark.parametrize("kind", [Open, OpenLanes])
+@program
+async def test_a_start_waits_for_the_memory_of_killed_hosts(
+    monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    usual = HostHandle.request
+    refused: list[object] = []
+
+    async def request(self: HostHandle, message: Any, *fds: int, **how: Any) -> Any:
+        if isinstance(message, kind) and not last.ended:
+            refused.append(message)
+            last.kill()
+            await trio.lowlevel.checkpoint()
+            raise OutOfMemory("a host that is ending has the memory", requested=0)
+        return await usual(self, message, *fds, **how)
+
+    async with opened(max_restarts=2, standby=None) as device:
+        await works(device)
+        last = await start_host("process")
+        device._core.reaper.terminating.append(last)
+        monkeypatch.setattr(HostHandle, "request", request)
+        if kind is Open:
+            await kill_host(device)
+            await works(device)
+            assert device.generation == 2
+        else:
+            await open_a_lane(device)
+        assert refused
+        assert last not in device._core.reaper.terminating
+
+
+@program
+async def test_a_lane_without_memory_after_that_is_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = HostHandle.request
+
+    async def request(self: HostHandle, message: Any, *fds: int, **how: Any) -> Any:
+        if isinstance(message, OpenLanes):
+            await trio.lowlevel.checkpoint()
+            raise OutOfMemory("the program has the memory", requested=0)
+        return await usual(self, message, *fds, **how)
+
+    async with opened(standby=None) as device:
+        await works(device)
+        monkeypatch.setattr(HostHandle, "request", request)
+        with pytest.raises(OutOfMemory, match="the program has the memory"):
+            await open_a_lane(device)
 
 
 @program

@@ -24,7 +24,7 @@ from atomr_accel.device._prepared import Prepared
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing._garbage import collect_garbage
-from tests.harness import cpu_only, descriptors, opened, program
+from tests.harness import cpu_only, descriptors, no_descriptors, opened, program
 
 from .in_host import (
     has_imported,
@@ -35,7 +35,7 @@ from .in_host import (
     load_once,
     load_slowly,
 )
-from .standbys import EYE, OFTEN, answer, hot, standby_of, works
+from .standbys import EYE, OFTEN, answer, hot, open_a_lane, standby_of, works
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -638,6 +638,45 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
         assert refused
         assert last not in device._core.reaper.terminating
         assert standby_of(device).statistics().mode == "hot"
+
+
+@pytest.mark.parametrize("standby", ["hot", "warm"])
+@program
+async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
+    async with opened(standby=standby, max_restarts=OFTEN) as device:
+        await standby_of(device).wait_ready()
+        hosts = standby_of(device).hosts
+        with no_descriptors():
+            await open_a_lane(device)
+            assert all(host.ended for host in hosts)
+        await works(device)
+        await standby_of(device).wait_ready()
+
+
+@program
+async def test_a_host_gets_the_descriptors_of_standbys(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = start_host
+    refused: list[object] = []
+
+    async def start(*args: Any) -> HostHandle:
+        if not all(host.ended for host in hosts):
+            refused.append(args)
+            await trio.lowlevel.checkpoint()
+            raise OSError(errno.EMFILE, "too many open files")
+        return await usual(*args)
+
+    async def nothing(_: Standby) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with hot() as device:
+        await standby_of(device).wait_ready()
+        hosts = standby_of(device).hosts
+        monkeypatch.setattr(_context, "start_host", start)
+        monkeypatch.setattr(type(standby_of(device)), "take", nothing)
+        await kill_host(device)
+        await works(device)
+        assert len(refused) == 1
+        assert device.generation == 2
 
 
 @program

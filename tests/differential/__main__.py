@@ -4,6 +4,11 @@
 each library, in one process per core. It prints the numbers of right, refused and wrong results.
 ``python -m tests.differential array --case 123`` repeats the single case with that seed. The exit
 code is 1 if a result was wrong, a context ended, or a process died or hung.
+
+All workers take chunks of cases from one queue, so that slow libraries get more of them. They share
+compiled kernels in one folder, and the structures of a library's cases repeat, with other values.
+``--log FILE`` appends each chunk's counts to a file. The same command continues from there after a
+time-out: ``python -m tests.differential --backend cuda --cases 20000 --seconds 540 --log FILE``.
 """
 
 from __future__ import annotations
@@ -24,10 +29,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from atomr_accel.executors.disk_cache import FOLDER_VARIABLE
+
 from .worker import seed_of
 
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parents[1]
+
+CACHE: Final = Path(tempfile.gettempdir()) / f"atomr-differential-{os.geteuid()}"
 
 CHUNK: Final = 250
 """Cases that a worker is given at a time, at most."""
@@ -75,6 +84,20 @@ class Tally:
         else:
             self.failures.append({"kind": kind, "seed": seed, "reason": reason})
 
+    def add(self, other: Tally) -> None:
+        """Add the counts of a part."""
+        self.checked += other.checked
+        self.refused.update(other.refused)
+        self.examples = other.examples | self.examples
+        self.failures += other.failures
+        self.absent = self.absent or other.absent
+        self.seconds += other.seconds
+
+    @property
+    def cases(self) -> int:
+        """The number of cases."""
+        return self.checked + self.refused.total() + len(self.failures)
+
     def number(self, kind: str) -> int:
         """Return the number of failures of one kind."""
         return sum(each["kind"] == kind for each in self.failures)
@@ -90,6 +113,7 @@ class Run:
         self.tallies = {library: Tally() for library in words.libraries}
         self.backend = words.backend
         self._chunks: deque[tuple[str, list[int]]] = deque()
+        self._log: Path | None = words.log
         if words.case is not None:
             self._chunks.append((words.libraries[0], [words.case]))
             return
@@ -101,6 +125,34 @@ class Run:
                 seeds = [seed_of(library, words.seed, index) for index in indices]
                 if seeds:
                     self._chunks.append((library, seeds))
+        self._continue()
+
+    def _continue(self) -> None:
+        """Leave out the chunks that the log has."""
+        if self._log is None or not self._log.exists():
+            return
+        done: dict[tuple[str, int, int], dict[str, Any]] = {}
+        for line in self._log.read_text(encoding="utf-8").splitlines():
+            try:
+                told = json.loads(line)
+            except ValueError:  # the program was killed as it wrote this
+                continue
+            done[told["library"], told["first"], told["cases"]] = told["tally"]
+        for library, seeds in list(self._chunks):
+            tally = done.get((library, seeds[0], len(seeds)))
+            if tally is not None:
+                self._chunks.remove((library, seeds))
+                self.tallies[library].add(Tally(**tally | {"refused": Counter(tally["refused"])}))
+
+    def _note(self, library: str, seeds: list[int], part: Tally) -> None:
+        """Count a chunk, and append it to the log if all of it was run."""
+        with self._lock:
+            self.tallies[library].add(part)
+            if self._log is None or part.cases < len(seeds):
+                return
+            told = {"library": library, "first": seeds[0], "cases": len(seeds)}
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(told | {"tally": vars(part)}) + "\n")
 
     def run(self) -> None:
         """Run all of it."""
@@ -124,14 +176,18 @@ class Run:
     def _work(self) -> None:
         worker: Worker | None = None
         left: list[int] = []
-        library = ""
+        library, seeds, part = "", left, Tally()
         while True:
             if not left:
+                if seeds:
+                    self._note(library, seeds, part)
+                seeds = []
                 if (chunk := self._next()) is None:
                     break
                 library, left = chunk
+                seeds, part = left, Tally()
             if worker is None:
-                worker = Worker(self._words.backend, self._words.hang)
+                worker = Worker(self._words.backend, self._words.hang, self._words.cache)
             begun = time.monotonic()
             current: int | None = None
             dead = "died"
@@ -143,9 +199,7 @@ class Run:
                     elif "begin" in answer:
                         current = answer["begin"]
                     else:
-                        with self._lock:
-                            count = self.tallies[library].count
-                            count(answer["kind"], answer["end"], answer["reason"])
+                        part.count(answer["kind"], answer["end"], answer["reason"])
                         left = left[1:]
                         current = None
                 left = []
@@ -155,15 +209,12 @@ class Run:
                 pass
             else:
                 dead = ""
-            with self._lock:
-                self.tallies[library].seconds += time.monotonic() - begun
-                if dead:
-                    words = worker.end(dead)
-                    worker = None
-                    if current is None and left == (chunk or ("", []))[1]:
-                        current = -1
-                    self.tallies[library].count(dead, current or -1, words)
-                    left = left[1:]
+            part.seconds += time.monotonic() - begun
+            if dead:
+                words = worker.end(dead)
+                worker = None
+                part.count(dead, current or -1, words)
+                left = left[1:]
         if worker is not None:
             worker.close()
 
@@ -171,7 +222,7 @@ class Run:
 class Worker:
     """A process that runs cases."""
 
-    def __init__(self, backend: str, hang: float) -> None:
+    def __init__(self, backend: str, hang: float, cache: Path) -> None:
         self._hang = hang
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -181,7 +232,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **threads},
+            env={**os.environ, **threads, FOLDER_VARIABLE: str(cache)},
         )
         self._selector = selectors.DefaultSelector()
         assert self._process.stdout is not None
@@ -288,6 +339,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, help="begin no more cases after so long")
     parser.add_argument("--hang", type=float, default=300, help="seconds that a case may take")
+    parser.add_argument("--log", type=Path, help="a file for each chunk's counts; continues it")
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, help="a folder for kernels that workers share"
+    )
     parser.add_argument("--report", type=Path, help="a file for all that was found, as JSON")
     words = parser.parse_args()
     if unknown := set(words.libraries) - set(there):

@@ -56,6 +56,18 @@ _finfo: Final[Callable[..., Any]] = ml_dtypes.finfo
 LAYOUTS: Final = ("plain", "plain", "transposed", "gaps", "reversed", "offset", "gaps of rows")
 
 
+class Structured(np.random.Generator):
+    """Chance for the structure of a case, which kernels are compiled for, and for its values.
+
+    Attributes:
+        content: chance for values.
+    """
+
+    def __init__(self, structure: int, content: int) -> None:
+        super().__init__(np.random.PCG64(structure))
+        self.content: Final = np.random.default_rng(content)
+
+
 def choose(random: Random, items: Sequence[T]) -> T:
     """One of some."""
     return items[int(random.integers(len(items)))]
@@ -106,6 +118,8 @@ def values(
         odd: how many of the elements are NaN, infinite, denormal, or zeros with a sign.
         largest: whether the largest number is among these; two of them have no sum.
     """
+    if isinstance(random, Structured):
+        random = random.content
     kind = dtype_of(dtype)
     of = tuple(of)
     if kind.kind == "b":

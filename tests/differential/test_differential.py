@@ -17,7 +17,7 @@ from atomr_accel.testing import poison
 from ..harness import BACKEND, ROOT, opened, program
 from . import worker
 from .__main__ import calls_of, libraries
-from .cases import choose, close, garbage, same, viewed
+from .cases import choose, close, garbage, same, shape, values, viewed
 from .worker import run_case, seed_of
 
 if TYPE_CHECKING:
@@ -79,6 +79,32 @@ def test_a_case_has_a_seed_of_its_own() -> None:
     }
     assert len(seeds) == 300
     assert seed_of("array", 1, 2) == seed_of("array", 1, 2)
+
+
+def test_structures_repeat_with_other_values() -> None:
+    pool = worker.POOLS["array"]
+    one, other, third = (worker.seed_of("array", 7, at) for at in (3, 3 + pool, 4))
+    first, second, last = (worker.random_of("array", seed) for seed in (one, other, third))
+    shapes = [shape(each, 3, 3) for each in (first, second, last)]
+    assert shapes[0] == shapes[1] != shapes[2]
+    drawn = [values(each, (50,), "float64") for each in (first, second)]
+    assert (drawn[0] != drawn[1]).any()
+    assert first.random() == second.random()  # values take none of the structure's chance
+
+
+@pytest.mark.slow
+def test_a_run_continues_from_its_log(tmp_path: Path) -> None:
+    log, report = tmp_path / "log", tmp_path / "report"
+    words = ("sorting", "--cases", "8", "--jobs", "2", "--log", str(log), "--report", str(report))
+    assert run(*words).returncode == 0
+    lines = log.read_text().splitlines(keepends=True)
+    assert len(lines) > 1
+    whole = json.loads(report.read_text())
+    log.write_text("".join(lines[1:]) + lines[0][:9])
+    assert run(*words).returncode == 0
+    again = json.loads(report.read_text())
+    for name in ("checked", "refused", "failures"):
+        assert again["sorting"][name] == whole["sorting"][name]
 
 
 def test_a_view_has_the_values_of_its_array_and_garbage_around() -> None:

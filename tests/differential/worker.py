@@ -29,7 +29,7 @@ from atomr_accel import (
 )
 from atomr_accel.actors import Backoff
 
-from .cases import poisoned
+from .cases import Structured, poisoned
 from .refusals import refusal
 
 SIZES: Final = (512, 1024, 2048, 4096, 16384, 65536, 1 << 18, 1 << 20)
@@ -37,10 +37,33 @@ EVERY: Final = 8
 """Period of garbage fills for blocks of these sizes, including scratch memory."""
 
 
+POOLS: Final = {"array": 1500, "expressions": 1500, "sorting": 1500}
+"""Number of structures that the cases of a library have.
+
+A device compiles a kernel for each, which takes longer than the case. Workers share compiled
+kernels on disk.
+"""
+
+_BITS: Final = 28
+"""Bits of a seed for the values of a case; the higher ones are for its structure."""
+
+
 def seed_of(library: str, seed: int, index: int) -> int:
-    """The seed of one case."""
-    text = f"{library} {seed} {index}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+    """The seed of one case, which decides its structure and its values."""
+    structure = index % POOLS.get(library, index + 1)
+    return _hash(f"{library} {seed} {structure}") << _BITS | _hash(f"{library} {seed} {index} x")
+
+
+def random_of(library: str, seed: int) -> np.random.Generator:
+    """Chance for a case."""
+    if library in POOLS:
+        return Structured(seed >> _BITS, seed)
+    return np.random.default_rng(seed)
+
+
+def _hash(text: str) -> int:
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> (32 - _BITS)
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ async def run_case(device: Device, library: str, seed: int) -> Outcome:
     module = importlib.import_module(f"{__package__}.{library}")
     generation = device.generation
     try:
-        refused = await module.check(device, np.random.default_rng(seed))
+        refused = await module.check(device, random_of(library, seed))
     except (ContextPoisoned, GpuRefStale) as error:
         await _recovered(device)
         return Outcome("fault", _words(error))

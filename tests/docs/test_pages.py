@@ -163,7 +163,6 @@ def test_links_lead_somewhere(page: str) -> None:
 )
 def test_modules_that_a_page_names_are_there(page: str) -> None:
     named = re.findall(r"`((?:\w+/)*_[a-z]\w*\*?)(?:\.py)?`", text_of(page))
-    assert named
     there = {
         name
         for name in named

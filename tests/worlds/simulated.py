@@ -152,6 +152,7 @@ class Rank:
         self.life = trio.CancelScope()
         self.queue: deque[Work] = deque()  # not begun
         self.unanswered: list[Work] = []
+        self.elsewhere: set[int] = set()  # communicators of another world
         self.held: list[tuple[Work, Exception | None]] = []
         self.wire, answers = trio.open_memory_channel[tuple[Work, Exception | None]](math.inf)
         self.current: Work | None = None
@@ -334,6 +335,10 @@ class Rank:
         """Answer how many ops have begun, if the rank is alive."""
         if self.alive and not self.hung:
             answered(self.begun[number], None)
+
+    def waits_elsewhere(self) -> bool:
+        """Return whether the oldest unanswered op is of another world."""
+        return bool(self.unanswered) and self.unanswered[0].number in self.elsewhere
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
         """End this rank's waits in that communicator."""

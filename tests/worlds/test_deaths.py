@@ -119,6 +119,26 @@ async def test_a_world_shrinks_and_refuses_what_was_called_before() -> None:
 
 
 @program
+async def test_a_rank_that_waits_in_another_world_is_not_blamed(gate: Gate) -> None:
+    async with AsyncExitStack() as stack:
+        devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(3)]
+        other = await stack.enter_async_context(open_world(devices[1:]))
+        world = await stack.enter_async_context(open_world(devices[:2], op_deadline=0.4))
+        x, y = await ones(world), await ones(other)
+        hold = await gate.kernel(devices[2])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, y[1])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(other.all_reduce, y)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(WorldBroken, match="waits for a collective of another") as caught:
+                await world.all_reduce(x)
+            assert caught.value.rank is None
+            gate.open()
+        assert [device.generation for device in devices] == [1, 1, 1]
+
+
+@program
 async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
     async with world_of(2, 1, op_deadline=0.5) as world, world.watch() as epochs:
         x = await ones(world)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atomr_accel import WorldBroken
 
 from ..harness import sized
-from .simulated import Simulation, start
+from .simulated import Simulation, Work, start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -422,6 +422,27 @@ def test_waiting_rank_is_not_blamed() -> None:
             assert caught.value.rank == 3
             await engine.whole()
             assert [rank.deaths for rank in ranks] == [0, 0, 0, 1]
+
+    run(program)
+
+
+def test_a_rank_that_waits_in_another_world_is_not_blamed() -> None:
+    async def program() -> None:
+        async with Simulation(2, deadline=8.0) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            over = trio.Event()
+            ranks[1].elsewhere.add(-1)
+            ranks[1]._submit(Work(-1, True, over.wait, lambda _: None))
+            call = start(engine, term, 1, dict.fromkeys(range(2), 1))
+            with pytest.raises(
+                WorldBroken, match="simulated:1 waits for a collective of"
+            ) as caught:
+                await call.wait()
+            assert caught.value.rank is None
+            over.set()
+            await engine.whole()
+            assert [rank.deaths for rank in ranks] == [0, 0]
 
     run(program)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -26,7 +27,8 @@ async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tup
         number = core.memory.new_slab_id()
         try:
             with core.growth.room_for(nbytes):
-                await context.host.request(MapSlab(number, nbytes, sealed), fd)
+                request = MapSlab(number, nbytes, sealed)
+                await core.reaper.with_room(partial(context.host.request, request, fd))
         except (HostDied, StickyFault):
             context.report_dead()
             continue
