@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from .. import __version__
@@ -33,6 +35,8 @@ class Command:
     add: Callable[[argparse.ArgumentParser], None]
 
 
+_PROGRAM: Final = "atomr-accel"
+
 _EXIT_CODES: Final = """\
 exit codes:
   0 done, and all is well    1 something is wrong    2 the words were not understood
@@ -51,6 +55,15 @@ class _Parser(argparse.ArgumentParser):
         """
         raise Misunderstood(message, self.format_usage())
 
+    def format_help(self) -> str:
+        """Return the help; that of the command itself names the libraries."""
+        text = super().format_help()
+        if self.prog != _PROGRAM:
+            return text
+        groups = entry_points(group="atomr_accel.libraries")
+        names = textwrap.wrap(", ".join(sorted({entry.name for entry in groups})), 76)
+        return "\n  ".join([f"{text}\nlibraries (see `{_PROGRAM} libraries`):", *names]) + "\n"
+
     def _print_message(self, message: str, file: object = None) -> None:
         del file  # help and versions go to standard output, and nothing else comes here
         print_text(message)
@@ -59,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of ``atomr-accel``; results have ``command``, ``json`` and ``schema``."""
     top = _Parser(
-        prog="atomr-accel",
+        prog=_PROGRAM,
         description="Look at devices, libraries and running programs of atomr_accel.",
         epilog="`atomr-accel COMMAND --help` has examples of each.\n\n" + _EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -192,6 +205,10 @@ def _probe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _nothing(_parser: argparse.ArgumentParser) -> None:
+    """Add no arguments."""
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="a warning counts as wrong, too")
 
@@ -267,6 +284,13 @@ COMMANDS: Final = (
             ("atomr-accel probe --no-checks --json", "versions, for a script"),
         ),
         _probe,
+    ),
+    Command(
+        "libraries",
+        "the libraries of devices, with the packages that bring them",
+        "List the libraries that devices have, also those that other packages bring.",
+        (("atomr-accel libraries", "names, purposes, lanes and backends"),),
+        _nothing,
     ),
     Command(
         "doctor",

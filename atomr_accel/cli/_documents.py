@@ -195,6 +195,39 @@ class DoctorDocument(Document, frozen=True, kw_only=True, tag="doctor"):
     ok: bool
 
 
+# --- libraries -----------------------------------------------------------------------------
+
+
+class LibraryRow(Part, frozen=True, kw_only=True):
+    """A library of devices.
+
+    Attributes:
+        name: its name, as an attribute of a device.
+        summary: its purpose.
+        package: the package that brings it, or its entry point.
+        lanes: its lanes.
+        backends: the backends that it has executors for.
+        extras: the extras that install what it needs.
+    """
+
+    name: str
+    summary: str
+    package: str
+    lanes: list[str]
+    backends: list[str]
+    extras: list[str]
+
+
+class LibrariesDocument(Document, frozen=True, kw_only=True, tag="libraries"):
+    """The libraries that ``libraries`` lists.
+
+    Attributes:
+        libraries: one row for each.
+    """
+
+    libraries: list[LibraryRow]
+
+
 # --- top -----------------------------------------------------------------------------------
 
 
@@ -437,6 +470,7 @@ DOCUMENTS: Final[dict[str, type[Document]]] = {
     "cache": CacheDocument,
     "dashboard": DashboardDocument,
     "doctor": DoctorDocument,
+    "libraries": LibrariesDocument,
     "probe": ProbeDocument,
     "stress": StressDocument,
     "top": TopDocument,

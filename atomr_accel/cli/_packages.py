@@ -1,78 +1,48 @@
-"""Useful packages: the vendor's libraries, and required and optional Python packages."""
+"""Requirement packages: the vendor's libraries, and required and optional Python packages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from ..libraries.registry import catalogue
+from ..ops import Requirement
 from ._documents import LibraryPart
 
-
-@dataclass(frozen=True, slots=True)
-class Useful:
-    """A library or package that may be installed.
-
-    Attributes:
-        name: the name of the package, or of the library in cuda-pathfinder.
-        use: its purpose.
-        extra: the extra of this package that installs it; None for a separate package.
-    """
-
-    name: str
-    use: str
-    extra: str | None = None
-
-
-VENDOR: Final = (
-    Useful("cublas", "device.blas", "cuda12"),
-    Useful("cublasLt", "device.blaslt", "cuda12"),
-    Useful("cudnn", "device.dnn", "cuda12"),
-    Useful("cudss", "direct solvers of device.sparse", "cudss12"),
-    Useful("cufft", "device.fft", "cuda12"),
-    Useful("curand", "device.rng", "cuda12"),
-    Useful("cusolver", "device.linalg", "cuda12"),
-    Useful("cusparse", "device.sparse", "cuda12"),
-    Useful("cusparseLt", "device.sparselt", "cusparselt12"),
-    Useful("cutensor", "device.tensor", "cutensor12"),
-    Useful("nccl", "worlds of several devices", "cuda12"),
-    Useful("nvrtc", "device.nvrtc, device.array", "cuda12"),
-    Useful("nvJitLink", "device.cub", "cuda12"),
-)
-"""Libraries that hosts load by themselves."""
-
 CUDA_PACKAGES: Final = (
-    Useful("cuda-bindings", "CUDA's driver", "cuda12"),
-    Useful("cuda-pathfinder", "finding the vendor's libraries", "cuda12"),
-    Useful("cuda-cccl", "device.cub", "cuda12"),
-    Useful("nvidia-cudnn-frontend", "device.dnn", "cuda12"),
+    Requirement("cuda-bindings", "CUDA's driver", "cuda12"),
+    Requirement("cuda-pathfinder", "finding the vendor's libraries", "cuda12"),
 )
 """Packages that a CUDA device needs."""
 
 REQUIRED: Final = tuple(
-    Useful(name, "required")
+    Requirement(name, "required")
     for name in ("trio", "numpy", "scipy", "ml_dtypes", "msgspec", "cloudpickle", "platformdirs")
 )
 """Packages that this package requires."""
 
 OPTIONAL: Final = (
-    Useful("nvidia-cutlass", "device.cutlass", "cutlass12"),
-    Useful("rich", "colours and bars of this command", "cli"),
-    Useful("matplotlib", "atomr-accel bench --plot", "cli"),
-    Useful("starlette", "the page of a dashboard", "dashboard"),
-    Useful("hypercorn", "serving that page", "dashboard"),
-    Useful("prometheus-client", "metrics for Prometheus", "telemetry"),
-    Useful("opentelemetry-api", "metrics for OpenTelemetry", "telemetry"),
-    Useful("nvidia-ml-py", "what GPUs say of themselves, in top", "telemetry"),
-    Useful("torch", "PyTorch in device.run"),
-    Useful("cupy", "CuPy in device.run"),
-    Useful("jax", "JAX in device.run"),
+    Requirement("rich", "colours and bars of this command", "cli"),
+    Requirement("matplotlib", "atomr-accel bench --plot", "cli"),
+    Requirement("starlette", "the page of a dashboard", "dashboard"),
+    Requirement("hypercorn", "serving that page", "dashboard"),
+    Requirement("prometheus-client", "metrics for Prometheus", "telemetry"),
+    Requirement("opentelemetry-api", "metrics for OpenTelemetry", "telemetry"),
+    Requirement("nvidia-ml-py", "what GPUs say of themselves, in top", "telemetry"),
+    Requirement("torch", "PyTorch in device.run"),
+    Requirement("cupy", "CuPy in device.run"),
+    Requirement("jax", "JAX in device.run"),
 )
 """Packages that this package can use."""
 
 _SOLD_AS: Final = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x")}
 """Packages of several names."""
+
+
+def requirements() -> list[Requirement]:
+    """Return the packages and the vendor's libraries that libraries need."""
+    return [need for library in catalogue().all.values() for need in library.needs]
 
 
 def version_of(package: str) -> str | None:
@@ -85,7 +55,7 @@ def version_of(package: str) -> str | None:
     return None
 
 
-def packages(wanted: tuple[Useful, ...], *, needed: bool) -> list[LibraryPart]:
+def packages(wanted: Iterable[Requirement], *, needed: bool) -> list[LibraryPart]:
     """Return the state of some packages.
 
     Args:
@@ -112,7 +82,7 @@ def libraries(told: Mapping[str, Mapping[str, str | None]], *, needed: bool) -> 
         needed: whether a missing one is a problem.
     """
     parts = []
-    for each in VENDOR:
+    for each in (need for need in requirements() if need.vendor):
         entry = told.get(each.name, {})
         problem = entry.get("problem") or (None if entry else "nothing is known of it")
         parts.append(

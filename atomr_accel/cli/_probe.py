@@ -14,11 +14,20 @@ from trio import move_on_after
 from .. import AccelError, DeviceLost, __version__, open_device
 from .._install import install_command
 from ..backends.registry import BUILT_IN, GROUP
-from ._checks import CHECKS, Check, checked
+from ..ops import Check
+from ._checks import checked, checks
 from ._documents import CheckPart, GpuPart, LibraryPart, OpenedPart, ProbeDocument
 from ._errors import ExitCode, Refusal
 from ._output import Tone, Toned, printable, size_of, time_of
-from ._packages import CUDA_PACKAGES, OPTIONAL, REQUIRED, libraries, packages, version_of
+from ._packages import (
+    CUDA_PACKAGES,
+    OPTIONAL,
+    REQUIRED,
+    libraries,
+    packages,
+    requirements,
+    version_of,
+)
 from ._vendor import ask_vendor
 
 if TYPE_CHECKING:
@@ -45,18 +54,18 @@ def run(args: argparse.Namespace, out: Output) -> int:
     Returns:
         ``OK``; ``WRONG`` if a check was not right; ``UNAVAILABLE`` if no device could be opened.
     """
-    checks = () if args.no_checks else chosen(args.library)
+    making = () if args.no_checks else chosen(args.library)
     told = ask_vendor()
     wanted = places(args.backend, args.device, told)
     opened: list[OpenedPart] = []
     results: list[CheckPart] = []
-    with out.progress("checking", len(wanted) * max(1, len(checks))) as advance:
+    with out.progress("checking", len(wanted) * max(1, len(making))) as advance:
 
         def done() -> None:
             advance(len(results))
 
         for backend, index in wanted:
-            trio.run(_look, backend, index, args, checks, opened, results, done)
+            trio.run(_look, backend, index, args, making, opened, results, done)
     document = _document(told, wanted, opened, results)
     _show(document, out)
     out.document(document)
@@ -65,19 +74,20 @@ def run(args: argparse.Namespace, out: Output) -> int:
     return ExitCode.OK if document.ok else ExitCode.WRONG
 
 
-def chosen(names: Sequence[str] | None) -> tuple[Check, ...]:
+def chosen(names: Sequence[str] | None) -> tuple[tuple[str, Check], ...]:
     """Return the checks of some libraries; all of them by default.
 
     Raises:
         Refusal: no library has that name.
     """
-    known = {check.library: check for check in CHECKS}
+    every = checks()
+    known = dict(every)
     for name in names or ():
         if name not in known:
             raise Refusal(
                 f"there is no check of {name!r}, but of {', '.join(known)}", ExitCode.USAGE
             )
-    return CHECKS if names is None else tuple(c for c in CHECKS if c.library in names)
+    return tuple((name, check) for name, check in every if names is None or name in names)
 
 
 def places(backend: str, indices: Sequence[int] | None, told: Told) -> list[tuple[str, int]]:
@@ -98,7 +108,7 @@ async def _look(
     backend: str,
     index: int,
     args: argparse.Namespace,
-    checks: Iterable[Check],
+    making: Iterable[tuple[str, Check]],
     opened: list[OpenedPart],
     results: list[CheckPart],
     done: Callable[[], None],
@@ -113,7 +123,7 @@ async def _look(
         part = OpenedPart(device=name, opened=problem is None, seconds=seconds, problem=problem)
         opened.append(part)
 
-    waiting: Check | None = None
+    waiting: tuple[str, Check] | None = None
     with move_on_after(args.seconds) as scope, suppress(DeviceLost):
         try:
             # A kernel that hangs is ended by its deadline, so that closing waits for nothing.
@@ -123,8 +133,8 @@ async def _look(
             ) as device:
                 is_open = True
                 tell(None)
-                for waiting in checks:
-                    results.append(await checked(device, waiting))
+                for waiting in making:
+                    results.append(await checked(device, *waiting))
                     done()
         except (AccelError, OSError, ValueError) as error:
             if is_open:
@@ -139,11 +149,11 @@ async def _look(
         results.append(
             CheckPart(
                 device=name,
-                library=waiting.library,
-                what=waiting.what,
+                library=waiting[0],
+                what=waiting[1].what,
                 outcome="failed",
                 error=None,
-                tolerance=waiting.tolerance,
+                tolerance=waiting[1].tolerance,
                 seconds=args.seconds,
                 detail=late,
             )
@@ -161,10 +171,13 @@ def _document(
     results: list[CheckPart],
 ) -> ProbeDocument:
     on_cuda = any(backend == "cuda" for backend, _ in wanted)
+    ours = [each for each in requirements() if not each.vendor]
     parts = [
         *packages(REQUIRED, needed=True),
         *packages(CUDA_PACKAGES, needed=on_cuda),
+        *packages([each for each in ours if each.extra == "cuda12"], needed=on_cuda),
         *libraries(told.libraries, needed=on_cuda),
+        *packages([each for each in ours if each.extra != "cuda12"], needed=False),
         *packages(OPTIONAL, needed=False),
     ]
     return ProbeDocument(

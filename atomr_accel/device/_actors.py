@@ -21,7 +21,7 @@ import trio
 from ..actors import Actor
 from ..actors._messages import side_by_side
 from ..actors._part import Part, start_part
-from ..libraries._table import NAMES
+from ..libraries.registry import catalogue
 from ..ops import Pending, Request, perform, result, submit
 from ._context import Context
 from ._failures import is_passing
@@ -54,7 +54,7 @@ class DeviceActor(Actor):
         if cell.restarts:
             core.lifecycle.renew()
         # First, so that they are there when the context is: it lets all go on who wait.
-        for name in NAMES:
+        for name in catalogue().facades:
             core.place.libraries[name] = await self.spawn(LibraryActor, core, name, name=name)
         core.place.supervisor = cell.supervisor
         context = Part(cell, "context", "Context", partial(_run_context, core))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from .._errors import said_of
 from ..lanes import uninterrupted
-from ..libraries._table import Libraries
+from ..libraries.facades import Libraries
 from ..memory import GpuRef, ref_error
 from ..ops import Awaited, witnessed
 from ._event import Event
@@ -23,7 +22,6 @@ from .data._transfer import TransferStatistics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
-    from os import PathLike
 
     from ..actors import ActorRef, SupervisorStatistics
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
@@ -356,22 +354,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
         return Recording(self, inputs, shared=shared)
 
     # --- watching ------------------------------------------------------------------------
-
-    def trace(
-        self, path: str | PathLike[str], *, timed: bool = True
-    ) -> AbstractAsyncContextManager[None]:
-        """Write a timeline for Perfetto: ``async with device.trace("run.pftrace"):``.
-
-        Short for ``atomr_accel.telemetry.trace``, which describes the timeline.
-
-        Args:
-            path: the file; an existing one is replaced.
-            timed: whether hosts report when they launched ops and how long the device took.
-        """
-        # By name: telemetry is above devices, and imported by those who want it.
-        above: Any = import_module("atomr_accel.telemetry")
-        timeline: AbstractAsyncContextManager[None] = above.trace(self, path, timed=timed)
-        return timeline
 
     def watch_generation(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
         """Report every new generation from now on.

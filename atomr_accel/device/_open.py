@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import sys
@@ -28,11 +29,12 @@ from ..actors._nursery import PlainNursery
 from ..actors._system import opened
 from ..backends.registry import find_backend
 from ..lanes import find_sanitizer, uninterrupted
-from ..libraries._table import CALLED
+from ..libraries.registry import catalogue
 from ..memory import MemoryScope
 from ._actors import DeviceActor
 from ._core import DeviceCore
 from ._device import Device
+from ._requests import Requests
 from ._room import StandbyMode
 from ._run import HostCalls
 from ._settings import (
@@ -45,6 +47,9 @@ from ._settings import (
     stream_plan,
 )
 from ._standby import Standby
+from .batches._batch import Batch
+from .batches._collector import offer_libraries
+from .batches._record import Recording
 from .data._pinned import Pinned
 from .interop._exports import Exports
 
@@ -260,7 +265,8 @@ async def open_device(
             details.
         LibraryMissing: the backend's own library is not installed, or compute-sanitizer.
         TypeError: an argument of a wrong type, such as a number as text.
-        ValueError: an argument out of its range, or a priority for an unknown lane.
+        ValueError: an argument out of its range, a priority for an unknown lane, or two libraries
+            of one name.
         DeviceLost: the device was lost.
         OSError: descriptors, processes or memory are short, so it cannot be opened.
         ExceptionGroup: several things failed. Any other single error of the block is raised
@@ -426,6 +432,7 @@ async def _open_in(
         deterministic=given["deterministic"],
         sanitized=given["sanitizer"] is not None,
     )
+    _load_libraries()
     unavailable: DeviceUnavailable | None = None
     try:
         for candidate in _candidates(given["backend"]):
@@ -512,9 +519,26 @@ def _sanitizer_of(backend: Backend, tool: SanitizerTool | None) -> Sanitizer | N
     return find_sanitizer(tool)
 
 
-# These modules do not import trio, because hosts import them or their neighbours.
-for _called in (*CALLED, MemoryScope):
-    uninterrupted(_called)
+uninterrupted(MemoryScope)  # its module does not import trio
+
+
+@functools.cache
+def _load_libraries() -> None:
+    """Look up the libraries of this process, and give batches and recordings all of them.
+
+    Raises:
+        ValueError: a library has the name of something else that devices have.
+    """
+    known = catalogue()
+    places = (Device, Requests, Batch, Recording, DeviceCore)
+    taken = {"memory", "requests", *(name for place in places for name in dir(place))}
+    for name in known.facades:
+        if name in taken:
+            raise ValueError(
+                f"the library {name!r} of {known.brought_by[name]} must have another name: devices "
+                "or batches have an attribute of that name"
+            )
+    offer_libraries()
 
 
 def _candidates(backend: str) -> list[Backend]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ..actors import ChildState
 from ..actors._part import place
-from ..libraries._table import NAMES
+from ..libraries.registry import catalogue
 
 if TYPE_CHECKING:
     from ..actors import ActorRef, Supervisor
@@ -17,29 +17,17 @@ if TYPE_CHECKING:
     from ..ops import Request
     from ._core import DeviceCore
 
-_LANES: Final = {
-    **{name: (name,) for name in NAMES},
-    "array": ("array", "array-builds", "array-waits"),
-    "cub": ("cub", "cub-builds", "cub-waits"),
-    "cutlass": ("cutlass", "cutlass-builds"),
-    "dnn": ("dnn", "dnn-plans"),
-    "linalg": ("solver",),
-    "nvrtc": ("nvrtc", "kernels"),
-    "sparse": ("sparse", "sparse-direct", "sparse-waits"),
-}
-"""The lanes of each library."""
-
-LIBRARY_OF: Final = {lane: library for library, lanes in _LANES.items() for lane in lanes}
-"""The library of each lane."""
-
 
 def library_of(request: Request[Any]) -> str | None:
     """Return the library that a request belongs to, by its name or else by its lane.
 
     A call of several steps may end with a request of another library.
     """
+    known = catalogue()
     library = request.name.partition(".")[0]
-    return library if library in NAMES else LIBRARY_OF.get(request.lane.name)
+    if library in known.facades:
+        return library
+    return known.library_of_lane.get(request.lane.name)
 
 
 @final
@@ -99,7 +87,8 @@ class Place:
 
     def add_library(self, name: str, cell: Cell) -> None:
         """Show a library."""
-        cell.shown = partial(self._seen_library, _LANES[name])
+        lanes = tuple(lane.name for lane in catalogue().all[name].lanes)
+        cell.shown = partial(self._seen_library, lanes)
 
     def _seen_library(self, lanes: tuple[str, ...], own: Condition) -> Condition:
         ports = self._core.ports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from ..libraries._table import Libraries
+from ..libraries.facades import Libraries
 from ..ops import D, require_made_on
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from ._proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from ..libraries._table import Libraries
     from ..libraries.array._evaluate import Fused
     from ..libraries.dnn.attention._paged import PagedKVCache
     from ..libraries.dnn.graph._user_graph import Plan
     from ..libraries.dnn.rnn._facade import Rnn
+    from ..libraries.facades import Libraries
     from ..libraries.nvrtc._kernel import Kernel
     from ..libraries.nvrtc._module import Module
     from ..libraries.rng._generator import Generator

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
-    Final,
     Literal,
     SupportsFloat,
     SupportsIndex,
@@ -19,7 +18,7 @@ from typing import (
 from .._errors import said_of
 from ..actors import Backoff
 from ..lanes import SanitizerTool
-from ..libraries._table import LANES
+from ..libraries.registry import catalogue
 from ..memory._map import GRANULARITY
 from ..wire import StreamPlan
 from ._context import MEMORY_LANE
@@ -61,7 +60,9 @@ class DeviceSettings(TypedDict, total=False):
     sanitizer: SanitizerTool | None
 
 
-_LANES: Final = (MEMORY_LANE, *LANES, "programs", "run")
+def lane_names() -> tuple[str, ...]:
+    """Return the names of the lanes that may have a priority."""
+    return (MEMORY_LANE, *sorted(catalogue().lanes), "programs", "run")
 
 
 def check_settings(
@@ -168,12 +169,13 @@ def stream_plan(
     if not isinstance(priorities, Mapping):
         raise TypeError(f"priorities must map names of lanes to numbers, not {_said(priorities)}")
     checked = {}
+    lanes = lane_names() if priorities else ()
     for lane, priority in priorities.items():
         if not isinstance(lane, str):
             raise TypeError(f"priorities must map names of lanes to numbers; a key is {lane!r}")
-        if lane not in _LANES and not lane.startswith("run."):
+        if lane not in lanes and not lane.startswith("run."):
             raise ValueError(
-                f"priorities names a lane {lane!r}; the lanes are {', '.join(_LANES)}, and "
+                f"priorities names a lane {lane!r}; the lanes are {', '.join(lanes)}, and "
                 "'run.' with the name of a lane of `device.run`"
             )
         checked[lane] = _whole_number(f"priorities[{lane!r}]", priority, least=None)

@@ -83,9 +83,6 @@ _NO_MEMORY: Final = (
 _NOT_STARTED: Final = ("NOT_INITIALIZED", "INITIALIZATION_FAILED")
 _MAKES: Final = ("Create", "create", "Init")
 
-_EXTRAS: Final = frozenset(("cudss", "cusparselt", "cutensor"))
-"""Libraries that have their own extras."""
-
 Prototypes = dict[str, str]
 """Function name to its parameter types, as words of ``TYPES``. All return a status."""
 
@@ -99,13 +96,19 @@ class VendorLibrary:
         prototypes: its functions.
         status_name: a function of the library that names a status code, or a table of names where
             the library has no such function.
+        extra: the extra that installs it, without CUDA's version.
     """
 
     def __init__(
-        self, name: str, prototypes: Prototypes, status_name: str | Mapping[int, str]
+        self,
+        name: str,
+        prototypes: Prototypes,
+        status_name: str | Mapping[int, str],
+        *,
+        extra: str = "cuda",
     ) -> None:
         self.name = name
-        library = _load(name)
+        library = _load(name, extra)
         namer: Callable[[int], bytes | None]
         if isinstance(status_name, Mapping):
             names = {status: text.encode() for status, text in status_name.items()}
@@ -255,13 +258,12 @@ def _refuse_beyond(where: str, at: int, word: str, arg: object) -> None:
     raise OverflowError(f"{where} takes '{word}' at position {at}, which cannot hold {arg}")
 
 
-def _load(name: str) -> ctypes.CDLL:
+def _load(name: str, extra: str) -> ctypes.CDLL:
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         return ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
     except (ImportError, RuntimeError, OSError) as error:
-        extra = name.lower() if name.lower() in _EXTRAS else "cuda"
         raise LibraryMissing(
             f"the vendor library {name} is not installed ({error}): {cuda_command(extra)}",
             library=name,

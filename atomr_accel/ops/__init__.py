@@ -22,6 +22,7 @@ from ._arguments import (
     strided,
 )
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
+from ._descriptor import Check, Library, Requirement
 from ._library import Home, LaneSpec
 from ._merged import LARGEST_ITEM, merged
 from ._op import Awaited, Collected, D, Described, Facade, Identity, op
@@ -53,6 +54,7 @@ __all__ = [
     "TOGETHER",
     "Answered",
     "Awaited",
+    "Check",
     "Collected",
     "D",
     "Described",
@@ -63,9 +65,11 @@ __all__ = [
     "Identity",
     "Keeper",
     "LaneSpec",
+    "Library",
     "Pending",
     "Preparing",
     "Request",
+    "Requirement",
     "Submission",
     "Trace",
     "TracedDriver",

@@ -6,7 +6,7 @@ A folder holds messages, a facade for programs, and one executor for each backen
 - The facade has NumPy-like calls: it checks arguments, makes outputs and sends messages.
 - Executors, in ``cpu`` and ``cuda``, run inside the host and carry messages out.
 
-Adding a library adds a folder and a line to ``_table.py``.
+Adding a library adds a folder and an entry point, see ``Library``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import numpy as np
 
 from .._dtypes import DTYPES, NAMES
 from ..expressions import Operand
-from ..libraries._table import NAMES as LIBRARIES
 from ..libraries.array._graph import Graph
 from ..libraries.nvrtc._structures import is_struct
 from ..memory import Block, GpuRef
@@ -244,9 +243,7 @@ class Describer:
         """Describe the object whose method is called."""
         if is_device(facade):
             return "device"
-        return (
-            facade._library if facade._library in LIBRARIES else self.handle(facade, self._brought)
-        )
+        return facade._library or self.handle(facade, self._brought)
 
     def _ref(self, ref: GpuRef, brought: Callable[[Any, int], None] | None) -> Ref:
         block = ref._block

@@ -46,14 +46,14 @@ def kinds(document: Any) -> dict[str, Any]:
 
 
 def test_the_kinds_are_those_that_hosts_keep() -> None:
-    folders = ("host", "executors")
-    paths = [path for folder in folders for path in (ROOT / "atomr_accel").rglob(f"{folder}/*.py")]
-    text = "".join(path.read_text() for path in paths)
+    text = "".join(path.read_text() for path in (ROOT / "atomr_accel").rglob("*.py"))
     ours = {part.partition('"')[0] for part in text.split('DiskCache("')[1:]}
     assert set(_cache.KINDS) == ours | {_cache._BY_THE_VENDOR}
 
 
-def test_cache_lists_and_clears_files_of_libraries(kept: Path, command: Commands) -> None:
+def test_cache_lists_and_clears_files_of_libraries(
+    kept: Path, command: Commands
+) -> None:
     header = kept / "pch" / "0123" / "a.pch"
     header.parent.mkdir(parents=True)
     (kept / "pch").chmod(0o700)
@@ -157,9 +157,7 @@ def test_kinds_of_other_releases_and_caches_of_others(kept: Path, command: Comma
     assert (kept.parent / "cupy" / "a.cubin").exists()
 
 
-def test_cache_prints_its_folder_when_it_is_empty(
-    command: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_prints_its_folder_when_it_is_empty(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOMR_CACHE_DIR", "")
     document = command.document("cache", "verify")
     assert (document.folder, document.kinds) == (None, [])

@@ -14,11 +14,12 @@ import trio
 
 from atomr_accel import LibraryMissing, Unsupported
 from atomr_accel.cli import _checks, _packages, _probe, _vendor
-from atomr_accel.cli._checks import CHECKS, Check, deviation
+from atomr_accel.cli._checks import checks, deviation
 from atomr_accel.cli._children import ChildFailed, ask_child
 from atomr_accel.cli._documents import DriverPart
 from atomr_accel.cli._vendor import Told, ask_vendor
-from atomr_accel.libraries._table import NAMES
+from atomr_accel.libraries.registry import catalogue
+from atomr_accel.ops import Check
 
 from ..harness import ROOT
 from .commands import NO_DRIVER, with_gpus
@@ -38,10 +39,10 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_probe, "ask_vendor", lambda: NO_DRIVER)
 
 
-def given(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, *given: Check) -> None:
     """Check these alone."""
     for module in (_checks, _probe):
-        monkeypatch.setattr(module, "CHECKS", checks)
+        monkeypatch.setattr(module, "checks", lambda: tuple(("blas", each) for each in given))
 
 
 def raising(error: BaseException) -> Any:
@@ -52,11 +53,11 @@ def raising(error: BaseException) -> Any:
     return compute
 
 
-BLAS = next(check for check in CHECKS if check.library == "blas")
+BLAS = dict(checks())["blas"]
 
 
 def test_every_library_is_checked() -> None:
-    assert {check.library for check in CHECKS} == {*NAMES, "memory", "run"}
+    assert {name for name, _ in checks()} == {*catalogue().facades, "memory", "run"}
 
 
 @pytest.mark.slow
@@ -64,7 +65,7 @@ def test_a_cpu_computes_right(command: Commands) -> None:
     document = command.document("probe", *ON_CPU)
     assert document.ok
     assert {check.outcome for check in document.checks} == {"ok"}
-    assert [check.library for check in document.checks] == [check.library for check in CHECKS]
+    assert [check.library for check in document.checks] == [name for name, _ in checks()]
     assert [part.device for part in document.devices] == ["cpu:0"]
     required = {part.name: part.version for part in document.libraries}
     assert required["numpy"] == np.__version__
@@ -93,7 +94,7 @@ def test_how_a_check_may_end(
     command: Commands,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given(monkeypatch, replace(BLAS, **change))
+    only(monkeypatch, replace(BLAS, **change))
     document = command.document("probe", *ON_CPU, code=code)
     (check,) = document.checks
     assert check.outcome == outcome
@@ -115,7 +116,7 @@ def test_a_device_that_does_not_answer(command: Commands, monkeypatch: pytest.Mo
         await trio.sleep_forever()
 
     monkeypatch.setattr(_probe, "move_on_after", move_on_after)
-    given(monkeypatch, replace(BLAS, compute=hang))
+    only(monkeypatch, replace(BLAS, compute=hang))
     document = command.document("probe", *ON_CPU, "--seconds", "3600", code=1)
     (check,) = document.checks
     assert (check.outcome, check.detail) == ("failed", "it took more than 3600 s")
@@ -175,7 +176,8 @@ def test_packages_come_with_the_extra_that_is_told(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     brought = {re.split(r"[^\w-]", n)[0] for n in project["optional-dependencies"][extra]}
     brought |= {"cuda-bindings"} if extra == "cuda12" else set()  # by cuda-python
-    told = {p.name for p in (*_packages.CUDA_PACKAGES, *_packages.OPTIONAL) if p.extra == extra}
+    every = (*_packages.CUDA_PACKAGES, *_packages.OPTIONAL, *_packages.requirements())
+    told = {p.name for p in every if p.extra == extra and not p.vendor}
     assert told <= brought
     required = {re.split(r"[^\w-]", n)[0] for n in project["dependencies"]}
     assert {p.name for p in _packages.REQUIRED} <= required
@@ -186,7 +188,7 @@ def test_packages_come_with_the_extra_that_is_told(extra: str) -> None:
 
 def test_the_vendor_is_asked_in_a_child() -> None:
     told = ask_vendor()
-    assert set(told.libraries) == {p.name for p in _packages.VENDOR}
+    assert set(told.libraries) == {p.name for p in _packages.requirements() if p.vendor}
     assert (told.driver.problem is None) == (told.driver.cuda is not None and bool(told.gpus))
 
 

@@ -14,10 +14,9 @@ import trio.testing
 
 from atomr_accel import GpuRef, GpuRefStale, open_system
 from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, handler
-from atomr_accel.device._place import LIBRARY_OF
-from atomr_accel.libraries._table import LANES, NAMES
 from atomr_accel.libraries.blas._checks import LANE
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
+from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import Driver, Request, Submission, perform
 from atomr_accel.testing._garbage import collect_garbage
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
@@ -36,7 +35,7 @@ KERNEL = 'extern "C" __global__ void nothing() {}'
 
 def test_each_lane_is_a_librarys() -> None:
     of_worlds = {COLLECTIVES.name, ABORTS.name}
-    assert sorted(LIBRARY_OF) == sorted({*LANES} - of_worlds)
+    assert sorted(catalogue().library_of_lane) == sorted({*catalogue().lanes} - of_worlds)
 
 
 async def _requests_of(device: Device) -> dict[str, Request[Any]]:
@@ -90,7 +89,7 @@ async def test_request_of_another_device_is_refused_with_both_names() -> None:
 async def test_a_librarys_actor_takes_its_own_requests_alone(device: Device) -> None:
     x = await device.put(np.ones(4, np.complex64))
     request = device.requests.fft.fft(x)
-    for name in NAMES:
+    for name in catalogue().facades:
         if name != "fft":
             with pytest.raises(TypeError, match=rf"fft\.fft.*/gpu-0/{name}.*device\.fft\.ref"):
                 await getattr(device, name).ref.ask(request)

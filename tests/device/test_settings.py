@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -13,26 +14,10 @@ from atomr_accel import DeviceUnavailable, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import registry
 from atomr_accel.device._context import MEMORY_LANE
-from atomr_accel.device._settings import _LANES
+from atomr_accel.device._settings import lane_names
 from atomr_accel.device.batches._record import PROGRAMS
-from atomr_accel.libraries._table import LANES
-from atomr_accel.libraries.array import _evaluate as array_evaluate
-from atomr_accel.libraries.blas import _checks as blas
-from atomr_accel.libraries.blaslt import _facade as blaslt
-from atomr_accel.libraries.cub import _call as cub
-from atomr_accel.libraries.cutlass import _builds as cutlass
-from atomr_accel.libraries.dnn.graph import _run as dnn
-from atomr_accel.libraries.fft import _cache as fft
-from atomr_accel.libraries.flash_attention import _call as flash_attention
-from atomr_accel.libraries.linalg import _facade as linalg
-from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
-from atomr_accel.libraries.nvrtc import _lanes as nvrtc
-from atomr_accel.libraries.rng import _draws as rng
-from atomr_accel.libraries.sparse import _direct as sparse_direct
-from atomr_accel.libraries.sparse import _part as sparse
-from atomr_accel.libraries.sparselt import _facade as sparselt
-from atomr_accel.libraries.tensor import _operations as tensor
-from atomr_accel.ops import _copies as array
+from atomr_accel.libraries.registry import catalogue
+from atomr_accel.ops import LaneSpec
 
 from ..harness import program
 
@@ -154,35 +139,16 @@ async def test_a_forgotten_await_is_said_to_be_one() -> None:
 
 
 def test_every_lane_can_have_a_priority() -> None:
-    specs = (
-        array.ARRAY_LANE,
-        array_evaluate.BUILDS,
-        array.ARRAY_WAITS,
-        blas.LANE,
-        blaslt.LANE,
-        cub.BUILDER,
-        cub.LANE,
-        cub.WAITING,
-        cutlass.BUILDER,
-        cutlass.LANE,
-        dnn.LANE,
-        dnn.PLANNER,
-        fft.LANE,
-        flash_attention.LANE,
-        linalg.LANE,
-        nvrtc.COMPILER,
-        nvrtc.KERNELS,
-        rng.LANE,
-        sparse.LANE,
-        sparse.WAITING,
-        sparse_direct.DIRECT,
-        sparselt.LANE,
-        tensor.LANE,
-        COLLECTIVES,
-        ABORTS,
-    )
-    assert sorted(spec.name for spec in specs) == sorted(LANES)
-    assert sorted(_LANES) == sorted([MEMORY_LANE, *LANES, PROGRAMS.name, "run"])
+    lanes = catalogue().lanes
+    everywhere = {
+        spec.name
+        for name, module in sys.modules.items()
+        if name.startswith("atomr_accel.libraries.")
+        for spec in vars(module).values()
+        if isinstance(spec, LaneSpec)
+    }
+    assert sorted(lanes) == sorted(everywhere)
+    assert sorted(lane_names()) == sorted([MEMORY_LANE, *lanes, PROGRAMS.name, "run"])
 
 
 @program

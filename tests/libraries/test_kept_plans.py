@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from atomr_accel import AccelError
 from atomr_accel.executors.numbers import Scalars
-from atomr_accel.libraries._table import Libraries
 from atomr_accel.libraries.blaslt.wire._layout import Layout
+from atomr_accel.libraries.facades import Libraries
 from atomr_accel.wire.recent import Recent
 
 from ..harness import on_shared, sized

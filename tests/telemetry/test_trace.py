@@ -45,7 +45,7 @@ async def test_timeline_shows_lanes_and_ops(tmp_path: Path) -> None:
     async with opened(backend="cpu") as device:
         a = await device.put(np.ones((8, 8), np.float32), sealed=True)
         await device.blas.gemm(a, a)
-        async with device.trace(path):
+        async with trace(device, path):
             for _ in range(3):
                 await device.blas.gemm(a, a)
             async with device.batch() as batch:
@@ -118,11 +118,12 @@ def _sleep() -> None:
 _KILLED = """
     import sys, trio, numpy as np
     from atomr_accel import open_device
+    from atomr_accel.telemetry import trace
 
     async def main():
         async with open_device(0, backend="cpu") as device:
             a = await device.put(np.ones((4, 4), np.float32))
-            async with device.trace(sys.argv[1]):
+            async with trace(device, sys.argv[1]):
                 for _ in range(5):
                     await device.blas.gemm(a, a)
                 await trio.sleep(0.6)  # it is written by then
@@ -146,7 +147,7 @@ def test_a_program_that_is_killed_leaves_a_timeline(tmp_path: Path) -> None:
 
 async def test_a_timeline_that_was_cut_off_is_one(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
-    async with opened(backend="cpu") as device, device.trace(path):
+    async with opened(backend="cpu") as device, trace(device, path):
         await device.put(np.ones(10))
     size = path.stat().st_size
     for cut in range(0, size, 61):
@@ -156,10 +157,10 @@ async def test_a_timeline_that_was_cut_off_is_one(tmp_path: Path) -> None:
 async def test_a_disk_that_is_full_ends_the_timeline_not_the_program(tmp_path: Path) -> None:
     async with opened(backend="cpu") as device:
         with pytest.raises(OSError, match="No space left"):
-            async with device.trace("/dev/full"):
+            async with trace(device, "/dev/full"):
                 await device.put(np.ones(10))
         with pytest.raises(FileNotFoundError):
-            async with device.trace(tmp_path / "no" / "folder"):
+            async with trace(device, tmp_path / "no" / "folder"):
                 pass
         await device.put(np.ones(10))
 
@@ -182,7 +183,7 @@ def test_rows_hold_slices_that_do_not_overlap(given: list[tuple[int, int]]) -> N
 @pytest.mark.slow
 async def test_perfetto_opens_a_timeline(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
-    async with opened(backend="cpu") as device, device.trace(path):
+    async with opened(backend="cpu") as device, trace(device, path):
         a = await device.put(np.ones((8, 8), np.float32))
         for _ in range(4):
             await device.blas.gemm(a, a)

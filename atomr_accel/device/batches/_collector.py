@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from ..._errors import Unsupported
 from ...lanes import uninterrupted
-from ...libraries._table import NAMES
 from ...libraries.nvrtc._kernel import Kernel, launching
 from ...libraries.nvrtc._launching import LaunchWish
+from ...libraries.registry import catalogue
 from ...memory import NotContiguous
 from ...ops import (
     Collected,
@@ -98,7 +98,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def _drop_libraries(self) -> None:
         """Break the reference cycle, so that a program's objects are freed with it at once."""
         self._ended = True
-        for name in vars(self).keys() & NAMES:
+        for name in vars(self).keys() & catalogue().facades.keys():
             delattr(self, name)
 
     @overload
@@ -281,5 +281,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         self._call(launching, kernel, (grid, block, *args), wish)
 
 
-for _name in NAMES:
-    setattr(Collector, _name, _Shared(_name))
+def offer_libraries() -> None:
+    """Give collectors an attribute for each library that is known."""
+    for name in catalogue().facades:
+        if name not in vars(Collector):
+            setattr(Collector, name, _Shared(name))

@@ -40,7 +40,7 @@ _C_TYPES: Final[dict[str, Any]] = {"int": c_int, "double": c_double}
 @cache
 def load_cudss() -> VendorLibrary:
     """The library, loaded once."""
-    return VendorLibrary("cudss", PROTOTYPES, STATUS_NAMES)
+    return VendorLibrary("cudss", PROTOTYPES, STATUS_NAMES, extra="cudss")
 
 
 @final

@@ -49,7 +49,7 @@ _COLUMN: Final = ENUMS["CUSPARSE_ORDER_COL"]
 @cache
 def load_cusparselt() -> VendorLibrary:
     """The library, loaded once."""
-    return VendorLibrary("cusparseLt", PROTOTYPES, STATUS_NAME)
+    return VendorLibrary("cusparseLt", PROTOTYPES, STATUS_NAME, extra="cusparselt")
 
 
 @final

@@ -59,7 +59,7 @@ _VENDOR: Final = {
 @cache
 def load_cutensor() -> VendorLibrary:
     """The library, loaded once."""
-    return VendorLibrary("cutensor", PROTOTYPES, STATUS_NAMES)
+    return VendorLibrary("cutensor", PROTOTYPES, STATUS_NAMES, extra="cutensor")
 
 
 @final

@@ -1,0 +1,61 @@
+"""The library facades of a device, as attributes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic
+
+from ..ops import D
+from .registry import catalogue
+
+if TYPE_CHECKING:
+    from ..ops import Home
+    from .array._facade import ArrayFunctions
+    from .blas._facade import Blas
+    from .blaslt._facade import BlasLt
+    from .cub._facade import Cub
+    from .cutlass._facade import Cutlass
+    from .dnn._facade import Dnn
+    from .fft._facade import Fft
+    from .flash_attention._facade import FlashAttention
+    from .linalg._facade import Linalg
+    from .nvrtc._facade import Nvrtc
+    from .rng._facade import Rng
+    from .sparse._facade import Sparse
+    from .sparselt._facade import SparseLt
+    from .tensor._facade import Tensor
+
+
+class Libraries(Generic[D]):
+    """The library facades of a device, as attributes; ``Device`` says what each is for.
+
+    The annotations name the libraries of this package to type checkers. Those of other packages
+    are attributes, too.
+    """
+
+    array: ArrayFunctions[D]
+    blas: Blas[D]
+    blaslt: BlasLt[D]
+    cub: Cub[D]
+    cutlass: Cutlass[D]
+    dnn: Dnn[D]
+    fft: Fft[D]
+    flash_attention: FlashAttention[D]
+    linalg: Linalg[D]
+    nvrtc: Nvrtc[D]
+    rng: Rng[D]
+    sparse: Sparse[D]
+    sparselt: SparseLt[D]
+    tensor: Tensor[D]
+
+    def _add_libraries(self, device: Home) -> None:
+        known = catalogue()
+        for name, made in known.facades.items():
+            uses = (getattr(self, used) for used in known.all[name].uses)
+            facade: Any = made(device, *uses)
+            facade._library = name
+            setattr(self, name, facade)
+
+    def _share_libraries(self, others: Libraries[Any], device: Home) -> None:
+        """Take over another object's libraries, with their state, driven by ``device``."""
+        for name in catalogue().facades:
+            setattr(self, name, getattr(others, name)._on(device))

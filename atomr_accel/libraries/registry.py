@@ -1,0 +1,157 @@
+"""Lookup of libraries by name.
+
+The libraries of this package are found even if the package is on the path without being installed.
+Another package adds a library by an entry point.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, final
+
+from .._errors import DeviceUnavailable
+from ..expressions import ELSEWHERE
+from ..lanes import uninterrupted
+from ..ops import Facade, Library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GROUP: Final = "atomr_accel.libraries"
+
+BUILT_IN: Final = {
+    name: f"{__package__}.{name}.library:LIBRARY"
+    for name in (
+        *("array", "blas", "blaslt", "cub", "cutlass", "dnn", "fft", "flash_attention"),
+        *("linalg", "nccl", "nvrtc", "rng", "sparse", "sparselt", "tensor"),
+    )
+}
+"""``module:attribute`` of this package's libraries, the same as its entry points."""
+
+
+@final
+class Catalogue:
+    """The libraries of the devices of this process.
+
+    Attributes:
+        all: every library by name.
+        facades: the class of the facade of each library that has one, in an order in which they can
+            be made.
+        library_of_lane: the name of the library with a facade that has a lane.
+        lanes: the names of all lanes.
+        brought_by: where each library comes from.
+    """
+
+    def __init__(self, libraries: Iterable[tuple[str, Library]]) -> None:
+        self.all: Final[dict[str, Library]] = {}
+        self.facades: Final[dict[str, type[Facade[Any]]]] = {}
+        self.library_of_lane: Final[dict[str, str]] = {}
+        self.lanes: Final[list[str]] = []
+        self.brought_by: Final[dict[str, str]] = {}
+        for where, library in libraries:
+            self._note(where, library)
+        for library in self.all.values():
+            self._load(library, ())
+        self._name_for_numpy()
+
+    def _note(self, where: str, library: Library) -> None:
+        name = library.name
+        if name in self.all:
+            raise ValueError(
+                f"two packages bring a library {name!r}: {self.brought_by[name]} and {where}; "
+                "uninstall one of them"
+            )
+        self.all[name] = library
+        self.brought_by[name] = where
+        for lane in library.lanes:
+            if lane.name in self.lanes:
+                raise ValueError(
+                    f"the lane {lane.name!r} of {where} must have a name of its own; another "
+                    "library has one of that name"
+                )
+            self.lanes.append(lane.name)
+            if library.facade is not None:
+                self.library_of_lane[lane.name] = name
+
+    def _load(self, library: Library, users: tuple[str, ...]) -> None:
+        if library.facade is None or library.name in self.facades:
+            return
+        where = self.brought_by[library.name]
+        for used in library.uses:
+            if used in (*users, library.name) or used not in self.all:
+                raise ValueError(f"{where} uses library {used!r}, which cannot be made before it")
+            self._load(self.all[used], (*users, library.name))
+        facade, *objects = (_resolved(each, where) for each in (library.facade, *library.objects))
+        if not (isinstance(facade, type) and issubclass(facade, Facade)):
+            raise TypeError(f"the facade of {where} must be a subclass of Facade, not {facade!r}")
+        self.facades[library.name] = facade
+        for made in (facade, *objects):
+            uninterrupted(made)
+
+    def _name_for_numpy(self) -> None:
+        """Let errors about NumPy's functions name the ops that do the same."""
+        ranked: list[tuple[int, str, str]] = []
+        for library in self.all.values():
+            for rank, module in enumerate(library.numpy_modules):
+                ranked.append((rank, library.name, module))
+        for _, name, module in sorted(ranked, reverse=True):
+            calls = ELSEWHERE.setdefault(module, {})
+            for method in dir(self.facades[name]):
+                if not method.startswith("_"):
+                    calls[method] = f"{name}.{method}"
+
+
+def described() -> list[tuple[str, Library]]:
+    """Return the libraries of this package and of all installed ones, with where they come from.
+
+    Raises:
+        DeviceUnavailable: the package that brings a library cannot be loaded.
+        TypeError: the object that a package provides is not a library.
+    """
+    found = [("atomr_accel", resolve_name(value)) for value in BUILT_IN.values()]
+    for entry in entry_points(group=GROUP):
+        if BUILT_IN.get(entry.name) == entry.value:
+            continue
+        of = "" if entry.dist is None else f" of {entry.dist.name} {entry.dist.version}"
+        where = f"the entry point '{entry.name} = {entry.value}' of group {GROUP}{of}"
+        library = _resolved(entry.value, where)
+        if not isinstance(library, Library):
+            raise TypeError(f"{where} must be a Library, not {library!r}")
+        found.append((where, library))
+    return found
+
+
+def names() -> list[str]:
+    """Return the names of all libraries, without loading any."""
+    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+_lock: Final = Lock()
+_known: Catalogue | None = None
+
+
+def catalogue() -> Catalogue:
+    """Return the libraries of this process, which the first call looks up.
+
+    Raises:
+        DeviceUnavailable: the package that brings a library cannot be loaded.
+        TypeError: the object that a package provides is not a library.
+        ValueError: two libraries, or two lanes, have the same name.
+    """
+    global _known  # noqa: PLW0603 - installed packages are those of the process
+    with _lock:
+        if _known is None:
+            _known = Catalogue(described())
+        return _known
+
+
+def _resolved(reference: str, where: str) -> Any:
+    try:
+        return resolve_name(reference)
+    except Exception as error:
+        raise DeviceUnavailable(
+            f"{where} cannot be loaded: {type(error).__name__}: {error}; reinstall or update the "
+            "package that brings it"
+        ) from error
