@@ -34,6 +34,7 @@ from ..lanes import (
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
+from ..libraries.array._evaluate import evaluating
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
 from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import Growth
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef, Backoff
     from ..backends import Backend, Capabilities
+    from ..expressions import Operand
     from ..lanes import Isolation, Sanitizer, Template
+    from ..libraries._request import Request
     from ..libraries._witness import Witness
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch, Slab
@@ -484,6 +487,10 @@ class DeviceCore:
         """Report all ops that are done to instruments."""
         for port in self.ports.values():
             port.tell_done()
+
+    def evaluation(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
+        """Return the request that computes an expression, by default into a new buffer."""
+        return evaluating(self.capabilities.python_kernels, (expression,), out)
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """Return the handle of an object that the host keeps for the program.

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef
     from ..backends import Capabilities
+    from ..expressions import Operand
     from ..libraries._library import LaneSpec
     from ..libraries._op import Facade
-    from ..memory import Block, MemoryMap
+    from ..libraries._request import Request
+    from ..memory import Block, GpuRef, MemoryMap
     from ..wire import DeviceInfo, Message
     from ._core import DeviceCore
 
@@ -70,6 +72,10 @@ class Proxy(Libraries[D]):
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""
         return self._core.library_ref(library)
+
+    def evaluation(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
+        """Return the request that computes an expression, by default into a new buffer."""
+        return self._core.evaluation(expression, out)
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
         """Return the handle of an object that the host keeps for the program."""

@@ -10,11 +10,10 @@ from ...libraries._library import Home
 from ...libraries._op import Collected
 from ...libraries._origin import require_made_on
 from ...libraries._request import Preparing, Request, TracedDriver
-from ...libraries._staging import has_views, on_copies
+from ...libraries._staging import STAGED, needs_staging, on_copies
 from ...libraries._table import NAMES
 from ...libraries.nvrtc._kernel import Kernel, launching
 from ...libraries.nvrtc._launching import LaunchWish
-from ...memory import NotContiguous
 from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
 
@@ -186,8 +185,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     ) -> T:
         try:
             return self._add_request(make(facade, *args, **kwargs))
-        except NotContiguous:
-            if not has_views(args, kwargs):
+        except STAGED:
+            if not needs_staging(args, kwargs):
                 raise  # it is in something that an argument holds
         return self._add_request(on_copies(make, facade, args, kwargs))
 
