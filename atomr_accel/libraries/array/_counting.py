@@ -18,7 +18,7 @@ from .._op import D, op
 from .._request import Request
 from ._choosing import INT64, choose, read_numbers
 from ._keys import Chosen, taken
-from ._sorting import search
+from ._searching import search
 from ._steps import ArrayPart, Steps
 from ._top import FP8
 from .wire._indexing import CountNumbers, Histogram, RequireIntervals

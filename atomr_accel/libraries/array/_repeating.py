@@ -16,7 +16,7 @@ from .._request import Request
 from ._choosing import INT64, read_numbers
 from ._creation import Number, _number
 from ._keys import Chosen, gather
-from ._sorting import scanned
+from ._scans import scanned
 from ._steps import ArrayPart, Steps
 
 if TYPE_CHECKING:
