@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRef
+from atomr_accel import GpuRef, open_device
+from atomr_accel.libraries._traces import Trace
 
 from .conformance import MARKS
 from .writers import ROWS, Row, put_all
@@ -101,14 +102,15 @@ async def test_an_expression_gives_what_its_value_gives(device: Device, name: st
 
 async def test_a_buffer_that_is_written_is_no_expression(device: Device) -> None:
     x = await device.put(np.ones((4, 4), np.float32))
+    value: Any = x + 1
     with pytest.raises(TypeError, match=r"^out must be a GpuRef, not an Expression, because blas"):
-        await device.blas.gemm(x, x, out=x + 1)
+        await device.blas.gemm(x, x, out=value)
     with pytest.raises(TypeError, match=r"^x must be a GpuRef, not an Expression, because rng"):
-        await device.rng.default_rng(1).shuffle(x + 1)
+        await device.rng.default_rng(1).shuffle(value)
     with pytest.raises(TypeError, match=r"^out must be a GpuRef, not an Expression, because blas"):
         async with device.batch() as batch:
-            batch.blas.gemm(x, x, out=x + 1)
-    request = device.requests.blas.gemm(x, x, out=x + 1)
+            batch.blas.gemm(x, x, out=value)
+    request = device.requests.blas.gemm(x, x, out=value)
     with pytest.raises(TypeError, match=r"^out must be a GpuRef, not an Expression, because blas"):
         await device.blas.ref.ask(request)
     np.testing.assert_array_equal(await device.get(x), 1)
@@ -129,3 +131,18 @@ async def test_assignment_names_the_op_that_assigns(device: Device) -> None:
     x = await device.zeros(3)
     with pytest.raises(TypeError, match=r"device\.array\.setitem\(x, index, value\)"):
         x[0] = 1
+
+
+@pytest.mark.parametrize("argument", ["expression", "view"])
+async def test_a_staged_call_uses_a_template(argument: str) -> None:
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        x = await device.put(np.arange(16, dtype=np.float32).reshape(4, 4))
+        host = await device.get(x)
+        for number in range(4):
+            value: Any = x[:, number] + float(number) if argument == "expression" else x[::2, 1:]
+            expected = host[:, number] + number if argument == "expression" else host[::2, 1:]
+            made = await (device.fft.fft(value) if value.ndim == 2 else device.blas.asum(value))
+            right = np.fft.fft(expected) if value.ndim == 2 else abs(expected).sum()
+            np.testing.assert_allclose(await device.get(made), right, rtol=1e-5)
+        facade: Any = device.blas if argument == "expression" else device.fft
+        assert any(type(known) is Trace for known in facade._traces._known.values())

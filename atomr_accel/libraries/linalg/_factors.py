@@ -50,7 +50,6 @@ class Factors(LinalgPart[D]):
 
         Raises:
             LinAlgError: a matrix is not positive definite, once that is known; or not square.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -86,7 +85,6 @@ class Factors(LinalgPart[D]):
 
         Raises:
             LinAlgError: fewer than two dimensions.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef]:
@@ -130,7 +128,6 @@ class Factors(LinalgPart[D]):
         Raises:
             LinAlgError: a matrix holds NaN or infinity, once that is known; matrices that are not
                 square.
-            TypeError: a dtype that is not solved in.
             Unsupported: on CUDA.
         """
 
@@ -168,7 +165,6 @@ class Factors(LinalgPart[D]):
         Raises:
             LinAlgError: fewer than two dimensions.
             ValueError: another mode.
-            TypeError: a dtype that is not solved in.
         """
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")

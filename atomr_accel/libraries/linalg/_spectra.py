@@ -285,7 +285,6 @@ class Spectra(LinalgPart[D]):
             LinAlgError: it did not converge, or ``b`` is not positive definite, once that is known;
                 or matrices that are not square.
             ValueError: options or shapes that do not fit.
-            TypeError: an unsupported dtype.
         """
 
         def build(steps: LinalgSteps) -> Eigen:
@@ -374,7 +373,6 @@ class Spectra(LinalgPart[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known; or matrices that are not square.
-            TypeError: a dtype that is not solved in.
             Unsupported: the vendor's library has no such function.
         """
         return self._calls("eig", lambda steps: Eigen(*self._eig(steps, a, vectors=True)))
@@ -421,7 +419,6 @@ class Spectra(LinalgPart[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -466,7 +463,6 @@ class Spectra(LinalgPart[D]):
         Raises:
             LinAlgError: it did not converge, once that is known.
             ValueError: shapes that do not fit; ``refine`` with m < n.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> LstSq:
@@ -540,7 +536,6 @@ class Spectra(LinalgPart[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known.
-            TypeError: an unsupported dtype.
         """
         small = None if tol is None else _threshold(tol, "tol")
 
@@ -582,7 +577,6 @@ class Spectra(LinalgPart[D]):
         Raises:
             LinAlgError: it did not converge, once that is known.
             ValueError: another side.
-            TypeError: a dtype that is not solved in.
         """
         if side not in ("right", "left"):
             raise ValueError(f"side must be 'right' or 'left', not {side!r}")
