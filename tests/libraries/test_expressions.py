@@ -139,8 +139,8 @@ async def test_a_staged_call_uses_a_template(argument: str) -> None:
         x = await device.put(np.arange(16, dtype=np.float32).reshape(4, 4))
         host = await device.get(x)
         for number in range(4):
-            value: Any = x[:, number] + float(number) if argument == "expression" else x[::2, 1:]
-            expected = host[:, number] + number if argument == "expression" else host[::2, 1:]
+            value: Any = x[:, 1] + float(number) if argument == "expression" else x[::2, 1:]
+            expected = host[:, 1] + number if argument == "expression" else host[::2, 1:]
             made = await (device.fft.fft(value) if value.ndim == 2 else device.blas.asum(value))
             right = np.fft.fft(expected) if value.ndim == 2 else abs(expected).sum()
             np.testing.assert_allclose(await device.get(made), right, rtol=1e-5)
