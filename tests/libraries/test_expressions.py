@@ -44,7 +44,7 @@ def expression_of(ref: GpuRef) -> Operand:
 
 
 async def results_of(device: Device, each: Row, refs: dict[str, Any]) -> list[Any]:
-    """Call a function; return what it returned and what it wrote."""
+    """Call a function; return its results and the buffers that it wrote."""
     library, _, name = each.name.partition(".")
     result = await each.call(getattr(getattr(device, library), name), refs, each.options)
     results = result if isinstance(result, tuple | list) else (result,)
