@@ -31,11 +31,9 @@ from ..lanes import (
     Reserve,
     uninterrupted,
 )
-from ..libraries._library import LaneSpec
-from ..libraries._op import Awaited
-from ..libraries._request import FirstTry
 from ..libraries.array._evaluate import evaluating
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
+from ..ops import Awaited, FirstTry, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import Growth
 from ._lifecycle import Lifecycle
@@ -55,10 +53,8 @@ if TYPE_CHECKING:
     from ..backends import Backend, Capabilities
     from ..expressions import Operand
     from ..lanes import Isolation, Sanitizer, Template
-    from ..libraries._request import Request
-    from ..libraries._witness import Witness
-    from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch, Slab
+    from ..ops import Request, Witness, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
     from ._context import Context
     from ._prepared import Prepared

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from ..libraries._op import D
-from ..libraries._origin import require_made_on
 from ..libraries._table import Libraries
+from ..ops import D, require_made_on
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -14,10 +13,8 @@ if TYPE_CHECKING:
     from ..actors import ActorRef
     from ..backends import Capabilities
     from ..expressions import Operand
-    from ..libraries._library import LaneSpec
-    from ..libraries._op import Facade
-    from ..libraries._request import Request
     from ..memory import Block, GpuRef, MemoryMap
+    from ..ops import Facade, LaneSpec, Request
     from ..wire import DeviceInfo, Message
     from ._core import DeviceCore
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import GpuRef, open_device
-from atomr_accel.libraries._traces import Trace
+from atomr_accel.ops import Trace
 
 from .conformance import MARKS
 from .writers import ROWS, Row, put_all

@@ -11,8 +11,7 @@ from ..._dtypes import NAMES, as_dtype
 from ...expressions import Operand
 from ...expressions._promotion import FLOAT32, reduced
 from ...memory import GpuRef
-from .._op import D, op
-from .._request import Request
+from ...ops import D, Request, op
 from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits
 from .wire._indexing import PARTS, SCAN_PART, Scan

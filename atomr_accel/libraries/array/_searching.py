@@ -9,8 +9,7 @@ from ...expressions import Operand
 from ...expressions._expression import broadcast_constant
 from ...expressions._promotion import FLOAT32, common
 from ...memory import GpuRef
-from .._op import D, op
-from .._request import Request
+from ...ops import D, Request, op
 from ._choosing import INT64
 from ._keys import taken
 from ._steps import ArrayPart, Steps

@@ -15,16 +15,16 @@ from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import ufunc, where
 from ...expressions._promotion import FLOAT32
 from ...memory import GpuRef
-from .._op import D, op
-from .._request import Request
+from ...ops import ARRAY_LANE as LANE
+from ...ops import ARRAY_WAITS as WAITS
+from ...ops import D, Request, op
 from ._choosing import INT64
-from ._copy import LANE, WAITS
 from ._keys import taken
 from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits, ranks, top
 
 if TYPE_CHECKING:
-    from .._library import LaneSpec
+    from ...ops import LaneSpec
 
 _UINT32: Final = as_dtype(np.uint32)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..._dtypes import NAMES
 from ...expressions import Operand
 from ...memory import GpuRef
-from .._op import D, op
-from .._request import Answered, Request, Submission
+from ...ops import Answered, D, Request, Submission, op
 from ._choosing import INT64, asking, trimmed
 from ._steps import Steps
 from ._top import FP8

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from ...expressions import Operand, cast
-from .._op import D, op
+from ...ops import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, triangle
 from .wire._messages import Problem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
 
 Mode = Literal["reduced", "complete", "raw"]
 _MODES: Final = get_args(Mode)
