@@ -1,7 +1,7 @@
 """Contracts of import-linter: the wall between the program and its hosts, and no circles.
 
-Where a module lies says where it runs. In a ``host`` folder: in hosts alone. In a ``wire``
-folder: on both sides. The packages around such folders run on both sides, too, because Python
+A module's folder says where it runs. In a ``host`` or ``executors`` folder: in hosts alone. In
+a ``wire`` folder: on both sides. The packages around such folders run on both sides, too, because Python
 imports them first. Everything else is the program's.
 """
 
@@ -25,6 +25,9 @@ MAY_IMPORT = {
     "program": {"program", "wire", "base"},
 }
 """``base``: what needs no other part of the package, and the packages around the folders."""
+
+SIDES = {"host": "host", "executors": "host", "wire": "wire"}
+"""Side of the modules in folders of these names."""
 
 
 class WallContract(Contract):
@@ -63,13 +66,13 @@ class WallContract(Contract):
             ".".join(parts[:depth])
             for parts in (name.split(".") for name in ours)
             for depth in range(1, len(parts))
-            if parts[depth] in {"host", "wire"}
+            if parts[depth] in SIDES
         }
 
         def side_of(name: str) -> str:
             parts = name.split(".")
-            for side in ("host", "wire"):
-                if side in parts:
+            for folder, side in SIDES.items():
+                if folder in parts:
                     return side
             return "base" if name in around or name in self.base else "program"
 

@@ -347,7 +347,7 @@ def test_what_is_in_a_folder_of_the_package_is_tested_in_one_of_the_same_name() 
     """In that folder or below it."""
     parts = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     libraries = {f"libraries/{path.parent.name}" for path in PACKAGE.glob("libraries/*/wire")}
-    wanted = {*parts, *libraries, "libraries/host"}
+    wanted = {*parts, *libraries}
     homes = {ELSEWHERE.get(folder, folder) for folder in wanted}
     assert {home for home in homes if not any((TESTS / home).rglob("test_*.py"))} == set()
 
