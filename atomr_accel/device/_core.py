@@ -31,6 +31,7 @@ from ..lanes import (
     Reserve,
     uninterrupted,
 )
+from ..libraries.array._evaluate import evaluating
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
 from ..ops import Awaited, FirstTry, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
@@ -50,9 +51,10 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef, Backoff
     from ..backends import Backend, Capabilities
+    from ..expressions import Operand
     from ..lanes import Isolation, Sanitizer, Template
     from ..memory import Block, Epoch, Slab
-    from ..ops import Witness, Workspaces, WorkspaceSet
+    from ..ops import Request, Witness, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
     from ._context import Context
     from ._prepared import Prepared
@@ -481,6 +483,10 @@ class DeviceCore:
         """Report all ops that are done to instruments."""
         for port in self.ports.values():
             port.tell_done()
+
+    def evaluation(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
+        """Return the request that computes an expression, by default into a new buffer."""
+        return evaluating(self.capabilities.python_kernels, (expression,), out)
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """Return the handle of an object that the host keeps for the program.

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef
     from ..backends import Capabilities
-    from ..memory import Block, MemoryMap
-    from ..ops import Facade, LaneSpec
+    from ..expressions import Operand
+    from ..memory import Block, GpuRef, MemoryMap
+    from ..ops import Facade, LaneSpec, Request
     from ..wire import DeviceInfo, Message
     from ._core import DeviceCore
 
@@ -68,6 +69,10 @@ class Proxy(Libraries[D]):
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""
         return self._core.library_ref(library)
+
+    def evaluation(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
+        """Return the request that computes an expression, by default into a new buffer."""
+        return self._core.evaluation(expression, out)
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
         """Return the handle of an object that the host keeps for the program."""

@@ -218,8 +218,9 @@ class Operand(Methods):
 
     def __setitem__(self, index: object, value: object) -> NoReturn:
         raise TypeError(
-            f"{_what(self)} is not changed by assignment; write: await device.put(array, "
-            "out=x[...]), await device.copy(y, x[...]) or await device.fill(x[...], number)"
+            f"{_what(self)} is not changed by assignment; write: await device.array.setitem(x, "
+            "index, value), or for a slice await device.copy(y, x[...]), await device.fill("
+            "x[...], number) or await device.put(array, out=x[...])"
         )
 
     def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:

@@ -187,6 +187,10 @@ def part_of(block: Block, offset: int) -> Part:
     return Part(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
 
 
+class NotEvaluated(TypeError):
+    """Signals an expression where an op takes a ref."""
+
+
 class NotContiguous(ValueError):
     """A view that is not contiguous, passed to code that needs a contiguous one.
 
@@ -656,8 +660,8 @@ def no_ref_error(given: object, name: str) -> TypeError:
             if name.isidentifier()
             else ("await device.evaluate(expression)")
         )
-        message += f"; evaluate it first: {how}"
-    elif isinstance(given, (list, tuple)) and any(isinstance(each, GpuRef) for each in given):
+        return NotEvaluated(f"{message}; evaluate it first: {how}")
+    if isinstance(given, (list, tuple)) and any(isinstance(each, GpuRef) for each in given):
         message += "; call it for each of them, in a batch to save round trips"
     elif _is_data(given):
         how = f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"

@@ -41,7 +41,7 @@ from ._request import (
     result,
     submit,
 )
-from ._staging import has_views, on_any_views, on_copies
+from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._traces import Trace, Untraceable, picker, signature
 from ._witness import Witness, witnessed
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
@@ -51,6 +51,7 @@ __all__ = [
     "ARRAY_WAITS",
     "BLOCK_ALIGNMENT",
     "LARGEST_ITEM",
+    "STAGED",
     "TOGETHER",
     "Answered",
     "Awaited",
@@ -80,9 +81,9 @@ __all__ = [
     "Workspaces",
     "alignment",
     "copying",
-    "has_views",
     "merged",
     "name_of",
+    "needs_staging",
     "not_contiguous",
     "on_any_views",
     "on_copies",

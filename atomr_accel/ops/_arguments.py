@@ -248,8 +248,8 @@ def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> No
     """Check that ``ref`` has ``dtype``, the dtype of the argument ``like``."""
     if ref.dtype is not dtype:
         raise TypeError(
-            f"{name} has dtype {ref.dtype.name}, but {like} has {dtype.name}; "
-            f"both must be the same (convert with ndarray.astype before putting it)"
+            f"{name} must have the dtype of {like}, {dtype.name}, not {ref.dtype.name}; "
+            f"convert it: await device.array.astype({name}, {dtype.name!r})"
         )
 
 

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef
     from ..backends import Backend, Capabilities
+    from ..expressions import Operand
     from ..lanes import Template
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import CallByTemplate, DeviceInfo, Message
     from ._op import Driving
-    from ._request import FirstTry
+    from ._request import FirstTry, Request
     from ._witness import Witness
     from ._workspaces import Workspaces, WorkspaceSet
 
@@ -125,6 +126,9 @@ class Home(Protocol):
 
     def library_ref(self, library: str) -> ActorRef:
         """Return the actor of a library, by the library's attribute name."""
+
+    def evaluation(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
+        """Return the request that computes an expression, by default into a new buffer."""
 
     def submit(
         self,

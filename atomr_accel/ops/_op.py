@@ -28,10 +28,9 @@ from typing import (
 import trio
 
 from ..expressions._calling import clarify
-from ..memory import NotContiguous
 from ._origin import bound
 from ._request import perform, send
-from ._staging import has_views, on_any_views, on_copies
+from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._traces import Traces
 
 if TYPE_CHECKING:
@@ -123,8 +122,8 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
                         return made if finish is None else finish(answer, made)  # type: ignore[no-any-return]
                 try:
                     return await perform(device, make(facade, *args, **kwargs))
-                except NotContiguous:
-                    if not has_views(args, kwargs):
+                except STAGED:
+                    if not needs_staging(args, kwargs):
                         raise  # it is in something that an argument holds
                 result: T = await perform(device, on_copies(make, facade, args, kwargs))
             except TypeError as error:

@@ -1,18 +1,23 @@
-"""Staging of views: ops that need contiguous buffers work on contiguous copies.
+"""Staging of views and expressions: ops that need contiguous buffers work on contiguous copies.
 
 Most ops take contiguous buffers only, as their vendors do. If such an op gets another view, its
 request is made again with scratch memory instead of the view. The elements of the view are copied
-there right before the op, and back right after it if the op has written them. All of that is
-submitted together, so no op of another task comes in between.
+there right before the op, and back right after it if the op has written them. An expression is
+computed there, unless the op computes it itself. All of that is submitted together, so no op of
+another task comes in between.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import msgspec
 
-from ..memory import GpuRef, NotContiguous
+from ..expressions import Expression
+from ..memory import GpuRef, NotContiguous, NotEvaluated, block_at
 from ._arguments import overlap, require_readable, require_writable
 from ._copies import copying
 from ._request import Preparing, Request, Submission
@@ -27,29 +32,35 @@ if TYPE_CHECKING:
     from ._request import Driver, Keeper
 
 T = TypeVar("T")
+Buffer = GpuRef | Expression
+"""An argument of which an op may need a copy."""
+
+STAGED: Final = NotContiguous, NotEvaluated
+"""Errors of ops on arguments that staging replaces."""
 
 
-def has_views(*values: Any) -> bool:
-    """Return whether any of the arguments is a view that is not contiguous."""
-    found: list[GpuRef] = []
+def needs_staging(*values: Any) -> bool:
+    """Return whether an argument is an expression, or a view that is not contiguous."""
+    found: list[Buffer] = []
 
-    def note(ref: GpuRef, _name: str) -> GpuRef:
-        found.append(ref)
-        return ref
+    def note(buffer: Buffer, _name: str) -> Buffer:
+        found.append(buffer)
+        return buffer
 
     replaced(values, "", note)
     return bool(found)
 
 
 def on_copies(
-    make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    make: Callable[..., Request[T]], facade: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
-    """Return the request of a call, made on copies instead of views that are not contiguous."""
+    """Return the request of a call, made on copies instead of such views and of expressions."""
+    places = _names(make, len(args))
 
     def staged(driver: Driver, *, by_columns: bool) -> Submission[T]:
         staging = _Staging(driver, by_columns=by_columns)
-        given, named = staging.put(args), staging.put(kwargs)
-        request = make(facade, *given, **named)
+        given = [staging.put(value, name) for name, value in zip(places, args, strict=True)]
+        request = make(facade, *given, **staging.put(kwargs, ""))
         return staging.around(request, request.prepare(staging))
 
     def prepare(driver: Driver) -> Submission[T]:
@@ -63,7 +74,8 @@ def on_copies(
         return staged(driver, by_columns=False)
 
     # Some calls look at their buffers at once: for that, any of these shapes will do.
-    given, named = replaced(args, "", _seen_contiguous), replaced(kwargs, "", _seen_contiguous)
+    seen = partial(_seen_contiguous, facade._device.memory)
+    given, named = replaced(args, "", seen), replaced(kwargs, "", seen)
     request = make(facade, *given, **named)
     return Request(request.lane, request.name, prepare)
 
@@ -71,36 +83,41 @@ def on_copies(
 def on_any_views(
     make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
-    """Return the request of a call, carried out later, on any views."""
-    views = has_views(args, kwargs)
+    """Return the request of a call, carried out later, on any views and expressions."""
+    may_be_staged = needs_staging(args, kwargs)
     try:
         request = make(facade, *args, **kwargs)
-    except NotContiguous:
-        if not views:
+    except STAGED:
+        if not may_be_staged:
             raise
         return on_copies(make, facade, args, kwargs)
-    if not views:
+    if not may_be_staged:
         return request
     plain = request.prepare
 
     def prepare(driver: Driver) -> Submission[T]:
         try:
             return plain(driver)
-        except NotContiguous:
+        except STAGED:
             pass
         return on_copies(make, facade, args, kwargs).prepare(driver)
 
     return Request(request.lane, request.name, prepare)
 
 
-def replaced(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
-    """Arguments with something else in the place of views that are not contiguous."""
-    return _mapped(value, name, lambda ref, what: ref if ref._strides is None else by(ref, what))
+def replaced(value: Any, name: str, by: Callable[[Any, str], Buffer]) -> Any:
+    """Arguments with something else in the place of expressions and views with gaps."""
+
+    def each(buffer: Buffer, what: str) -> Buffer:
+        plain = type(buffer) is GpuRef and buffer._strides is None
+        return buffer if plain else by(buffer, what)
+
+    return _mapped(value, name, each)
 
 
-def _mapped(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
-    """Arguments with something else in the place of buffers."""
-    if type(value) is GpuRef:
+def _mapped(value: Any, name: str, by: Callable[[Any, str], Buffer]) -> Any:
+    """Arguments with something else in the place of buffers and expressions."""
+    if type(value) is GpuRef or type(value) is Expression:
         return by(value, name)
     if type(value) in (list, tuple):
         items: Any = (_mapped(item, f"{name}[{at}]", by) for at, item in enumerate(value))
@@ -114,9 +131,10 @@ def _ways_of(*values: Any) -> set[bool]:
     """Return the orders of the refs among arguments: True is by columns, False any other."""
     found = set()
 
-    def note(ref: GpuRef, _name: str) -> GpuRef:
-        found.add(_by_columns(ref))
-        return ref
+    def note(buffer: Buffer, _name: str) -> Buffer:
+        if type(buffer) is GpuRef:
+            found.add(_by_columns(buffer))
+        return buffer
 
     replaced(values, "", note)
     return found
@@ -127,9 +145,23 @@ def _by_columns(ref: GpuRef) -> bool:
     return ref.ndim > 1 and ref.strides[-2] == ref.dtype.itemsize
 
 
-def _seen_contiguous(ref: GpuRef, _name: str) -> GpuRef:
+def _seen_contiguous(memory: MemoryMap, buffer: Buffer, _name: str) -> GpuRef:
     """Return a ref that describes itself as a contiguous copy would; its address is not used."""
-    return GpuRef(ref._place, ref.shape, ref.dtype, ref.nbytes)
+    shape, dtype = buffer.shape, buffer.dtype
+    block = buffer._place if type(buffer) is GpuRef else block_at(memory, 0, 0)
+    return GpuRef(block, shape, dtype, math.prod(shape) * dtype.itemsize)
+
+
+@lru_cache(1024)
+def _names(make: Callable[..., Request[Any]], count: int) -> tuple[str, ...]:
+    """Return the names of the first ``count`` positional arguments of a method."""
+    names = [*inspect.signature(make).parameters][1:]
+    last = len(names) - 1
+    return tuple(
+        [names[at] if at < last else f"{names[last]}[{at - last}]" for at in range(count)]
+        if make.__code__.co_flags & inspect.CO_VARARGS
+        else names[:count]
+    )
 
 
 @final
@@ -145,21 +177,22 @@ class _Staging(Preparing):
         self._by_columns = by_columns  # whether what lies by columns is given as it is
         self.home: Final[Home] = driver.home
         self.memory: Final[MemoryMap] = driver.memory
-        self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
+        self.scratch: Final[dict[int, tuple[str, Buffer, GpuRef]]] = {}
         self._plain: list[tuple[str, GpuRef]] = []  # arguments that need no copy
 
-    def put(self, value: Any) -> Any:
-        """Arguments with scratch memory in the place of views."""
-        return _mapped(value, "argument", self._copy_of)
+    def put(self, value: Any, name: str) -> Any:
+        """An argument with scratch memory in the place of views and expressions."""
+        return _mapped(value, name, self._copy_of)
 
-    def _copy_of(self, ref: GpuRef, name: str) -> GpuRef:
-        if ref._strides is None or (self._by_columns and _by_columns(ref)):
-            self._plain.append((name, ref))
-            return ref
-        if id(ref) not in self.scratch:
-            require_readable(ref, self.memory, name, strided=True)
-            self.scratch[id(ref)] = name, ref, self.output(ref.shape, ref.dtype)
-        return self.scratch[id(ref)][2]
+    def _copy_of(self, buffer: Buffer, name: str) -> GpuRef:
+        if type(buffer) is GpuRef:
+            if buffer._strides is None or (self._by_columns and _by_columns(buffer)):
+                self._plain.append((name, buffer))
+                return buffer
+            require_readable(buffer, self.memory, name, strided=True)
+        if id(buffer) not in self.scratch:
+            self.scratch[id(buffer)] = name, buffer, self.output(buffer.shape, buffer.dtype)
+        return self.scratch[id(buffer)][2]
 
     def around(self, request: Request[Any], submission: Submission[Any]) -> Submission[Any]:
         """Return a submission with the copies before and after all of its steps."""
@@ -169,8 +202,19 @@ class _Staging(Preparing):
         steps = [made for _, made in submission.steps(request, self) if made.message is not None]
         written = {block.base for made in steps for block in made.writes}
         touched = written | {block.base for made in steps for block in made.reads}
-        used = [each for each in self.scratch.values() if each[2]._block in touched]
-        back = [each for each in used if each[2]._block in written]
+        before, back = [], []
+        for name, buffer, made in self.scratch.values():
+            if type(buffer) is Expression:
+                if made._block in written:
+                    raise TypeError(
+                        f"{name} must be a GpuRef, not an Expression, because {request.name} "
+                        "writes to it; evaluate it first: await device.evaluate(expression)"
+                    )
+                before.append(self.home.evaluation(buffer, made))
+            elif made._block in touched:
+                before.append(copying(buffer, made))
+                if made._block in written:
+                    back.append((name, buffer, made))
         others = [(name, ref) for name, ref in self._plain if ref._block.base in written]
         for name, ref, _ in back:
             require_writable(ref, self.memory, name, strided=True)
@@ -187,15 +231,13 @@ class _Staging(Preparing):
             result=self._given_back(submission.result),
             finish=None if finish is None else lambda answer: self._given_back(finish(answer)),
         )
-        return given_back.around(
-            [copying(ref, made) for _, ref, made in used],
-            [copying(made, ref) for _, ref, made in back],
-        )
+        return given_back.around(before, [copying(made, ref) for _, ref, made in back])
 
     def _given_back(self, result: Any) -> Any:
         """Return a result with the caller's own views instead of their copies."""
         if type(result) is GpuRef:
-            return next((ref for _, ref, made in self.scratch.values() if made is result), result)
+            views = [each for each in self.scratch.values() if type(each[1]) is GpuRef]
+            return next((ref for _, ref, made in views if made is result), result)
         if isinstance(result, tuple) and hasattr(result, "_make"):
             return type(result)(*map(self._given_back, result))
         if type(result) in (list, tuple):

@@ -29,6 +29,7 @@ from ..lanes import Template
 from ..memory import Block, GpuRef, Part, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
 from ._request import Answered, Pending
+from ._staging import STAGED, on_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -376,7 +377,10 @@ class Traces:
             self._keep(key, calls + 1)
             return None
         try:
-            traced = _Tracer(home).trace(make, facade, args, kwargs)
+            try:
+                traced = _Tracer(home).trace(make, facade, args, kwargs)
+            except STAGED:
+                traced = _Tracer(home).trace(make, facade, args, kwargs, staged=True)
         except Exception:  # noqa: BLE001 - the call is made in full next, and raises what is wrong
             self._keep(key, calls + 1)
             return None
@@ -417,15 +421,19 @@ class _Tracer:
         facade: object,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        staged: bool = False,
     ) -> Trace:
-        """Return the trace of calls like this one.
+        """Return the trace of calls like this one, with the copies that staging adds if ``staged``.
 
         Raises:
             Untraceable: such calls differ in more than their signature has.
             Exception: the call fails.
         """
-        given = [self._stand_in(value) for value in args]
+        given = tuple([self._stand_in(value) for value in args])
         named = {name: self._stand_in(value) for name, value in kwargs.items()}
+        if staged:
+            return self._finish(on_copies(make, facade, given, named))
         return self._finish(make(facade, *given, **named))
 
     def _stand_in(self, value: Any) -> Any:

@@ -51,9 +51,7 @@ def test_the_kinds_are_those_that_hosts_keep() -> None:
     assert set(_cache.KINDS) == ours | {_cache._BY_THE_VENDOR}
 
 
-def test_cache_lists_and_clears_files_of_libraries(
-    kept: Path, command: Commands
-) -> None:
+def test_cache_lists_and_clears_files_of_libraries(kept: Path, command: Commands) -> None:
     header = kept / "pch" / "0123" / "a.pch"
     header.parent.mkdir(parents=True)
     (kept / "pch").chmod(0o700)
@@ -157,7 +155,9 @@ def test_kinds_of_other_releases_and_caches_of_others(kept: Path, command: Comma
     assert (kept.parent / "cupy" / "a.cubin").exists()
 
 
-def test_cache_prints_its_folder_when_it_is_empty(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_prints_its_folder_when_it_is_empty(
+    command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ATOMR_CACHE_DIR", "")
     document = command.document("cache", "verify")
     assert (document.folder, document.kinds) == (None, [])

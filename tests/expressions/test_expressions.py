@@ -317,7 +317,6 @@ async def test_an_expression_where_a_ref_is_taken_is_to_be_evaluated(device: Dev
     x = await device.put(numbers(3, 3))
     doubled: Any = x * 2
     calls: list[Callable[[], Any]] = [
-        *(lambda: device.blas.gemm(doubled, x), lambda: device.get(doubled)),
         *(lambda: device.copy(doubled), lambda: device.seal(doubled)),
     ]
     for call in calls:

@@ -88,16 +88,16 @@ class NumPy:
 
     @staticmethod
     def cholesky(a: Any, /, *, upper: bool = False) -> Any:
-        return _wrapped(a)(on_device("cholesky", _array(a), upper=upper))
+        return _wrapped(a)(on_device("cholesky", _array(a), lower=not upper))
 
     @staticmethod
     def qr(a: Any, mode: str = "reduced") -> Any:
         if mode not in ("reduced", "complete", "r", "raw"):
             raise ValueError(f"Unrecognized mode '{mode}'")
-        made = on_device("qr", _array(a), mode)
         wrap = _wrapped(a)
         if mode == "r":
-            return wrap(made)
+            return wrap(on_device("qr_r", _array(a)))
+        made = on_device("qr", _array(a), mode)
         return tuple(made) if mode == "raw" else theirs.QRResult(*map(wrap, made))
 
     @staticmethod
@@ -114,12 +114,12 @@ class NumPy:
 
     @staticmethod
     def eigh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803
-        w, v = on_device("eigh", _array(a), UPLO=UPLO.upper())
+        w, v = on_device("eigh", _array(a), lower=UPLO.upper() == "L")
         return theirs.EighResult(w, _wrapped(a)(v))
 
     @staticmethod
     def eigvalsh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803
-        return on_device("eigvalsh", _array(a), UPLO=UPLO.upper())
+        return on_device("eigvalsh", _array(a), lower=UPLO.upper() == "L")
 
     @staticmethod
     def svd(
@@ -213,7 +213,7 @@ class SciPy:
         a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
     ) -> Any:
         (array,) = _finite(a, check=check_finite)
-        return on_device("cholesky", array, upper=not lower)
+        return on_device("cholesky", array, lower=lower)
 
     @staticmethod
     def cho_solve(
@@ -312,7 +312,7 @@ class SciPy:
         driver: Any = None,
     ) -> Any:
         _only(subset_by_value=(subset_by_value, None), driver=(driver, None))
-        options: dict[str, Any] = {"UPLO": "L" if lower else "U", "type": type}
+        options: dict[str, Any] = {"lower": lower, "type": type}
         if subset_by_index is not None:
             _only(b=(b, None))
             options["subset_by_index"] = tuple(map(int, subset_by_index))

@@ -30,6 +30,7 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
+from ...expressions import Expression
 from ...lanes import Port, uninterrupted
 from ...memory import GpuRef, Hold
 from ...ops import LaneSpec, Pending, require_readable, witnessed
@@ -218,12 +219,12 @@ class Batch(Collector):
         return ref
 
     @witnessed
-    def get(self, ref: GpuRef) -> Later[np.ndarray[Any, Any]]:
+    def get(self, ref: GpuRef | Expression) -> Later[np.ndarray[Any, Any]]:
         """Copy a buffer from the device, with its content at this point of the batch.
 
         Args:
-            ref: the buffer, or any view of one. A view that is not contiguous is copied to a
-                contiguous buffer first.
+            ref: the buffer, any view of one, or an expression. The device copies a view that is not
+                contiguous, and computes an expression, to a contiguous buffer first.
 
         Returns:
             ``later``, whose ``later.value`` is the array once the block has ended without error.
@@ -231,6 +232,9 @@ class Batch(Collector):
         Raises:
             GpuRefStale: ``ref`` is of an older generation, or freed.
         """
+        if isinstance(ref, Expression):
+            self._check()
+            ref = self._add_request(self._core.evaluation(ref))
         require_readable(ref, self.memory, "ref", strided=True)
         self._check()
         if not ref.contiguous:

@@ -9,14 +9,14 @@ from ...lanes import uninterrupted
 from ...libraries.nvrtc._kernel import Kernel, launching
 from ...libraries.nvrtc._launching import LaunchWish
 from ...libraries.registry import catalogue
-from ...memory import NotContiguous
 from ...ops import (
+    STAGED,
     Collected,
     Home,
     Preparing,
     Request,
     TracedDriver,
-    has_views,
+    needs_staging,
     on_copies,
     require_made_on,
 )
@@ -187,8 +187,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     ) -> T:
         try:
             return self._add_request(make(facade, *args, **kwargs))
-        except NotContiguous:
-            if not has_views(args, kwargs):
+        except STAGED:
+            if not needs_staging(args, kwargs):
                 raise  # it is in something that an argument holds
         return self._add_request(on_copies(make, facade, args, kwargs))
 

@@ -9,6 +9,7 @@ import numpy as np
 import trio
 
 from ..._errors import GpuRefStale, said_of
+from ...expressions import Expression
 from ...memory import GpuRef, MemoryScope, ref_error
 from ...ops import Awaited, perform, require_readable, require_writable, witnessed
 from ...wire import Advise, Attach, Prefetch
@@ -115,13 +116,13 @@ class MemoryMethods(Arrays[Awaited]):
 
     @witnessed
     async def get(
-        self, ref: GpuRef, out: np.ndarray[Any, Any] | None = None
+        self, ref: GpuRef | Expression, out: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]:
         """Copy a buffer from the device.
 
         Args:
-            ref: the buffer, or any view of one. A view that is not contiguous is copied to a
-                contiguous buffer on the device first.
+            ref: the buffer, any view of one, or an expression. The device copies a view that is not
+                contiguous, and computes an expression, to a contiguous buffer first.
             out: an array to fill, of the same shape and dtype. An array of ``device.pinned`` is
                 filled directly. Such a transfer is awaited to its end even if the caller is
                 cancelled.
@@ -136,6 +137,8 @@ class MemoryMethods(Arrays[Awaited]):
             OutOfMemory: the copy on the device does not fit.
         """
         core = self._core
+        if isinstance(ref, Expression):
+            ref = await perform(core, core.evaluation(ref))
         require_readable(ref, core.memory, "ref", strided=True)
         if out is None:
             host = room_for(ref)

@@ -17,7 +17,7 @@ from ...expressions._promotion import FLOAT32, reduced
 from ...ops import D, Request, op
 from ._choosing import INT64, choose, read_numbers
 from ._keys import Chosen, taken
-from ._sorting import search
+from ._searching import search
 from ._steps import ArrayPart, Steps
 from ._top import FP8
 from .wire._indexing import CountNumbers, Histogram, RequireIntervals

@@ -12,6 +12,9 @@ from ._manipulation import Manipulation
 from ._quantiles import Quantiles
 from ._reductions import Reductions
 from ._repeating import Repeating
+from ._scans import Scans
+from ._searching import Searching
+from ._unique import Unique
 
 
 @final
@@ -22,6 +25,9 @@ class ArrayFunctions(
     Indexing[D],
     Reductions[D],
     Counting[D],
+    Searching[D],
+    Scans[D],
+    Unique[D],
     Quantiles[D],
 ):
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.

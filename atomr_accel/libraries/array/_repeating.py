@@ -15,7 +15,7 @@ from ...ops import D, Request, op
 from ._choosing import INT64, read_numbers
 from ._creation import Number, _number
 from ._keys import Chosen, gather
-from ._sorting import scanned
+from ._scans import scanned
 from ._steps import ArrayPart, Steps
 
 if TYPE_CHECKING:

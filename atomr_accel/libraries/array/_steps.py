@@ -349,11 +349,6 @@ class ArrayPart(Facade[D]):
         Raises:
             TypeError: it is an expression, or anything else.
         """
-        if isinstance(x, Expression):
-            raise TypeError(
-                f"{name} is an expression, of which there are no parts yet; compute it first: "
-                "await device.evaluate(expression)"
-            )
         if not isinstance(x, GpuRef):
             raise ref_error(x, self._device.memory, name)
         return x

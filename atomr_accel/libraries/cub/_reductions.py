@@ -43,7 +43,7 @@ class Reductions(CubPart[D]):
         *,
         init: complex | np.generic | None = None,
         dtype: DTypeLike | None = None,
-        determinism: str = "run_to_run",
+        deterministic: bool = True,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Reduce all elements to one (``cub::DeviceReduce::Reduce``).
@@ -58,8 +58,8 @@ class Reductions(CubPart[D]):
             dtype: the dtype of the result and of the computation; by default that of x. Sums and
                 products of half precision are computed in float32. ``"logical_and"`` and
                 ``"logical_or"`` are computed in bool, which is their default, too.
-            determinism: ``"run_to_run"``, or ``"not_guaranteed"``, which may be faster: sums of
-                floats then differ in their last bits from call to call.
+            deterministic: return the same bits in every call. Without, sums of floats may be
+                faster and differ in their last bits.
             out: the buffer for the result, of shape ().
 
         Returns:
@@ -68,20 +68,23 @@ class Reductions(CubPart[D]):
         Raises:
             TypeError: the dtypes do not fit.
             ValueError: the operator is unknown or not associative; x is empty and there is nothing
-                to begin with; or the device is deterministic and ``"not_guaranteed"`` was asked
-                for.
+                to begin with; or ``deterministic=False`` on a deterministic device.
             Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         self._require(x=x)
         count = x.size
-        loose = _loose(self._device, determinism)
+        if not deterministic and self._device.deterministic:
+            raise ValueError(
+                "deterministic must be True on a device that was opened with deterministic=True, "
+                "not False"
+            )
         operator, dtypes, begin = _folding(self._device, x, op, dtype, init, "op")
         if not count and begin is None:
             raise ValueError(
                 f"zero-size array to reduction operation {operator.kind or 'op'} which has no "
                 "identity; give init="
             )
-        loose = loose and operator.kind == "plus" and dtypes[0] == dtypes[2]
+        loose = not deterministic and operator.kind == "plus" and dtypes[0] == dtypes[2]
         loose = loose and dtypes[2] in _LOOSE and begin is not None
         chosen = "not_guaranteed" if loose else "run_to_run"
         spec = Spec("reduce", dtypes, (operator,), init=begin is not None, determinism=chosen)
@@ -293,19 +296,6 @@ class Reductions(CubPart[D]):
             (segments, x.size),
             values=(begin,),
         )
-
-
-def _loose(device: Home, determinism: str) -> bool:
-    if determinism not in ("run_to_run", "not_guaranteed"):
-        raise ValueError(
-            f"determinism must be 'run_to_run' or 'not_guaranteed', not {determinism!r}"
-        )
-    loose = determinism == "not_guaranteed"
-    if loose and device.deterministic:
-        raise ValueError(
-            "determinism='not_guaranteed' on a device that was opened with deterministic=True"
-        )
-    return loose
 
 
 def offsets_of(begins: GpuRef, ends: GpuRef) -> str:

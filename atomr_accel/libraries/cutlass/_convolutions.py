@@ -190,8 +190,8 @@ class Convolutions(Calls[D]):
     @op
     def conv_grad_weight(
         self,
-        x: GpuRef,
         grad: GpuRef,
+        x: GpuRef,
         shape: Sequence[int],
         *,
         out: GpuRef | None = None,
@@ -218,8 +218,8 @@ class Convolutions(Calls[D]):
         device idle.
 
         Args:
-            x: the images, (N, ..., C), float16 or bfloat16.
             grad: the gradient by the result of ``conv``, (N, ..., K).
+            x: the images, (N, ..., C), float16 or bfloat16.
             shape: the shape of the filters, (K, ..., C).
             out: where to put the result. This and all arguments below are as for ``conv``.
             c: an array to add, of the result's shape: ``beta=1`` with ``out=c`` accumulates.

@@ -18,7 +18,8 @@ class Linalg(Functions[D]):
     cuSOLVER on CUDA, LAPACK by SciPy on the CPU. Names, arguments, shapes and results are those of
     ``numpy.linalg``, and of ``scipy.linalg`` for functions that only it has. Matrices are float32,
     float64, complex64 or complex128; bool and integers count as float64. Leading dimensions count
-    matrices. Arguments are refs, any views of them, or expressions, and are never changed.
+    matrices. Arguments are refs, any views of them, or expressions, and are never changed. Results
+    are new buffers: no method has ``out=``.
 
     **Matrices that fail.** A matrix may be singular, or an iteration may not converge, which only
     the device can detect. The awaited call then raises ``LinAlgError`` with the matrix's index.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from ...expressions import Operand, cast
 from ...ops import D, op
-from ._overloads import QR, Mode, qr_op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, triangle
 from .wire._messages import Problem
 
@@ -14,14 +13,27 @@ if TYPE_CHECKING:
     from ...memory import GpuRef
     from ...ops import Request
 
-_MODES: Final = ("reduced", "complete", "r", "raw")
+Mode = Literal["reduced", "complete", "raw"]
+_MODES: Final = get_args(Mode)
+
+
+class QR(NamedTuple):
+    """The result of ``qr``.
+
+    Attributes:
+        Q: orthonormal columns; with mode "raw" the reflectors, as ``numpy.linalg.qr`` has them.
+        R: the upper triangle; with mode "raw" the scalars of the reflectors.
+    """
+
+    Q: GpuRef
+    R: GpuRef
 
 
 class Factors(LinalgPart[D]):
     """Factorizations that take a fixed number of steps."""
 
     @op
-    def cholesky(self, a: Operand, *, upper: bool = False) -> Request[GpuRef]:
+    def cholesky(self, a: Operand, *, lower: bool = True) -> Request[GpuRef]:
         """The triangular factor of positive definite matrices; as ``numpy.linalg.cholesky``.
 
         Vendor functions: ``cusolverDnXpotrf``, for stacks of matrices up to 128 by 128
@@ -29,8 +41,8 @@ class Factors(LinalgPart[D]):
 
         Args:
             a: shape (..., n, n), Hermitian; one triangle is read.
-            upper: give the upper factor, of ``a = u^H @ u``, and read that triangle; by default
-                the lower one, of ``a = l @ l^H``.
+            lower: read the lower triangle and return the factor of ``a = l @ l^H``; if False, the
+                upper one of ``a = u^H @ u``.
 
         Returns:
             Of the same shape, with zeros in the other triangle. NaN for matrices that are not
@@ -38,20 +50,19 @@ class Factors(LinalgPart[D]):
 
         Raises:
             LinAlgError: a matrix is not positive definite, once that is known; or not square.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
             stack = steps.stack(self._operand(a, "a"), square=True)
             # The solver sees the transpose, and factorizes its lower triangle, which is up to 2.6
             # times faster than the upper one. So lower triangles are turned over.
-            factor = steps.fresh(stack.ref if upper else stack.ref.mT)
+            factor = steps.fresh(stack.ref.mT if lower else stack.ref)
             info = steps.solve(
                 *("potrf", stack, (stack.n,), (factor,)),
                 failure="Matrix is not positive definite",
             )
-            found = factor if upper else factor.mT
-            return steps.result_of(info, triangle(found, lower=not upper))
+            found = factor.mT if lower else factor
+            return steps.result_of(info, triangle(found, lower=lower))
 
         return self._calls("cholesky", build)
 
@@ -74,7 +85,6 @@ class Factors(LinalgPart[D]):
 
         Raises:
             LinAlgError: fewer than two dimensions.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef]:
@@ -118,7 +128,6 @@ class Factors(LinalgPart[D]):
         Raises:
             LinAlgError: a matrix holds NaN or infinity, once that is known; matrices that are not
                 square.
-            TypeError: a dtype that is not solved in.
             Unsupported: on CUDA.
         """
 
@@ -136,9 +145,9 @@ class Factors(LinalgPart[D]):
 
         return self._calls("ldl", build)
 
-    @qr_op
-    def qr(self, a: Operand, mode: Mode = "reduced") -> Request[GpuRef | QR]:
-        """QR factorizations; as ``numpy.linalg.qr``.
+    @op
+    def qr(self, a: Operand, mode: Mode = "reduced") -> Request[QR]:
+        """QR factorizations; as ``numpy.linalg.qr``. ``qr_r`` computes R alone.
 
         Vendor functions: ``cusolverDnXgeqrf``, ``cusolverDn<t>orgqr`` and ``ungqr``, one matrix
         after the other. Stacks of matrices up to 64 by 64, in complex128 up to 32 by 32, go to
@@ -147,32 +156,26 @@ class Factors(LinalgPart[D]):
         Args:
             a: shape (..., m, n); k is the smaller of m and n.
             mode: "reduced": Q of shape (..., m, k) and R of (..., k, n). "complete": (..., m, m)
-                and (..., m, n). "r": R alone, of (..., k, n). "raw": the reflectors, transposed,
-                of (..., n, m), and their scalars of (..., k).
+                and (..., m, n). "raw": the reflectors, transposed, of (..., n, m), and their
+                scalars of (..., k).
 
         Returns:
-            Q and R; R alone with mode "r".
+            Q and R.
 
         Raises:
             LinAlgError: fewer than two dimensions.
             ValueError: another mode.
-            TypeError: a dtype that is not solved in.
         """
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
 
-        def build(steps: LinalgSteps) -> GpuRef | QR:
-            stack = steps.stack(self._operand(a, "a"))
-            m, n, k = stack.m, stack.n, min(stack.m, stack.n)
-            factors = steps.fresh(stack.ref.mT)
-            tau = steps.output((*stack.lead, k), stack.dtype)
-            steps.solve("geqrf", stack, (m, n), (factors, tau))
+        def build(steps: LinalgSteps) -> QR:
+            stack, factors, tau = self._reflectors(steps, a)
+            m, k = stack.m, min(stack.m, stack.n)
             if mode == "raw":
                 return QR(factors, tau)
             rows = m if mode == "complete" else k
             r = steps.evaluate(triangle(factors.mT[..., :rows, :], lower=False))
-            if mode == "r":
-                return r
             # The reflectors are in the first columns, which are rows here; others are not read.
             if not k:
                 whole = steps.eye(stack, m)
@@ -183,3 +186,28 @@ class Factors(LinalgPart[D]):
             return QR(steps.fresh(q.mT), r)
 
         return self._calls("qr", build)
+
+    @op
+    def qr_r(self, a: Operand) -> Request[GpuRef]:
+        """The factor R of ``qr``; as ``numpy.linalg.qr`` with mode "r".
+
+        Arguments and errors are those of ``qr``.
+
+        Returns:
+            Shape (..., k, n).
+        """
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            stack, factors, _ = self._reflectors(steps, a)
+            rows = min(stack.m, stack.n)
+            return steps.evaluate(triangle(factors.mT[..., :rows, :], lower=False))
+
+        return self._calls("qr_r", build)
+
+    def _reflectors(self, steps: LinalgSteps, a: Operand) -> tuple[Stack, GpuRef, GpuRef]:
+        """Return the matrices, and their reflectors and scalars."""
+        stack = steps.stack(self._operand(a, "a"))
+        factors = steps.fresh(stack.ref.mT)
+        tau = steps.output((*stack.lead, min(stack.m, stack.n)), stack.dtype)
+        steps.solve("geqrf", stack, (stack.m, stack.n), (factors, tau))
+        return stack, factors, tau

@@ -58,7 +58,6 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
         Raises:
             LinAlgError: matrices that are not square.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -86,7 +85,6 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
         Raises:
             LinAlgError: matrices that are not square.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef]:
@@ -129,7 +127,6 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         Raises:
             LinAlgError: ``svdvals`` did not converge, once that is known.
             ValueError: another order, or axes that do not fit.
-            TypeError: a dtype that is not solved in.
         """
         given = self._operand(x)
 
@@ -196,7 +193,6 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         Raises:
             LinAlgError: it did not converge, once that is known; or empty matrices.
             ValueError: another order.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -268,7 +264,6 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
         Raises:
             LinAlgError: matrices that are not square.
-            TypeError: a dtype that is not solved in.
             Unsupported: without ``squarings`` in a batch or a recording.
         """
         given = None if squarings is None else operator.index(squarings)

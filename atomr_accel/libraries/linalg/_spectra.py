@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ...ops import Request
     from ._systems import Refine
 
-SvdDriver = Literal["gesvd", "gesvdj", "gesvdp", "gesvdr", "gesvda"]
-EighDriver = Literal["evd", "evj", "evx"]
+SvdAlgorithm = Literal["gesvd", "gesvdj", "gesvdp", "gesvdr", "gesvda"]
+EighAlgorithm = Literal["evd", "evj", "evx"]
 
 _RANKED: Final = ("gesvdr", "gesvda")
 _EXACT: Final = ("gesvd", "gesvdj", "gesvdp")
@@ -102,7 +102,7 @@ class Spectra(LinalgPart[D]):
         a: Operand,
         full_matrices: bool = True,
         *,
-        driver: SvdDriver | None = None,
+        algorithm: SvdAlgorithm | None = None,
         k: int | None = None,
     ) -> Request[SVD]:
         """Singular value decompositions; as ``numpy.linalg.svd``.
@@ -112,12 +112,12 @@ class Spectra(LinalgPart[D]):
         ``cusolverDnXgesvdr`` (randomised), ``cusolverDn<t>gesvdaStridedBatched`` (approximate, for
         tall matrices). If a singular value is too near to zero for ``gesvdp``, ``gesvd`` runs
         again. In float32, ``gesvdj`` gives some 4 digits of large matrices. The CPU runs LAPACK's
-        ``gesdd`` for all drivers.
+        ``gesdd`` for all algorithms.
 
         Args:
             a: shape (..., m, n).
             full_matrices: return square U and Vh; otherwise of the smaller size, as with ``k``.
-            driver: how to compute. By default "gesvdj" for stacks of matrices up to 32 by 32, else
+            algorithm: the method. By default "gesvdj" for stacks of matrices up to 32 by 32, else
                 "gesvd", and "gesvdp" from 128 rows and columns on, unless U or Vh would have to be
                 completed.
             k: how many of the largest singular values, for "gesvdr" and "gesvda", which need it.
@@ -127,7 +127,7 @@ class Spectra(LinalgPart[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known; or fewer than two dimensions.
-            ValueError: an unknown driver; ``k`` with a driver that does not take it, or out of
+            ValueError: an unknown algorithm; ``k`` with one that does not take it, or out of
                 range.
             TypeError: ``k`` is not a whole number, or an unsupported dtype.
         """
@@ -135,28 +135,28 @@ class Spectra(LinalgPart[D]):
 
         def build(steps: LinalgSteps) -> SVD:
             stack = steps.stack(self._operand(a, "a"))
-            return self._svd(steps, stack, full=full_matrices, driver=driver, k=largest)
+            return self._svd(steps, stack, full=full_matrices, algorithm=algorithm, k=largest)
 
         return self._calls("svd", build)
 
     @op
-    def svdvals(self, x: Operand, /, *, driver: SvdDriver | None = None) -> Request[GpuRef]:
+    def svdvals(self, x: Operand, /, *, algorithm: SvdAlgorithm | None = None) -> Request[GpuRef]:
         """Singular values, largest first; as ``numpy.linalg.svdvals``.
 
-        Vendor functions, errors and ``driver``: those of ``svd``, but none that takes ``k``.
+        Vendor functions, errors and ``algorithm``: those of ``svd``, but none that takes ``k``.
 
         Args:
             x: shape (..., m, n).
-            driver: how to compute.
+            algorithm: the method.
 
         Returns:
             Shape (..., min(m, n)), real.
         """
-        if driver not in (None, *_EXACT):
-            raise ValueError(f"driver must be one of {', '.join(_EXACT)}, not {driver!r}")
+        if algorithm not in (None, *_EXACT):
+            raise ValueError(f"algorithm must be one of {', '.join(_EXACT)}, not {algorithm!r}")
 
         def build(steps: LinalgSteps) -> GpuRef:
-            return self._values(steps, steps.stack(self._operand(x)), driver)
+            return self._values(steps, steps.stack(self._operand(x)), algorithm)
 
         return self._calls("svdvals", build)
 
@@ -166,12 +166,12 @@ class Spectra(LinalgPart[D]):
         stack: Stack,
         *,
         full: bool,
-        driver: str | None = None,
+        algorithm: str | None = None,
         k: int | None = None,
     ) -> SVD:
         """Return the decompositions; the solver gets tall matrices, transposed if needed."""
         least = min(stack.m, stack.n)
-        name = _driver_of(stack, driver, k, full=full)
+        name = _algorithm_of(stack, algorithm, k, full=full)
         if not least:
             return self._nothing(steps, stack, full=full)
         tall, most = stack.m > stack.n, max(stack.m, stack.n)
@@ -233,9 +233,9 @@ class Spectra(LinalgPart[D]):
             vh = steps.output((*stack.lead, 0, stack.n), stack.dtype)
         return SVD(u, steps.output((*stack.lead, 0), real_of(stack.dtype)), vh)
 
-    def _values(self, steps: LinalgSteps, stack: Stack, driver: str | None = None) -> GpuRef:
+    def _values(self, steps: LinalgSteps, stack: Stack, algorithm: str | None = None) -> GpuRef:
         sizes = max(stack.m, stack.n), min(stack.m, stack.n)
-        name = _driver_of(stack, driver, None)
+        name = _algorithm_of(stack, algorithm, None)
         given = stack.ref.mT if stack.m > stack.n else stack.ref
         polar = scaled(steps, given) if name == "gesvdp" and given.size else None
         matrices = steps.fresh(given) if polar is None else polar.matrices
@@ -256,10 +256,10 @@ class Spectra(LinalgPart[D]):
         a: Operand,
         b: Operand | None = None,
         *,
-        UPLO: Literal["L", "U", "l", "u"] = "L",  # noqa: N803 - NumPy's name
+        lower: bool = True,
         type: Literal[1, 2, 3] = 1,  # noqa: A002 - SciPy's name
         subset_by_index: tuple[int, int] | None = None,
-        driver: EighDriver | None = None,
+        algorithm: EighAlgorithm | None = None,
     ) -> Request[Eigen]:
         """Eigenvalues and eigenvectors of Hermitian matrices.
 
@@ -270,12 +270,12 @@ class Spectra(LinalgPart[D]):
         Args:
             a: shape (..., n, n), of which one triangle is read.
             b: positive definite, of the same shape: solve ``a @ v = w * b @ v``.
-            UPLO: which triangle.
+            lower: whether that is the lower one.
             type: the problem to solve with ``b``: 1 as above, 2 ``a @ b @ v = w * v``, or 3 ``b @ a
                 @ v = w * v``.
             subset_by_index: the first and the last wanted eigenvalue, counted from 0; not with
                 ``b``.
-            driver: how to compute. By default "evj" for stacks of matrices up to 32 by 32, "evx"
+            algorithm: the method. By default "evj" for stacks of matrices up to 32 by 32, "evx"
                 for a subset, else "evd"; not with ``b``.
 
         Returns:
@@ -285,12 +285,11 @@ class Spectra(LinalgPart[D]):
             LinAlgError: it did not converge, or ``b`` is not positive definite, once that is known;
                 or matrices that are not square.
             ValueError: options or shapes that do not fit.
-            TypeError: an unsupported dtype.
         """
 
         def build(steps: LinalgSteps) -> Eigen:
             return Eigen(
-                *self._eigh(steps, a, b, UPLO, type, subset_by_index, driver, vectors=True)
+                *self._eigh(steps, a, b, lower, type, subset_by_index, algorithm, vectors=True)
             )
 
         return self._calls("eigh", build)
@@ -301,10 +300,10 @@ class Spectra(LinalgPart[D]):
         a: Operand,
         b: Operand | None = None,
         *,
-        UPLO: Literal["L", "U", "l", "u"] = "L",  # noqa: N803
+        lower: bool = True,
         type: Literal[1, 2, 3] = 1,  # noqa: A002
         subset_by_index: tuple[int, int] | None = None,
-        driver: EighDriver | None = None,
+        algorithm: EighAlgorithm | None = None,
     ) -> Request[GpuRef]:
         """Eigenvalues of Hermitian matrices, ascending; as ``numpy.linalg.eigvalsh``.
 
@@ -312,7 +311,7 @@ class Spectra(LinalgPart[D]):
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
-            made = self._eigh(steps, a, b, UPLO, type, subset_by_index, driver, vectors=False)
+            made = self._eigh(steps, a, b, lower, type, subset_by_index, algorithm, vectors=False)
             return made[0]
 
         return self._calls("eigvalsh", build)
@@ -322,30 +321,28 @@ class Spectra(LinalgPart[D]):
         steps: LinalgSteps,
         a: Operand,
         b: Operand | None,
-        uplo: str,
+        lower: bool,
         kind: int,
         subset: tuple[int, int] | None,
-        driver: str | None,
+        algorithm: str | None,
         *,
         vectors: bool,
     ) -> tuple[GpuRef, ...]:
         """The solver sees the transposes, which are conjugates: so are the vectors."""
-        if uplo not in ("L", "U", "l", "u"):
-            raise ValueError(f"UPLO argument must be 'L' or 'U', not {uplo!r}")
         given = self._operand(a, "a")
         other: Operand | None = None
         if b is not None:
             given, other = steps.joint(given, self._operand(b, "b"))
         stack = steps.stack(given, square=True)
         n = stack.n
-        options: tuple[int, ...] = (int(vectors), int(uplo in ("U", "u")))
+        options: tuple[int, ...] = (int(vectors), int(not lower))
         matrices = steps.fresh(stack.ref)
         buffers = [matrices]
         w = steps.output((*stack.lead, n), real_of(stack.dtype))
-        name, sizes, kept = _eigh_driver(stack, driver, subset)
+        name, sizes, kept = _eigh_algorithm(stack, algorithm, subset)
         if other is not None:
-            if driver is not None or subset is not None or kind not in (1, 2, 3):
-                raise ValueError("with b neither a driver nor a subset; type is 1, 2 or 3")
+            if algorithm is not None or subset is not None or kind not in (1, 2, 3):
+                raise ValueError("with b neither an algorithm nor a subset; type is 1, 2 or 3")
             if other.shape != stack.ref.shape:
                 raise ValueError(f"b has shape {other.shape}, but a has {stack.ref.shape}")
             name, sizes, kept, options = "sygvd", (n,), slice(None), (kind, *options)
@@ -376,7 +373,6 @@ class Spectra(LinalgPart[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known; or matrices that are not square.
-            TypeError: a dtype that is not solved in.
             Unsupported: the vendor's library has no such function.
         """
         return self._calls("eig", lambda steps: Eigen(*self._eig(steps, a, vectors=True)))
@@ -423,13 +419,12 @@ class Spectra(LinalgPart[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
             stack = steps.stack(self._operand(a, "a"), square=hermitian)
             if hermitian:
-                s, v = self._eigh(steps, stack.ref, None, "L", 1, None, None, vectors=True)
+                s, v = self._eigh(steps, stack.ref, None, True, 1, None, None, vectors=True)
                 left, right = v, steps.evaluate(steps.adjoint(v))
             else:
                 made = self._svd(steps, stack, full=False)
@@ -468,7 +463,6 @@ class Spectra(LinalgPart[D]):
         Raises:
             LinAlgError: it did not converge, once that is known.
             ValueError: shapes that do not fit; ``refine`` with m < n.
-            TypeError: a dtype that is not solved in.
         """
 
         def build(steps: LinalgSteps) -> LstSq:
@@ -542,7 +536,6 @@ class Spectra(LinalgPart[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known.
-            TypeError: an unsupported dtype.
         """
         small = None if tol is None else _threshold(tol, "tol")
 
@@ -554,7 +547,7 @@ class Spectra(LinalgPart[D]):
                 return steps.evaluate(cast(nonzero.any(), INT64))
             stack = steps.stack(given, square=hermitian)
             if hermitian:
-                s: Operand = abs(self._eigh(steps, A, None, "L", 1, None, None, vectors=False)[0])
+                s: Operand = abs(self._eigh(steps, A, None, True, 1, None, None, vectors=False)[0])
             else:
                 s = self._values(steps, stack)
             if small is not None:
@@ -584,7 +577,6 @@ class Spectra(LinalgPart[D]):
         Raises:
             LinAlgError: it did not converge, once that is known.
             ValueError: another side.
-            TypeError: a dtype that is not solved in.
         """
         if side not in ("right", "left"):
             raise ValueError(f"side must be 'right' or 'left', not {side!r}")
@@ -603,37 +595,39 @@ class Spectra(LinalgPart[D]):
         return self._calls("polar", build, ARRAY)
 
 
-def _driver_of(stack: Stack, driver: str | None, k: int | None, *, full: bool = False) -> str:
-    """Return the driver that computes singular values."""
+def _algorithm_of(stack: Stack, algorithm: str | None, k: int | None, *, full: bool = False) -> str:
+    """Return the algorithm that computes singular values."""
     largest, least = max(stack.m, stack.n), min(stack.m, stack.n)
     small = stack.batch > 1 and largest <= BATCHED["gesvdj"]
     polar = least >= _LEAST_POLAR and (largest == least or not full)
-    name = driver or ("gesvdj" if small else "gesvdp" if polar else "gesvd")
+    name = algorithm or ("gesvdj" if small else "gesvdp" if polar else "gesvd")
     if name not in (*_EXACT, *_RANKED):
-        raise ValueError(f"driver must be one of {', '.join(_EXACT + _RANKED)}, not {driver!r}")
+        raise ValueError(
+            f"algorithm must be one of {', '.join(_EXACT + _RANKED)}, not {algorithm!r}"
+        )
     if (k is not None) != (name in _RANKED):
-        raise ValueError("k is for the drivers gesvdr and gesvda, which need it")
+        raise ValueError("k is for the algorithms gesvdr and gesvda, which need it")
     if k is not None and not 1 <= k <= min(stack.m, stack.n):
         raise ValueError(f"k must be from 1 to {min(stack.m, stack.n)}, not {k}")
     return name
 
 
-def _eigh_driver(
-    stack: Stack, driver: str | None, subset: tuple[int, int] | None
+def _eigh_algorithm(
+    stack: Stack, algorithm: str | None, subset: tuple[int, int] | None
 ) -> tuple[str, tuple[int, ...], slice]:
     """The routine, its sizes, and which eigenvalues come of it."""
     n = stack.n
     small = stack.batch > 1 and n <= BATCHED["syevj"]
-    name = driver or ("evx" if subset else "evj" if small else "evd")
+    name = algorithm or ("evx" if subset else "evj" if small else "evd")
     if name not in _EIGH:
-        raise ValueError(f"driver must be one of {', '.join(_EIGH)}, not {driver!r}")
+        raise ValueError(f"algorithm must be one of {', '.join(_EIGH)}, not {algorithm!r}")
     if subset is None:
         return (
             (_EIGH[name], (n,), slice(None)) if name != "evx" else ("syevdx", (n, 1, n), slice(n))
         )
     first, last = subset
     if name != "evx":
-        raise ValueError("a subset is for the driver evx")
+        raise ValueError("a subset is for the algorithm evx")
     if not 0 <= first <= last < n:
         raise ValueError(f"subset_by_index must be within 0 and {n - 1}, not {subset}")
     return "syevdx", (n, first + 1, last + 1), slice(first, last + 1)

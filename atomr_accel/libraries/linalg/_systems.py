@@ -74,7 +74,6 @@ class Systems(LinalgPart[D]):
         Raises:
             LinAlgError: a matrix is singular, once that is known; wrong shapes are NumPy's own
                 error, at once.
-            TypeError: an unsupported dtype.
             ValueError: shapes that do not fit; a precision that is not lower.
         """
 
@@ -122,7 +121,6 @@ class Systems(LinalgPart[D]):
 
         Raises:
             LinAlgError: a matrix is singular, once that is known; or not square.
-            TypeError: a dtype that is not solved in.
         """
         return self._calls("inv", lambda steps: self._inverse(steps, steps.stack(a, square=True)))
 
@@ -162,7 +160,6 @@ class Systems(LinalgPart[D]):
 
         Raises:
             ValueError: shapes that do not fit, another ``trans``.
-            TypeError: a dtype that is not solved in.
         """
         turned = turned_by(trans)
 
@@ -208,7 +205,6 @@ class Systems(LinalgPart[D]):
             Of b's shape, broadcast.
 
         Raises:
-            ValueError: shapes that do not fit.
             TypeError: a dtype that is not solved in; ``lower`` is neither true nor false.
         """
         factor, given = c_and_lower

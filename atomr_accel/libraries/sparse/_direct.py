@@ -279,7 +279,7 @@ class DirectSolves(SparsePart[D]):
         a: SparseRef,
         *,
         kind: Kind = "general",
-        triangle: Triangle = "full",
+        lower: bool | None = None,
         reordering: Reordering = "default",
         pivoting: Pivoting = "auto",
         pivot_threshold: float | None = None,
@@ -297,8 +297,8 @@ class DirectSolves(SparsePart[D]):
             kind: "general", "symmetric", "hermitian", or "spd": positive definite, symmetric or
                 Hermitian. Kinds other than "general" halve the work. They are not checked, except
                 that a matrix of kind "spd" which is not positive definite raises an error.
-            triangle: the stored part, for kinds other than "general": "full", or the "lower" or
-                "upper" triangle, with the diagonal.
+            lower: for kinds other than "general": only the lower triangle is stored, or if False
+                the upper one, with the diagonal. By default all of the matrix is stored.
             reordering: the order of rows and columns: "default", "btf_colamd", "colamd", "amd",
                 "nested_dissection" or "none".
             pivoting: the search for pivots, by cuDSS's names: "auto", "none", "global_col",
@@ -310,7 +310,7 @@ class DirectSolves(SparsePart[D]):
                 default only zeros count as zero.
             refinement: steps of iterative refinement of each solve.
 
-        SuperLU, on the CPU, uses ``kind="spd"``, ``triangle``, ``pivot_threshold``,
+        SuperLU, on the CPU, uses ``kind="spd"``, ``lower``, ``pivot_threshold``,
         ``pivot_epsilon`` and ``refinement``, and the orders "none", "colamd" and "amd".
 
         Returns:
@@ -324,7 +324,7 @@ class DirectSolves(SparsePart[D]):
             Unsupported: in a batch or a recording; cases that cuDSS does not support.
         """
         return self._factorized(
-            a, kind, triangle, reordering, pivoting, pivot_threshold, pivot_epsilon, refinement
+            a, kind, lower, reordering, pivoting, pivot_threshold, pivot_epsilon, refinement
         )
 
     @op
@@ -378,7 +378,7 @@ class DirectSolves(SparsePart[D]):
         self,
         a: SparseRef,
         kind: Kind = "general",
-        triangle: Triangle = "full",
+        lower: bool | None = None,
         reordering: Reordering = "default",
         pivoting: Pivoting = "auto",
         threshold: float | None = None,
@@ -390,7 +390,6 @@ class DirectSolves(SparsePart[D]):
             raise ValueError(f"a has shape {a.shape}; it must be square")
         for name, value, known in (
             ("kind", kind, Kind),
-            ("triangle", triangle, Triangle),
             ("reordering", reordering, Reordering),
             ("pivoting", pivoting, Pivoting),
         ):
@@ -402,10 +401,11 @@ class DirectSolves(SparsePart[D]):
         if epsilon is not None:
             epsilon = real(epsilon, "pivot_epsilon", least=0.0)
         steps = whole(refinement, "refinement", least=0, most=_MOST_STEPS)
-        if kind == "general" and triangle != "full":
-            raise ValueError("of a general matrix the whole is stored: triangle must be 'full'")
-        if swapped:
-            triangle = _OTHER[triangle]
+        triangle: Triangle = "full"
+        if lower is not None:
+            if kind == "general":
+                raise ValueError(f"lower must be None for a general matrix, not {lower!r}")
+            triangle = "lower" if lower is not swapped else "upper"
 
         def prepare(driver: Driver) -> Submission[SparseLU[Awaited]]:
             matrix, _ = self._matrix(driver, by_rows(a), "a", ("csr",))
@@ -416,6 +416,3 @@ class DirectSolves(SparsePart[D]):
             return factors.factorizing(driver, a, factors.keep(driver), lu)
 
         return Request(DIRECT, "sparse.splu", prepare)
-
-
-_OTHER: Final[dict[Triangle, Triangle]] = {"full": "full", "lower": "upper", "upper": "lower"}

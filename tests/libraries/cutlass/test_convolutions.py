@@ -111,7 +111,7 @@ async def test_the_gradient_by_filters_is_the_adjoint(device: Device, name: str)
     y = convolved(a, w, stride, padding, dilation)
     grad, g = await put(device, y.shape, "bfloat16")
     out = await device.cutlass.conv_grad_weight(
-        *(x, grad, w.shape),
+        *(grad, x, w.shape),
         stride=stride,
         padding=padding,
         dilation=dilation,
@@ -139,7 +139,7 @@ async def test_gradients_by_filters_have_epilogues_too(device: Device) -> None:
     sums, norms = await device.zeros(8, "float32"), await device.zeros(16, "float32")
     value = device.cutlass.accumulator * row * column + more
     out = await device.cutlass.conv_grad_weight(
-        *(x, grad, dw.shape),
+        *(grad, x, dw.shape),
         out=old,
         c=old,
         beta=1.0,
@@ -276,7 +276,7 @@ async def test_gradients_that_are_refused(device: Device) -> None:
     )
     for shape, error, said in refused:
         with pytest.raises(error, match=said):
-            await device.cutlass.conv_grad_weight(x, grad, shape)
+            await device.cutlass.conv_grad_weight(grad, x, shape)
     with pytest.raises(Unsupported, match="gradients of convolutions in float32"):
         await device.cutlass.conv_grad_weight(wide, wide, (8, 1, 1, 8))
 

@@ -103,11 +103,11 @@ def calling(name: str, *options: str) -> Callable[..., Any]:
 
 
 async def call_cholesky(device: Any, a: Any, upper: bool, **_: Any) -> Any:
-    return await device.linalg.cholesky(a, upper=upper)
+    return await device.linalg.cholesky(a, lower=not upper)
 
 
 async def call_cho_solve(device: Any, a: Any, b: Any, upper: bool, **_: Any) -> Any:
-    factor = await device.linalg.cholesky(a, upper=upper)
+    factor = await device.linalg.cholesky(a, lower=not upper)
     return await device.linalg.cho_solve((factor, not upper), b)
 
 
@@ -135,7 +135,7 @@ async def call_ldl(device: Any, a: Any, lower: bool, **_: Any) -> Any:
 
 async def call_qr(device: Any, a: Any, mode: str, **_: Any) -> Any:
     if mode == "r":
-        r = await device.get(await device.linalg.qr(a, mode="r"))
+        r = await device.get(await device.linalg.qr_r(a))
         return (adjoint(r) @ r).astype(r.dtype)
     q, r = [await device.get(each) for each in await device.linalg.qr(a, mode)]
     if mode == "raw":
@@ -156,8 +156,8 @@ async def _from_reflectors(h: Array, tau: Array) -> tuple[Array, Array]:
     return q[..., :k], np.triu(h.swapaxes(-1, -2))[..., :k, :]
 
 
-async def call_svd(device: Any, a: Any, full: bool, driver: Any, k: Any = None, **_: Any) -> Any:
-    made = await device.linalg.svd(a, full, driver=driver, k=k)
+async def call_svd(device: Any, a: Any, full: bool, algorithm: Any, k: Any = None, **_: Any) -> Any:
+    made = await device.linalg.svd(a, full, algorithm=algorithm, k=k)
     u, s, vh = [await device.get(each) for each in made]
     count = s.shape[-1]
     whole = (u[..., :count] * s[..., None, :]) @ vh[..., :count, :]
@@ -169,8 +169,10 @@ async def call_svd(device: Any, a: Any, full: bool, driver: Any, k: Any = None, 
     )
 
 
-async def call_eigh(device: Any, a: Any, uplo: str, driver: Any, subset: Any, **_: Any) -> Any:
-    made = await device.linalg.eigh(a, UPLO=uplo, driver=driver, subset_by_index=subset)
+async def call_eigh(device: Any, a: Any, uplo: str, algorithm: Any, subset: Any, **_: Any) -> Any:
+    made = await device.linalg.eigh(
+        a, lower=uplo == "L", algorithm=algorithm, subset_by_index=subset
+    )
     w, v = [await device.get(each) for each in made]
     host = await device.get(a)
     return w, (host @ v - v * w[..., None, :]).astype(v.dtype), (adjoint(v) @ v).astype(v.dtype)
@@ -236,7 +238,7 @@ def decomposed(a: Array, full: bool, m: int, n: int, k: Any = None, **_: Any) ->
     return values, near(whole), orthonormal(a, rows), orthonormal(a, columns)
 
 
-def decomposed_roughly(a: Array, driver: str, **case: Any) -> Any:
+def decomposed_roughly(a: Array, algorithm: str, **case: Any) -> Any:
     """Return the references of drivers that promise a lower accuracy.
 
     "gesvda" works on the Gram matrix, whose singular values are squares: its errors are those of a
@@ -244,11 +246,11 @@ def decomposed_roughly(a: Array, driver: str, **case: Any) -> Any:
     space, the next singular value is the scale of its errors. Power iterations keep values within a
     fraction of it, but not vectors if the spectrum hardly decays.
     """
-    values, whole, left, right = decomposed(a, driver=driver, **case)
+    values, whole, left, right = decomposed(a, algorithm=algorithm, **case)
     spectrum = np.linalg.svd(double(a), compute_uv=False)
     eps = eps_of(np.dtype(_PRECISION[a.dtype]))
     slack, k = np.sqrt(eps) * spectrum.max(initial=0), case["k"]
-    partial = driver == "gesvdr" and spectrum.shape[-1] > k
+    partial = algorithm == "gesvdr" and spectrum.shape[-1] > k
     beyond = spectrum[..., k].max(initial=0) if partial else 0.0
     return (
         replace(values, slack=slack + 0.1 * beyond),
@@ -450,7 +452,7 @@ OPERATIONS: Final = [
     ),
     row(
         "svd",
-        with_each(SHAPES, full=[False, True], driver=[None, "gesvd", "gesvdj", "gesvdp"]),
+        with_each(SHAPES, full=[False, True], algorithm=[None, "gesvd", "gesvdj", "gesvdp"]),
         rectangle,
         call_svd,
         real_results(decomposed, 0),
@@ -461,7 +463,7 @@ OPERATIONS: Final = [
             [{"lead": lead, "m": 9, "n": 6} for lead in ((), (3,))],
             full=[False],
             k=[6],
-            driver=["gesvdr", "gesvda"],
+            algorithm=["gesvdr", "gesvda"],
         ),
         rectangle,
         call_svd,
@@ -476,8 +478,8 @@ OPERATIONS: Final = [
     ),
     row(
         "eigh",
-        with_each(SQUARES[:-4], uplo=["L", "U"], driver=[None, "evd", "evj"], subset=[None])
-        + with_each(SQUARES[2:4], uplo=["L"], driver=[None], subset=[(0, 0), (1, 3)]),
+        with_each(SQUARES[:-4], uplo=["L", "U"], algorithm=[None, "evd", "evj"], subset=[None])
+        + with_each(SQUARES[2:4], uplo=["L"], algorithm=[None], subset=[(0, 0), (1, 3)]),
         definite,
         call_eigh,
         real_results(hermitian_values, 0),

@@ -158,11 +158,11 @@ async def test_singular_values_that_a_polar_decomposition_moves_are_computed_aga
         given *= 1j * given[:, ::-1]
     a = await device.put(given)
     for svd in ({"full_matrices": False}, {}):
-        u, s, vh = await device.linalg.svd(a, driver="gesvdp", **svd)
+        u, s, vh = await device.linalg.svd(a, algorithm="gesvdp", **svd)
         left, values = (await device.get(u))[..., :4], await device.get(s)
         found = left * values[:, None, :] @ await device.get(vh)
         np.testing.assert_allclose(found, given, atol=1e-5)
-    found = await device.get(await device.linalg.svdvals(a, driver="gesvdp"))
+    found = await device.get(await device.linalg.svdvals(a, algorithm="gesvdp"))
     np.testing.assert_allclose(found, values, rtol=1e-5)
     assert library.called.count("Xgesvdp") == library.called.count("Xgesvd") == 6
 
@@ -172,7 +172,7 @@ async def test_singular_values_alone_have_room_for_vectors_that_are_written_all_
 ) -> None:
     given = seeds.rng().standard_normal((3, 5, 9)).astype(np.float32)
     a, beside = await device.put(given), await device.full((4096,), 7.0, np.float32)
-    found = await device.get(await device.linalg.svdvals(a, driver="gesvdp"))
+    found = await device.get(await device.linalg.svdvals(a, algorithm="gesvdp"))
     np.testing.assert_allclose(found, np.linalg.svdvals(given), rtol=1e-5)
     assert (await device.get(beside) == 7).all()
     assert library.called.count("Xgesvdp") == 3
@@ -199,7 +199,7 @@ async def test_solver_receives_numbers_whose_squares_are_finite(
 ) -> None:
     given = np.float32(size) * np.array([[1, 2, 0.5], [0, 3, 0]], np.float32)
     a = await device.put(given)
-    found = await device.get(await device.linalg.svdvals(a, driver="gesvdp"))
+    found = await device.get(await device.linalg.svdvals(a, algorithm="gesvdp"))
     expected = np.linalg.svdvals(given.astype(np.float64)).astype(np.float32)
     np.testing.assert_allclose(found, expected, rtol=1e-2 if size < 1e-40 else 1e-6)
 
@@ -211,10 +211,10 @@ async def test_solver_receives_no_input_that_may_not_converge(
     a = await device.put(stack)
     for again in range(3):
         with pytest.raises(LinAlgError, match=r"matrix 2 of 5 holds NaN .* and 1 more") as caught:
-            await device.linalg.svd(a, full_matrices=False, driver="gesvdp")
+            await device.linalg.svd(a, full_matrices=False, algorithm="gesvdp")
         assert caught.value.index == 2, again
     good = await device.put(stack[[0, 1, 3]])
-    u, s, vh = await device.linalg.svd(good, full_matrices=False, driver="gesvdp")
+    u, s, vh = await device.linalg.svd(good, full_matrices=False, algorithm="gesvdp")
     left, values = await device.get(u), await device.get(s)
     found = left * values[:, None] @ await device.get(vh)
     np.testing.assert_allclose(found, stack[[0, 1, 3]], atol=1e-14)

@@ -20,7 +20,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "det": (lambda linalg, a: linalg.det(a), ["linalg.det"]),
     "qr": (lambda linalg, a: linalg.qr(a), ["linalg.qr"]),
     "svd": (lambda linalg, a: linalg.svd(a), ["linalg.svd"]),
-    "svd, scaled": (lambda linalg, a: linalg.svd(a, driver="gesvdp"), ["linalg.svd"]),
+    "svd, scaled": (lambda linalg, a: linalg.svd(a, algorithm="gesvdp"), ["linalg.svd"]),
     "eigh": (lambda linalg, a: linalg.eigh(a), ["linalg.eigh"]),
     "eigh of an expression": (lambda linalg, a: linalg.eigh(a + a), ["linalg.eigh"]),
     "matrix_rank": (lambda linalg, a: linalg.matrix_rank(a), ["linalg.matrix_rank"]),

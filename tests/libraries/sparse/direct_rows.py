@@ -47,6 +47,9 @@ def direct_inputs(
     return (*parts, sample.array(n, *tail))
 
 
+LOWER = {"full": None, "lower": True, "upper": False}
+
+
 async def solve_by_factors(
     device: Any, *refs: Any, n: int, k: int | None, form: str = "csr", trans: str = "N",
     columns: bool = False, again: bool = False, kind: str = "general", triangle: str = "full",
@@ -54,7 +57,7 @@ async def solve_by_factors(
 ) -> Any:  # fmt: skip
     a, b = on_device(device, (n, n), form, refs[:3]), refs[3]
     first = a.with_data(await device.evaluate(a.data * 3)) if again else a
-    lu = await device.sparse.splu(first, kind=kind, triangle=triangle, refinement=refinement)
+    lu = await device.sparse.splu(first, kind=kind, lower=LOWER[triangle], refinement=refinement)
     if again:
         assert await lu.refactorize(a) is lu
     if columns:

@@ -210,7 +210,7 @@ async def test_products_say_what_does_not_fit(device: Device) -> None:
         await multiply(x, x)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="x must have 3 rows"):
         await multiply(a, await device.put(np.ones(4)))
-    with pytest.raises(TypeError, match="x has dtype float32"):
+    with pytest.raises(TypeError, match="x must have the dtype of a, float64, not float32"):
         await multiply(a, await device.put(np.ones(3, np.float32)))
     with pytest.raises(ValueError, match="beta multiplies out"):
         await multiply(a, x, beta=1.0)

@@ -1,0 +1,142 @@
+"""Sums and products of all elements so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..._dtypes import NAMES, as_dtype
+from ...expressions import Operand
+from ...expressions._promotion import FLOAT32, reduced
+from ...memory import GpuRef
+from ...ops import D, Request, op
+from ._steps import ArrayPart, Steps, target_of
+from ._top import FP8, fits
+from .wire._indexing import PARTS, SCAN_PART, Scan
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+
+from ._sorting import flattening
+
+_UINT8: Final = as_dtype(np.uint8)
+_LONG: Final = 1 << 14
+"""A single row beyond that is scanned in parts."""
+_LONGEST: Final = 1 << 22
+"""Beyond that by CUB, which reads it once: calls of CUB take the host longer."""
+
+
+class Scans(ArrayPart[D]):
+    """Cumulative sums and products, of long rows by CUB."""
+
+    @op
+    def cumsum(
+        self,
+        a: Operand,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Add up all elements up to each; as ``numpy.cumsum``.
+
+        Sums of floats of 16 bits or less are made in float32. Sums of floats are not made in the
+        order of the elements.
+
+        Args:
+            a: a ref or an expression.
+            axis: the axis to scan; None flattens ``a`` first.
+            dtype: the dtype of the computation and of the result.
+            out: the buffer for the result.
+
+        Raises:
+            Unsupported: a row of more than 2**22 elements, and CUB is not installed.
+        """
+        return self._scan("cumsum", "add", a, axis, dtype, out)
+
+    @op
+    def cumprod(
+        self,
+        a: Operand,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Products of all elements up to each; as ``numpy.cumprod``, and as ``cumsum``."""
+        return self._scan("cumprod", "multiply", a, axis, dtype, out)
+
+    def _scan(
+        self,
+        name: str,
+        kind: Literal["add", "multiply"],
+        a: Operand,
+        axis: int | None,
+        dtype: DTypeLike | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        given = self._operand(a, "a")
+        result = reduced(kind, given.dtype) if dtype is None else as_dtype(dtype)
+        if result.kind == "b":
+            raise TypeError(f"{name} of bool counts nothing; give it a dtype of numbers")
+        wide = FLOAT32 if NAMES[result] in FP8 else result
+        axis = flattening(axis, given.shape)
+        at = 0 if axis is None else normalize_axis_index(axis, len(given.shape))
+
+        def build(steps: Steps) -> GpuRef:
+            ref = steps.cast(steps.ref(given, "a"), wide)
+            rows = steps.flat(ref) if axis is None else steps.last(ref, at)
+            shape = rows.shape if axis is None else ref.shape
+            to = None if out is None else target_of(steps, out, shape, result, op=name)
+            last = axis is None or at == len(shape) - 1
+            sums = scanned(
+                steps,
+                kind,
+                rows,
+                deterministic=self._device.deterministic,
+                out=to if last else None,
+            )
+            sums = steps.cast(sums, result)
+            if sums is to or (to is None and last):
+                return sums
+            made = steps.output(shape, result) if to is None else to
+            steps.assign((sums, made if axis is None else made.moveaxis(at, -1)))
+            return made
+
+        return self._several(name, build)
+
+
+def scanned(
+    steps: Steps,
+    kind: Literal["add", "multiply"],
+    rows: GpuRef,
+    *,
+    deterministic: bool,
+    out: GpuRef | None = None,
+) -> GpuRef:
+    """Scan all rows along the last axis, C-contiguous; in ``out`` if possible."""
+    n = rows.shape[-1] if rows.ndim else 1
+    if not rows.size:
+        return rows
+    if out is not None and not fits(out, rows):
+        out = None
+    if rows.size == n > _LONGEST:
+        floats = rows.dtype.kind not in "biu"
+        if not (floats and deterministic) and rows.dtype.kind != "c":
+            name = "plus" if kind == "add" else "multiplies"
+            return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype, out=out))
+    made = steps.output(rows.shape, rows.dtype) if out is None else out
+    scratch = steps.output((PARTS * SCAN_PART,), _UINT8) if rows.size == n > _LONG else None
+    message = Scan(
+        kind,
+        rows._place.address,
+        made._place.address,
+        NAMES[rows.dtype],
+        rows.size // n,
+        n,
+        0 if scratch is None else scratch._place.address,
+    )
+    writes = [ref._place for ref in (made, scratch) if ref is not None]
+    steps.submit("array.scan", message, (rows._place,), writes)
+    return made

@@ -1,0 +1,188 @@
+"""Distinct elements, their counts and places."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..._dtypes import NAMES
+from ...expressions import Operand
+from ...memory import GpuRef
+from ...ops import Answered, D, Request, Submission, op
+from ._choosing import INT64, asking, trimmed
+from ._steps import Steps
+from ._top import FP8
+from .wire._indexing import PARTS, Distinct
+
+if TYPE_CHECKING:
+    pass
+
+from ._sorting import Sorting
+
+T = TypeVar("T")
+
+
+class Unique(Sorting[D]):
+    """Distinct elements, by sorting."""
+
+    @op
+    def unique(
+        self,
+        ar: Operand,
+        return_index: bool = False,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        *,
+        equal_nan: bool = True,
+    ) -> Request[GpuRef | tuple[GpuRef, ...]]:
+        """Find the different elements, sorted; as ``numpy.unique`` without an axis.
+
+        Args:
+            ar: a ref or an expression.
+            return_index: whether to return the first position of each.
+            return_inverse: whether to return, for each element, its index in the result.
+            return_counts: whether to return how often each occurs.
+            equal_nan: whether NaN are equal.
+
+        Returns:
+            The elements. Further results, int64, follow in a tuple in the order of the arguments.
+
+        Raises:
+            TypeError: a dtype without an order.
+            Unsupported: in a batch or a recording, because only the device knows the number of
+                results; or CUB is not installed.
+        """
+        given = self._operand(ar, "ar")
+        flags = return_index, return_inverse, return_counts
+
+        def made_of(found: tuple[GpuRef, ...]) -> GpuRef | tuple[GpuRef, ...]:
+            return found if len(found) > 1 else found[0]
+
+        return self._unique(given, flags, made_of, equal_nan=equal_nan)
+
+    @op
+    def unique_values(self, x: Operand) -> Request[GpuRef]:
+        """Find the different elements, with each NaN; as ``numpy.unique_values``, but sorted.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+        flags = False, False, False
+        return self._unique(self._operand(x), flags, operator.itemgetter(0), equal_nan=False)
+
+    @op
+    def unique_counts(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
+        """Find the different elements, and count each; as ``numpy.unique_counts``.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+        return self._unique(self._operand(x), (False, False, True), _pair, equal_nan=False)
+
+    @op
+    def unique_inverse(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
+        """Find the different elements, and the inverse; as ``numpy.unique_inverse``.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+        return self._unique(self._operand(x), (False, True, False), _pair, equal_nan=False)
+
+    @op
+    def unique_all(self, x: Operand) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
+        """Find the different elements, their first positions, the inverse, and the count of each.
+
+        As ``numpy.unique_all``.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+
+        def made_of(found: tuple[GpuRef, ...]) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
+            values, first, inverse, counts = found
+            return values, first, inverse, counts
+
+        return self._unique(self._operand(x), (True, True, True), made_of, equal_nan=False)
+
+    def _unique(
+        self,
+        given: Operand,
+        flags: tuple[bool, bool, bool],
+        made_of: Callable[[tuple[GpuRef, ...]], T],
+        *,
+        equal_nan: bool,
+    ) -> Request[T]:
+        """Return a question with room for all elements; the unused room is freed."""
+        shape, dtype = given.shape, given.dtype
+        narrow = NAMES[dtype] in FP8  # which are sorted as another dtype
+
+        def finish(count: int, refs: tuple[GpuRef, ...]) -> Any:
+            found = [trimmed(refs[0], count)]
+            rest = iter(refs[1:])
+            for number, wanted in enumerate(flags):
+                if wanted:
+                    made = next(rest)
+                    found.append(made.reshape(shape) if number == 1 else trimmed(made, count))
+            return tuple(found) if narrow else made_of(tuple(found))
+
+        def ask(steps: Steps) -> Submission[Any]:
+            flat = steps.flat(steps.ref(given, "ar"))
+            values, order = self._rows(steps, flat, 0, descending=False, order=flags[0] or flags[1])
+            return _distinct(steps, values, order, flags, finish, equal_nan=equal_nan)
+
+        asked: Request[Any] = asking(self._cub, "unique", ask)
+        if not narrow:
+            return asked
+
+        def build(steps: Steps) -> T:
+            found = steps.driver.perform(asked)
+            assert found is not None
+            return made_of((steps.cast(found[0], dtype), *found[1:]))
+
+        return self._several("unique", build)
+
+
+def _pair(found: tuple[GpuRef, ...]) -> tuple[GpuRef, GpuRef]:
+    first, second = found
+    return first, second
+
+
+def _distinct(
+    steps: Steps,
+    values: GpuRef,
+    order: GpuRef | None,
+    flags: tuple[bool, bool, bool],
+    finish: Callable[[int, tuple[GpuRef, ...]], Any],
+    *,
+    equal_nan: bool,
+) -> Submission[Any]:
+    """Return the question which elements of a sorted row differ, with room for all results."""
+    made = steps.output(values.shape, values.dtype)
+    places, inverse, lengths = (
+        steps.output(values.shape, INT64) if wanted else None for wanted in flags
+    )
+    begins = steps.output(values.shape, INT64) if flags[2] else None
+    scratch = steps.output((PARTS,), INT64)
+    message = Distinct(
+        values._place.address,
+        values.size,
+        NAMES[values.dtype],
+        equal_nan,
+        _address(order),
+        _address(made),
+        _address(places),
+        _address(inverse),
+        _address(begins),
+        _address(lengths),
+        scratch._place.address,
+    )
+    reads = [ref._place for ref in (values, order) if ref is not None]
+    targets = (made, places, inverse, begins, lengths, scratch)
+    writes = [ref._place for ref in targets if ref is not None]
+    refs = tuple([ref for ref in (made, places, inverse, lengths) if ref is not None])
+    return Submission(message, tuple(reads), tuple(writes), finish=Answered(finish, refs))
+
+
+def _address(ref: GpuRef | None) -> Any:
+    return 0 if ref is None else ref._place.address
