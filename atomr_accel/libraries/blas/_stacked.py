@@ -25,7 +25,6 @@ from ._checks import (
     Routines,
     Side,
     Trans,
-    diagonal,
     on_the_right,
     operation,
     require_kind,
@@ -148,7 +147,7 @@ class StackedRoutines(Routines[D]):
         side: Side = 0,
         lower: bool = False,
         trans_a: Trans = 0,
-        diag: int = 0,
+        unit_diagonal: bool = False,
     ) -> Request[GpuRef]:
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
 
@@ -165,7 +164,7 @@ class StackedRoutines(Routines[D]):
             side: 0 (``"L"``) for ``op(a) @ out``, 1 (``"R"``) for ``out @ op(a)``.
             lower: the lower triangles hold the data, not the upper ones.
             trans_a: 1 (``"T"``) for the transposes of ``a``, 2 (``"C"``) for their conjugates.
-            diag: 1 takes the diagonals as ones and does not read them.
+            unit_diagonal: take the diagonals as ones, and do not read them.
 
         Returns:
             ``out``.
@@ -185,7 +184,7 @@ class StackedRoutines(Routines[D]):
                 int(right),
                 int(flag(lower, "lower")),
                 operation(trans_a, "trans_a"),
-                diagonal(diag, "diag"),
+                int(flag(unit_diagonal, "unit_diagonal")),
             )
             if len(b.shape) < 2:
                 raise ValueError(f"b must have at least 2 dimensions, not shape {b.shape}")
