@@ -602,7 +602,9 @@ class _Tracer:
         kind: Any = type(result)
         if kind not in (tuple, list) and not hasattr(kind, "_make"):
             raise Untraceable
-        parts = [_nothing if ref is None else self._one(ref) for ref in result]
+        parts: list[Callable[[Sequence[GpuRef]], GpuRef | None]] = [
+            _nothing if ref is None else self._one(ref) for ref in result
+        ]
         make: Callable[[Iterable[GpuRef]], Any] = getattr(kind, "_make", kind)
         return lambda refs: make([part(refs) for part in parts])
 

@@ -195,7 +195,7 @@ class RowRoutines(Routines[D]):
 def _turned(row: Row, given: Given, options: list[int]) -> Given:
     """Return the arguments with transposes in the place of matrices whose columns have no gaps.
 
-    The options are changed accordingly. Views that this does not help are left as they are.
+    Change the options accordingly. Leave other views, which need no change or a copy.
     """
     turned = dict(given)
     for operand in row.operands:

@@ -16,7 +16,7 @@ from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
 from ..wire._options import flag, whole
 from ..wire._recent import Recent
-from ._product import MatmulOptions, MatmulResults, Operands, Options, ProductOptions, check
+from ._product import HeuristicOptions, MatmulOptions, MatmulResults, Operands, Options, check
 from .wire._messages import Heuristic, Tune
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class BlasLt(Facade[D]):
 
     @op
     def algorithms(
-        self, a: GpuRef, b: GpuRef, **options: Unpack[ProductOptions]
+        self, a: GpuRef, b: GpuRef, **options: Unpack[HeuristicOptions]
     ) -> Request[list[int]]:
         """The numbers of the algorithms that the library has for a product, its best guess first.
 
@@ -331,7 +331,7 @@ class BlasLt(Facade[D]):
         Raises:
             ValueError, TypeError, Unsupported: as for ``matmul``.
         """
-        _require_known("algorithms", options, ProductOptions)
+        _require_known("algorithms", options, HeuristicOptions)
         operands, chosen = _read(a, b, **options)
         alpha, beta = options.get("alpha", 1.0), options.get("beta", 0.0)
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha

@@ -61,7 +61,7 @@ class MatmulResults(NamedTuple):
     amax: GpuRef | None
 
 
-class ProductOptions(TypedDict, total=False):
+class HeuristicOptions(TypedDict, total=False):
     """The options of a product that do not choose its algorithm."""
 
     out: GpuRef | None
@@ -85,7 +85,7 @@ class ProductOptions(TypedDict, total=False):
     layout_out: Layout | None
 
 
-class MatmulOptions(ProductOptions, total=False):
+class MatmulOptions(HeuristicOptions, total=False):
     """The options of a product."""
 
     autotune: bool
