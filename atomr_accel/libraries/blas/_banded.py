@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._op import D, op, op_like
+from ...ops import D, op, op_like
 from ._level2 import half_times_vector, triangle_and_vector
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
     from ._checks import Number, Trans
 
 
