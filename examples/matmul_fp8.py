@@ -34,7 +34,7 @@ async def main() -> None:
             return await device.put(array)
 
         try:
-            hidden, amax = await device.blaslt.matmul(
+            hidden, _, _, amax = await device.blaslt.matmul_extra(
                 await put(x),
                 await put(w1),
                 trans_b=True,
@@ -54,6 +54,7 @@ async def main() -> None:
             scale_a=await put(np.asarray(down)),
             bias=await put(b2),
         )
+        assert amax is not None
         largest = float(await device.get(amax))
         got = (await device.get(y)).astype(np.float64)
     wide = [each.astype(np.float64) for each in (x, w1, w2, b1, b2)]

@@ -25,7 +25,7 @@ from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Check, Library, Requirement
 from ._library import Home, LaneSpec
 from ._merged import LARGEST_ITEM, merged
-from ._op import Awaited, Collected, D, Described, Facade, Identity, op
+from ._op import Awaited, Collected, D, Described, Facade, Identity, op, op_like
 from ._origin import name_of, require_made_on
 from ._request import (
     Answered,
@@ -88,6 +88,7 @@ __all__ = [
     "on_any_views",
     "on_copies",
     "op",
+    "op_like",
     "overlap",
     "perform",
     "picker",

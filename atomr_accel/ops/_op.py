@@ -185,3 +185,25 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         if facade is None:
             return self._by_driver[Awaited]  # a plain async function, for help() and docs
         return MethodType(self._by_driver[facade._device.driver], facade)
+
+
+def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc: str) -> op[P, T]:
+    """Make one op of a family, whose ops have the same arguments.
+
+    Args:
+        make: the prototype of the family: returns the request for the op of a name, which comes
+            right after ``self``.
+        name: the name of the op.
+        doc: its docstring.
+    """
+
+    def made(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
+        return make(facade, name, *args, **kwargs)
+
+    signature = inspect.signature(make)
+    facade, _, *others = signature.parameters.values()
+    given: Any = made
+    given.__signature__ = signature.replace(parameters=[facade, *others])
+    made.__name__ = made.__qualname__ = name
+    made.__module__, made.__doc__ = make.__module__, inspect.cleandoc(doc)
+    return op(made)

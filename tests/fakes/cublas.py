@@ -111,6 +111,8 @@ def run_row(row: Row, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
         case[option] = values.get(option, values.get(option.partition("_")[0]))
     if "lower" in row.options:
         case["lower"] = values["uplo"] == 0
+    if "unit_diagonal" in row.options:
+        case["unit_diagonal"] = bool(values["diag"])
     transposes = [case[option] for option in row.options if option.startswith("trans")]
     if dtype.kind == "c" and not {*transposes} <= {*row.transposes}:
         raise Refusal(INVALID_VALUE)

@@ -169,7 +169,7 @@ ROWS: Final = [
     row("blas.gels_batched", a=(2, 8, 8), b=(2, 8), out=(2, 8)),
     row("blaslt.matmul", "c", a=M, b=M, c=M, out=M, options={"beta": 1.0}),
     row(
-        "blaslt.matmul",
+        "blaslt.matmul_extra",
         a=M,
         b=M,
         bias=V,

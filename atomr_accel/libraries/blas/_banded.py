@@ -4,13 +4,57 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...ops import D, op
+from ...ops import D, op, op_like
+from ._level2 import half_times_vector, triangle_and_vector
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
     from ...ops import Request
     from ._checks import Number, Trans
+
+
+def _packed_times_vector(
+    self: RowRoutines[D],
+    name: str,
+    ap: GpuRef,
+    x: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    beta: Number | GpuRef = 0.0,
+    lower: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(name, ap=ap, x=x, out=out, alpha=alpha, beta=beta, lower=lower)
+
+
+def _packed_and_vector(
+    self: RowRoutines[D],
+    name: str,
+    ap: GpuRef,
+    x: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    lower: bool = False,
+    trans: Trans = 0,
+    unit_diagonal: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(
+        name, ap=ap, x=x, out=out, lower=lower, trans=trans, unit_diagonal=unit_diagonal
+    )
+
+
+def _packed_outer(
+    self: RowRoutines[D],
+    name: str,
+    x: GpuRef,
+    y: GpuRef,
+    *,
+    ap: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    lower: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(name, x=x, y=y, ap=ap, alpha=alpha, lower=lower)
 
 
 class Banded(RowRoutines[D]):
@@ -30,10 +74,6 @@ class Banded(RowRoutines[D]):
         alpha: Number | GpuRef = 1.0,
         beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
     ) -> Request[GpuRef]:
         """Band matrix times vector: ``alpha * op(a) @ x + beta * out``.
 
@@ -52,10 +92,6 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             trans: as in ``gemv``.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``out`` begins.
-            incy: steps in ``out``.
 
         Returns:
             ``out``.
@@ -64,23 +100,23 @@ class Banded(RowRoutines[D]):
             ValueError: sizes or shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("gbmv", locals())
+        return self._routine(
+            "gbmv",
+            m=m,
+            n=n,
+            kl=kl,
+            ku=ku,
+            a=a,
+            x=x,
+            out=out,
+            alpha=alpha,
+            beta=beta,
+            trans=trans,
+        )
 
-    @op
-    def sbmv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    sbmv = op_like(
+        half_times_vector,
+        "sbmv",
         """Symmetric band matrix times vector: ``alpha * a @ x + beta * out``.
 
         For float32 and float64. Vendor function: ``cublas<t>sbmv_64``, after ``cublas<t>geam_64``,
@@ -95,10 +131,6 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             lower: the band holds the lower triangle, not the upper one.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``out`` begins.
-            incy: steps in ``out``.
 
         Returns:
             ``out``.
@@ -106,46 +138,22 @@ class Banded(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("sbmv", locals())
+        """,
+    )
 
-    @op
-    def hbmv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    hbmv = op_like(
+        half_times_vector,
+        "hbmv",
         """Hermitian band matrix times vector; as ``sbmv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hbmv_64``, after ``cublas<t>geam_64``.
-        """
-        return self._routine("hbmv", locals())
+        """,
+    )
 
-    @op
-    def spmv(
-        self,
-        ap: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    spmv = op_like(
+        _packed_times_vector,
+        "spmv",
         """Packed symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
         For float32 and float64. Vendor function: ``cublas<t>spmv_64``.
@@ -159,10 +167,6 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             lower: ``ap`` holds the lower triangle, not the upper one.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``out`` begins.
-            incy: steps in ``out``.
 
         Returns:
             ``out``.
@@ -170,30 +174,18 @@ class Banded(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("spmv", locals())
+        """,
+    )
 
-    @op
-    def hpmv(
-        self,
-        ap: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    hpmv = op_like(
+        _packed_times_vector,
+        "hpmv",
         """Packed Hermitian matrix times vector; as ``spmv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hpmv_64``.
-        """
-        return self._routine("hpmv", locals())
+        """,
+    )
 
     @op
     def spr(
@@ -203,8 +195,6 @@ class Banded(RowRoutines[D]):
         ap: GpuRef | None = None,
         alpha: Number | GpuRef = 1.0,
         lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
     ) -> Request[GpuRef]:
         """Add a vector's outer product with itself to a packed matrix, in place.
 
@@ -217,8 +207,6 @@ class Banded(RowRoutines[D]):
                 no memory in common with the inputs. Zeros if absent.
             alpha: the factor.
             lower: ``ap`` holds the lower triangle, not the upper one.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
 
         Returns:
             ``ap``.
@@ -227,7 +215,7 @@ class Banded(RowRoutines[D]):
             ValueError: shapes that do not fit, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("spr", locals())
+        return self._routine("spr", x=x, ap=ap, alpha=alpha, lower=lower)
 
     @op
     def hpr(
@@ -237,71 +225,37 @@ class Banded(RowRoutines[D]):
         ap: GpuRef | None = None,
         alpha: float | GpuRef = 1.0,
         lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
     ) -> Request[GpuRef]:
         """Add ``alpha * outer(x, conj(x))`` to a packed Hermitian matrix, in place.
 
         As ``spr``, for complex64 and complex128, with a real ``alpha``; the imaginary part of
         the diagonal becomes 0. Vendor function: ``cublas<t>hpr_64``.
         """
-        return self._routine("hpr", locals())
+        return self._routine("hpr", x=x, ap=ap, alpha=alpha, lower=lower)
 
-    @op
-    def spr2(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        ap: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    spr2 = op_like(
+        _packed_outer,
+        "spr2",
         """Add ``alpha * (outer(x, y) + outer(y, x))`` to a packed symmetric matrix, in place.
 
         As ``spr`` with a second vector ``y`` of n elements. Vendor function:
         ``cublas<t>spr2_64``.
-        """
-        return self._routine("spr2", locals())
+        """,
+    )
 
-    @op
-    def hpr2(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        ap: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    hpr2 = op_like(
+        _packed_outer,
+        "hpr2",
         """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a packed matrix.
 
         In place, as ``hpr`` with a second vector ``y`` of n elements and any ``alpha``. Vendor
         function: ``cublas<t>hpr2_64``.
-        """
-        return self._routine("hpr2", locals())
+        """,
+    )
 
-    @op
-    def tbmv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        lower: bool = False,
-        trans: Trans = 0,
-        diag: int = 0,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+    tbmv = op_like(
+        triangle_and_vector,
+        "tbmv",
         """Triangular band matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>tbmv_64``, after ``cublas<t>geam_64``, as for ``gbmv``.
@@ -311,13 +265,10 @@ class Banded(RowRoutines[D]):
                 Element (i, j) of the upper triangle is at ``a[k + i - j, j]``, of the lower
                 triangle at ``a[i - j, j]``. The unused corners are not read.
             x: n elements, same dtype.
-            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself. Made if
-                absent, with shape (n,) and no gaps.
+            out: where to put the result: n elements, or ``x`` itself. Made if absent.
             lower: the band holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
-            diag: 1 takes the diagonal as ones and does not read it.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
+            unit_diagonal: take the diagonal as ones, and do not read it.
 
         Returns:
             ``out``.
@@ -325,43 +276,23 @@ class Banded(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, aliasing with the matrix.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("tbmv", locals())
+        """,
+    )
 
-    @op
-    def tbsv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        lower: bool = False,
-        trans: Trans = 0,
-        diag: int = 0,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+    tbsv = op_like(
+        triangle_and_vector,
+        "tbsv",
         """Solve a triangular system of a band: ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>tbsv_64``, after ``cublas<t>geam_64``. A singular matrix is
         not looked for: a zero on the diagonal gives infinities and NaNs. Arguments, result and
         errors are those of ``tbmv``.
-        """
-        return self._routine("tbsv", locals())
+        """,
+    )
 
-    @op
-    def tpmv(
-        self,
-        ap: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        lower: bool = False,
-        trans: Trans = 0,
-        diag: int = 0,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+    tpmv = op_like(
+        _packed_and_vector,
+        "tpmv",
         """Packed triangular matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>tpmv_64``.
@@ -371,13 +302,10 @@ class Banded(RowRoutines[D]):
                 one column after the other. Element (i, j) is at ``ap[i + j * (j + 1) // 2]`` in the
                 upper triangle. In the lower triangle it is at ``ap[i + j * (2 * n - j - 1) // 2]``.
             x: n elements, same dtype.
-            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself. Made if
-                absent, with shape (n,) and no gaps.
+            out: where to put the result: n elements, or ``x`` itself. Made if absent.
             lower: ``ap`` holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
-            diag: 1 takes the diagonal as ones and does not read it.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
+            unit_diagonal: take the diagonal as ones, and do not read it.
 
         Returns:
             ``out``.
@@ -385,26 +313,16 @@ class Banded(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, aliasing with the matrix.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("tpmv", locals())
+        """,
+    )
 
-    @op
-    def tpsv(
-        self,
-        ap: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        lower: bool = False,
-        trans: Trans = 0,
-        diag: int = 0,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+    tpsv = op_like(
+        _packed_and_vector,
+        "tpsv",
         """Solve a packed triangular system: ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>tpsv_64``. A singular matrix is not looked for: a zero on
         the diagonal gives infinities and NaNs. Arguments, result and errors are those of
         ``tpmv``.
-        """
-        return self._routine("tpsv", locals())
+        """,
+    )

@@ -11,8 +11,7 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from ...ops import D, Facade, LaneSpec, Request, require_rank, require_readable
-from ...wire.options import LARGEST
+from ...ops import D, Facade, LaneSpec, Request, require_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,13 +84,6 @@ def on_the_right(side: Side) -> bool:
         return _SIDES[_exactly(side)]
     except (KeyError, TypeError):
         raise ValueError(f"side must be 0 ('L') or 1 ('R'), not {side!r}") from None
-
-
-def diagonal(value: Any, name: str) -> int:
-    """Return 1 if the diagonal counts as ones, or 0 if it is read."""
-    if value not in (0, 1):
-        raise ValueError(f"{name} must be 0 (as it is) or 1 (ones), not {value!r}")
-    return int(value)
 
 
 def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
@@ -174,36 +166,6 @@ def require_matrix(ref: GpuRef, shape: tuple[int, int], name: str, why: str) -> 
     """``ref`` is a matrix of that shape, because of ``why``."""
     if ref.shape != shape:
         raise ValueError(f"{name} has shape {ref.shape}, but {why}, so it must be {shape}")
-
-
-def count_elements(ref: GpuRef, name: str, off: int, inc: int) -> int:
-    """Return the number of elements from ``off`` on, in steps of ``inc``."""
-    require_rank(ref, 1, name)
-    if not is_number(inc) or not inc:
-        raise ValueError(
-            f"the increment of {name} must be an integer other than 0, from {-LARGEST} to "
-            f"{LARGEST}, not {inc!r}"
-        )
-    size = ref.shape[0]
-    if not is_number(off) or not 0 <= off <= size:
-        raise ValueError(f"the offset of {name} is {off!r}, but {name} has {size} elements")
-    return -((off - size) // abs(inc))
-
-
-def is_number(value: Any) -> bool:
-    """Return True if ``value`` is a whole number that messages can carry, but not a bool."""
-    return (
-        isinstance(value, (int, np.integer))
-        and not isinstance(value, bool)
-        and abs(int(value)) <= LARGEST
-    )
-
-
-def given_count(n: Any) -> int:
-    """A number of elements that the caller gave."""
-    if not is_number(n) or n < 0:
-        raise ValueError(f"n must be a number of elements, not {n!r}")
-    return int(n)
 
 
 def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:

@@ -57,9 +57,14 @@ class Blas(
     and 16-bit types in float32. int8 needs rows of a multiple of four elements, and ``alpha`` and
     ``beta`` must be 0 or 1 if the result is int32.
 
-    **Vectors** are one-dimensional. As in ``scipy.linalg.blas``, a routine takes ``n`` elements
-    from ``offx`` on in steps of ``incx``: by default all there are. Negative steps go from the last
-    of those elements to the first. At level 1 dtypes are float16, bfloat16, float32, float64,
+    **Views.** Pass parts of a buffer as views, also as outputs: ``nrm2(m[:, 3])``,
+    ``scal(2.0, x[::2])``. cuBLAS reads the steps of a vector as its increment, and the gaps between
+    the rows of a matrix as its leading dimension. Transposes (``a.T``) of matrices are read
+    directly if a routine has an option or a triangle for that. ``trans="C"`` is for conjugates, of
+    which there are no views. Other views are copied first: broadcast vectors, bands and packed
+    triangles with gaps, and reversed vectors if cuBLAS wants positive increments.
+
+    **Vectors** are one-dimensional. At level 1 dtypes are float16, bfloat16, float32, float64,
     complex64 and complex128; the 16-bit ones compute in float32. Of these cuBLAS documents
     ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot`` only. The other routines are called too; a
     release that refuses them raises ``Unsupported``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...ops import D, op
+from ...ops import D, op, op_like
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
@@ -13,71 +13,52 @@ if TYPE_CHECKING:
     from ._checks import Number
 
 
+def _product(
+    self: RowRoutines[D], name: str, x: GpuRef, y: GpuRef, *, out: GpuRef | None = None
+) -> Request[GpuRef]:
+    return self._routine(name, x=x, y=y, out=out)
+
+
+def _reduction(
+    self: RowRoutines[D], name: str, x: GpuRef, *, out: GpuRef | None = None
+) -> Request[GpuRef]:
+    return self._routine(name, x=x, out=out)
+
+
 class Level1(RowRoutines[D]):
     """The part of ``Blas`` for vectors."""
 
     @op
-    def axpy(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        a: Number | GpuRef = 1.0,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    def axpy(self, x: GpuRef, y: GpuRef, *, a: Number | GpuRef = 1.0) -> Request[GpuRef]:
         """Add a multiple of a vector to another, in place: ``y += a * x``.
 
         Vendor function: ``cublas<t>axpy_64``, ``cublasAxpyEx_64`` for 16-bit types.
 
         Args:
-            x: shape (>= n,).
-            y: shape (>= n,), same dtype, not sealed; may be ``x`` itself.
+            x: shape (n,).
+            y: shape (n,), same dtype, not sealed; may be ``x`` itself.
             a: the factor.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``y`` begins.
-            incy: steps in ``y``.
 
         Returns:
             ``y``.
 
         Raises:
-            ValueError: shapes, offsets or increments that do not fit.
+            ValueError: shapes that do not fit, aliasing.
             TypeError: unequal or unsupported dtypes.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
         """
-        return self._routine("axpy", locals())
+        return self._routine("axpy", x=x, y=y, a=a)
 
     @op
-    def copy(
-        self,
-        x: GpuRef,
-        y: GpuRef | None = None,
-        *,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    def copy(self, x: GpuRef, y: GpuRef | None = None) -> Request[GpuRef]:
         """Copy a vector: ``y[:] = x``.
 
         Vendor function: ``cublas<t>copy_64``, ``cublasCopyEx_64`` for 16-bit types.
 
         Args:
-            x: shape (>= n,).
-            y: where to: shape (>= n,), same dtype, not sealed. Made if absent.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``y`` begins.
-            incy: steps in ``y``.
+            x: shape (n,).
+            y: where to: shape (n,), same dtype, not sealed. Made if absent.
 
         Returns:
             ``y``.
@@ -86,32 +67,17 @@ class Level1(RowRoutines[D]):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("copy", locals())
+        return self._routine("copy", x=x, y=y)
 
     @op
-    def swap(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[tuple[GpuRef, GpuRef]]:
+    def swap(self, x: GpuRef, y: GpuRef) -> Request[tuple[GpuRef, GpuRef]]:
         """Exchange the elements of two vectors, in place.
 
         Vendor function: ``cublas<t>swap_64``, ``cublasSwapEx_64`` for 16-bit types.
 
         Args:
-            x: shape (>= n,), not sealed, two different buffers.
+            x: shape (n,), not sealed; shares no elements with ``y``.
             y: the same, of the same dtype.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``y`` begins.
-            incy: steps in ``y``.
 
         Returns:
             ``(x, y)``.
@@ -120,36 +86,21 @@ class Level1(RowRoutines[D]):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("swap", locals())
+        return self._routine("swap", x=x, y=y)
 
     @op
     def rot(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        c: Number | GpuRef,
-        s: Number | GpuRef,
-        *,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
+        self, x: GpuRef, y: GpuRef, c: Number | GpuRef, s: Number | GpuRef
     ) -> Request[tuple[GpuRef, GpuRef]]:
         """Rotate the points (x, y), in place: ``x, y = c*x + s*y, c*y - conj(s)*x``.
 
         Vendor function: ``cublas<t>rot_64``, ``cublasRotEx_64`` for 16-bit types.
 
         Args:
-            x: shape (>= n,), not sealed, two different buffers.
+            x: shape (n,), not sealed; shares no elements with ``y``.
             y: the same, of the same dtype.
             c: the cosine; real.
             s: the sine; complex where the dtype is.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``y`` begins.
-            incy: steps in ``y``.
 
         Returns:
             ``(x, y)``.
@@ -158,7 +109,7 @@ class Level1(RowRoutines[D]):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes, a complex ``c``.
         """
-        return self._routine("rot", locals())
+        return self._routine("rot", x=x, y=y, c=c, s=s)
 
     @op
     def rotg(
@@ -185,37 +136,21 @@ class Level1(RowRoutines[D]):
             ValueError: shapes that are not (), arguments that share memory.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("rotg", locals())
+        return self._routine("rotg", a=a, b=b, c=c, s=s)
 
     @op
-    def rotm(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        param: GpuRef,
-        *,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[tuple[GpuRef, GpuRef]]:
+    def rotm(self, x: GpuRef, y: GpuRef, param: GpuRef) -> Request[tuple[GpuRef, GpuRef]]:
         """Apply a modified rotation to the points (x, y), in place.
 
         Vendor function: ``cublas<t>rotm_64``.
 
         Args:
-            x: shape (>= n,), not sealed, two different buffers; float32 or float64.
+            x: shape (n,), not sealed, float32 or float64; shares no elements with ``y``.
             y: the same, of the same dtype.
             param: the result of ``rotmg``: shape (5,), same dtype. The rotation is ``x, y = h11*x +
                 h12*y, h21*x + h22*y``. If ``param[0]`` is -1, ``param[1:]`` is ``[h11, h21, h12,
                 h22]``. If it is 0, h11 and h22 are 1. If it is 1, h12 is 1 and h21 is -1. If it is
                 -2, the points do not change.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``y`` begins.
-            incy: steps in ``y``.
 
         Returns:
             ``(x, y)``.
@@ -224,17 +159,11 @@ class Level1(RowRoutines[D]):
             ValueError: shapes that do not fit, arguments that share memory.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("rotm", locals())
+        return self._routine("rotm", x=x, y=y, param=param)
 
     @op
     def rotmg(
-        self,
-        d1: GpuRef,
-        d2: GpuRef,
-        x1: GpuRef,
-        y1: GpuRef,
-        *,
-        param: GpuRef | None = None,
+        self, d1: GpuRef, d2: GpuRef, x1: GpuRef, y1: GpuRef, *, param: GpuRef | None = None
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
         """The modified rotation that makes the second part of a point 0.
 
@@ -256,12 +185,10 @@ class Level1(RowRoutines[D]):
             ValueError: shapes that are not (), arguments that share memory.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("rotmg", locals())
+        return self._routine("rotmg", d1=d1, d2=d2, x1=x1, y1=y1, param=param)
 
     @op
-    def scal(
-        self, a: Number | GpuRef, x: GpuRef, *, n: int | None = None, offx: int = 0, incx: int = 1
-    ) -> Request[GpuRef]:
+    def scal(self, a: Number | GpuRef, x: GpuRef) -> Request[GpuRef]:
         """Multiply a vector by a number, in place: ``x *= a``.
 
         Vendor function: ``cublas<t>scal_64``, ``cublasScalEx_64`` for 16-bit types. NaN
@@ -269,46 +196,28 @@ class Level1(RowRoutines[D]):
 
         Args:
             a: the factor.
-            x: shape (>= n,), not sealed.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``; positive.
+            x: shape (n,), not sealed.
 
         Returns:
             ``x``.
 
         Raises:
-            ValueError: offsets or increments that do not fit.
+            ValueError: ``x`` is not a vector.
             TypeError: an unsupported dtype.
         """
-        return self._routine("scal", locals())
+        return self._routine("scal", a=a, x=x)
 
-    @op
-    def dot(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    dot = op_like(
+        _product,
+        "dot",
         """Scalar product ``sum(x * y)``, without conjugation.
 
         Vendor function: ``cublas<t>dot_64``, ``cublas<t>dotu_64``, ``cublasDotEx_64``.
 
         Args:
-            x: shape (>= n,).
+            x: shape (n,).
             y: the same, of the same dtype.
             out: where to put the result: shape (), same dtype. Made if absent.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``y`` begins.
-            incy: steps in ``y``.
 
         Returns:
             A buffer of shape (); 0 for empty vectors. It stays on the device: as input to
@@ -317,86 +226,48 @@ class Level1(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("dot", locals())
-
-    @op
-    def dotc(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    dotc = op_like(
+        _product,
+        "dotc",
         """Scalar product ``sum(conj(x) * y)``; as ``numpy.vdot``.
 
         Vendor function: ``cublas<t>dotc_64``, ``cublasDotcEx_64``; for real types ``dot``.
         Arguments, result and errors are those of ``dot``.
-        """
-        return self._routine("dotc", locals())
-
-    @op
-    def nrm2(
-        self,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    nrm2 = op_like(
+        _reduction,
+        "nrm2",
         """Euclidean norm, without overflow on the way.
 
         Vendor function: ``cublas<t>nrm2_64``, ``cublasNrm2Ex_64`` for 16-bit types.
 
         Args:
-            x: shape (>= n,).
+            x: shape (n,).
             out: where to put the result: shape (), the real dtype. Made if absent.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``; positive.
 
         Returns:
             A buffer of shape () and the real dtype of ``x``; 0 for an empty vector.
 
         Raises:
-            ValueError: offsets or increments that do not fit.
+            ValueError: ``x`` is not a vector.
             TypeError: an unsupported dtype.
-        """
-        return self._routine("nrm2", locals())
-
-    @op
-    def asum(
-        self,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    asum = op_like(
+        _reduction,
+        "asum",
         """Sum of magnitudes; a complex number counts as ``|real| + |imag|``.
 
         Vendor function: ``cublas<t>asum_64``, ``cublasAsumEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``nrm2``.
-        """
-        return self._routine("asum", locals())
-
-    @op
-    def amax(
-        self,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    amax = op_like(
+        _reduction,
+        "amax",
         """Index of the first element of the largest magnitude.
 
         Vendor function: ``cublasI<t>amax_64``, ``cublasIamaxEx_64`` for 16-bit types. As
@@ -405,34 +276,23 @@ class Level1(RowRoutines[D]):
         vector's, but which is undefined.
 
         Args:
-            x: shape (>= n,), not empty.
+            x: shape (n,), not empty.
             out: where to put the index: shape (), int64. Made if absent.
-            n: how many elements; by default all.
-            offx: where ``x`` begins.
-            incx: steps in ``x``; positive.
 
         Returns:
-            A buffer of shape () and dtype int64, counted in steps of ``incx``.
+            A buffer of shape () and dtype int64.
 
         Raises:
-            ValueError: an empty vector, offsets or increments that do not fit.
+            ValueError: an empty vector.
             TypeError: an unsupported dtype.
-        """
-        return self._routine("amax", locals())
-
-    @op
-    def amin(
-        self,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        n: int | None = None,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    amin = op_like(
+        _reduction,
+        "amin",
         """Index of the first element of the smallest magnitude.
 
         Vendor function: ``cublasI<t>amin_64``, ``cublasIaminEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``amax``.
-        """
-        return self._routine("amin", locals())
+        """,
+    )

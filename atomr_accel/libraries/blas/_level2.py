@@ -4,13 +4,70 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...ops import D, op
+from ...ops import D, op, op_like
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
     from ...ops import Request
     from ._checks import Number, Trans
+
+
+def half_times_vector(
+    self: RowRoutines[D],
+    name: str,
+    a: GpuRef,
+    x: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    beta: Number | GpuRef = 0.0,
+    lower: bool = False,
+) -> Request[GpuRef]:
+    """Return the product of a matrix of which one triangle is stored, and a vector."""
+    return self._routine(name, a=a, x=x, out=out, alpha=alpha, beta=beta, lower=lower)
+
+
+def triangle_and_vector(
+    self: RowRoutines[D],
+    name: str,
+    a: GpuRef,
+    x: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    lower: bool = False,
+    trans: Trans = 0,
+    unit_diagonal: bool = False,
+) -> Request[GpuRef]:
+    """Return the product of a triangular matrix and a vector, or the solution of a system."""
+    return self._routine(
+        name, a=a, x=x, out=out, lower=lower, trans=trans, unit_diagonal=unit_diagonal
+    )
+
+
+def _outer(
+    self: RowRoutines[D],
+    name: str,
+    x: GpuRef,
+    y: GpuRef,
+    *,
+    a: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+) -> Request[GpuRef]:
+    return self._routine(name, x=x, y=y, a=a, alpha=alpha)
+
+
+def _half_outer(
+    self: RowRoutines[D],
+    name: str,
+    x: GpuRef,
+    y: GpuRef,
+    *,
+    a: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    lower: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(name, x=x, y=y, a=a, alpha=alpha, lower=lower)
 
 
 class Level2(RowRoutines[D]):
@@ -26,10 +83,6 @@ class Level2(RowRoutines[D]):
         alpha: Number | GpuRef = 1.0,
         beta: Number | GpuRef = 0.0,
         trans: Trans = 0,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
     ) -> Request[GpuRef]:
         """Matrix times vector: ``alpha * op(a) @ x + beta * out``.
 
@@ -44,10 +97,6 @@ class Level2(RowRoutines[D]):
             alpha: scales the product.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``out`` begins.
-            incy: steps in ``out``.
 
         Returns:
             ``out``.
@@ -58,23 +107,11 @@ class Level2(RowRoutines[D]):
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
         """
-        return self._routine("gemv", locals())
+        return self._routine("gemv", a=a, x=x, out=out, alpha=alpha, beta=beta, trans=trans)
 
-    @op
-    def symv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    symv = op_like(
+        half_times_vector,
+        "symv",
         """Symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
         Vendor function: ``cublas<t>symv_64``.
@@ -86,10 +123,6 @@ class Level2(RowRoutines[D]):
             out: as in ``gemv``.
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``out`` begins.
-            incy: steps in ``out``.
 
         Returns:
             ``out``.
@@ -97,45 +130,21 @@ class Level2(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("symv", locals())
-
-    @op
-    def hemv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    hemv = op_like(
+        half_times_vector,
+        "hemv",
         """Hermitian matrix times vector; as ``symv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function: ``cublas<t>hemm_64`` with
         one column, because row-major order needs the conjugate matrix, and ``hemv`` has no option
         for it.
-        """
-        return self._routine("hemv", locals())
-
-    @op
-    def ger(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        a: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    ger = op_like(
+        _outer,
+        "ger",
         """Add an outer product to a matrix, in place: ``a += alpha * outer(x, y)``.
 
         Vendor function: ``cublas<t>ger_64``, ``cublas<t>geru_64`` for complex types.
@@ -146,10 +155,6 @@ class Level2(RowRoutines[D]):
             a: shape (m, n), same dtype, not sealed, no memory in common with the inputs.
                 Zeros if absent.
             alpha: the factor.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
-            offy: where ``y`` begins.
-            incy: steps in ``y``.
 
         Returns:
             ``a``.
@@ -157,29 +162,18 @@ class Level2(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, aliasing.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("ger", locals())
-
-    @op
-    def gerc(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        a: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    gerc = op_like(
+        _outer,
+        "gerc",
         """Add an outer product with a conjugate, in place: ``a += alpha * outer(x, conj(y))``.
 
         Vendor function: ``cublasGemmStridedBatchedEx_64`` with an inner dimension of 1, because in
-        row-major order ``gerc`` would conjugate the other vector. Steps must be positive. Arguments
-        and errors are those of ``ger``.
-        """
-        return self._routine("gerc", locals())
+        row-major order ``gerc`` would conjugate the other vector. Arguments and errors are those of
+        ``ger``.
+        """,
+    )
 
     @op
     def syr(
@@ -189,8 +183,6 @@ class Level2(RowRoutines[D]):
         a: GpuRef | None = None,
         alpha: Number | GpuRef = 1.0,
         lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
     ) -> Request[GpuRef]:
         """Add a vector's outer product with itself, in place: ``a += alpha * outer(x, x)``.
 
@@ -202,8 +194,6 @@ class Level2(RowRoutines[D]):
                 triangle is read and written; the other does not change. Zeros if absent.
             alpha: the factor.
             lower: use the lower triangle, not the upper one.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
 
         Returns:
             ``a``.
@@ -212,28 +202,17 @@ class Level2(RowRoutines[D]):
             ValueError: shapes that do not fit, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("syr", locals())
+        return self._routine("syr", x=x, a=a, alpha=alpha, lower=lower)
 
-    @op
-    def syr2(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        a: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    syr2 = op_like(
+        _half_outer,
+        "syr2",
         """Add two outer products: ``a += alpha * (outer(x, y) + outer(y, x))``, in place.
 
         As ``syr`` with a second vector ``y`` of n elements. Vendor function:
         ``cublas<t>syr2_64``.
-        """
-        return self._routine("syr2", locals())
+        """,
+    )
 
     @op
     def her(
@@ -243,51 +222,27 @@ class Level2(RowRoutines[D]):
         a: GpuRef | None = None,
         alpha: float | GpuRef = 1.0,
         lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
     ) -> Request[GpuRef]:
         """Add a vector's Hermitian square, in place: ``a += alpha * outer(x, conj(x))``.
 
-        As ``syr``, for complex64 and complex128, with a real ``alpha`` and positive steps; the
-        imaginary part of the diagonal becomes 0. Vendor function: ``cublas<t>herk_64`` with one
-        row, because in row-major order it is the other vector that ``her`` would conjugate.
+        As ``syr``, for complex64 and complex128, with a real ``alpha``; the imaginary part of the
+        diagonal becomes 0. Vendor function: ``cublas<t>herk_64`` with one row, because in row-major
+        order it is the other vector that ``her`` would conjugate.
         """
-        return self._routine("her", locals())
+        return self._routine("her", x=x, a=a, alpha=alpha, lower=lower)
 
-    @op
-    def her2(
-        self,
-        x: GpuRef,
-        y: GpuRef,
-        *,
-        a: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        lower: bool = False,
-        offx: int = 0,
-        incx: int = 1,
-        offy: int = 0,
-        incy: int = 1,
-    ) -> Request[GpuRef]:
+    her2 = op_like(
+        _half_outer,
+        "her2",
         """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a matrix, in place.
 
         As ``her`` with a second vector ``y`` of n elements and any ``alpha``. Vendor function:
         ``cublas<t>her2k_64`` with one row.
-        """
-        return self._routine("her2", locals())
-
-    @op
-    def trmv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        lower: bool = False,
-        trans: Trans = 0,
-        diag: int = 0,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    trmv = op_like(
+        triangle_and_vector,
+        "trmv",
         """Triangular matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>trmv_64``; ``cublas<t>trmm_64`` for conjugates.
@@ -295,13 +250,10 @@ class Level2(RowRoutines[D]):
         Args:
             a: shape (n, n), of which one triangle is read.
             x: n elements, same dtype.
-            out: where to put the result: a buffer laid out as ``x``, or ``x`` itself.
-                Made if absent, with shape (n,) and no gaps.
+            out: where to put the result: n elements, or ``x`` itself. Made if absent.
             lower: the lower triangle holds the data, not the upper one.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
-            diag: 1 takes the diagonal as ones and does not read it.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
+            unit_diagonal: take the diagonal as ones, and do not read it.
 
         Returns:
             ``out``.
@@ -309,26 +261,15 @@ class Level2(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, aliasing with ``a``.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("trmv", locals())
-
-    @op
-    def trsv(
-        self,
-        a: GpuRef,
-        x: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        lower: bool = False,
-        trans: Trans = 0,
-        diag: int = 0,
-        offx: int = 0,
-        incx: int = 1,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    trsv = op_like(
+        triangle_and_vector,
+        "trsv",
         """Solve a triangular system ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>trsv_64``; ``cublas<t>trsm_64`` for conjugates. A
         singular matrix is not looked for: a zero on the diagonal gives infinities and
         NaNs. Arguments, result and errors are those of ``trmv``.
-        """
-        return self._routine("trsv", locals())
+        """,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...ops import D, op
+from ...ops import D, op, op_like
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
@@ -13,21 +13,83 @@ if TYPE_CHECKING:
     from ._checks import Number, Side, Trans
 
 
+def _half_product(
+    self: RowRoutines[D],
+    name: str,
+    a: GpuRef,
+    b: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    beta: Number | GpuRef = 0.0,
+    side: Side = 0,
+    lower: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, side=side, lower=lower)
+
+
+def _symmetric_product(
+    self: RowRoutines[D],
+    name: str,
+    a: GpuRef,
+    b: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    beta: Number | GpuRef = 0.0,
+    trans: Trans = 0,
+    lower: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+
+
+def _hermitian_product(
+    self: RowRoutines[D],
+    name: str,
+    a: GpuRef,
+    b: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    beta: float | GpuRef = 0.0,
+    trans: Trans = 0,
+    lower: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+
+
+def _triangle_and_matrix(
+    self: RowRoutines[D],
+    name: str,
+    a: GpuRef,
+    b: GpuRef,
+    *,
+    out: GpuRef | None = None,
+    alpha: Number | GpuRef = 1.0,
+    side: Side = 0,
+    lower: bool = False,
+    trans_a: Trans = 0,
+    unit_diagonal: bool = False,
+) -> Request[GpuRef]:
+    return self._routine(
+        name,
+        a=a,
+        b=b,
+        out=out,
+        alpha=alpha,
+        side=side,
+        lower=lower,
+        trans_a=trans_a,
+        unit_diagonal=unit_diagonal,
+    )
+
+
 class Level3(RowRoutines[D]):
     """The part of ``Blas`` for matrices with structure."""
 
-    @op
-    def symm(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        side: Side = 0,
-        lower: bool = False,
-    ) -> Request[GpuRef]:
+    symm = op_like(
+        _half_product,
+        "symm",
         """Product with a symmetric matrix: ``alpha * a @ b + beta * out``.
 
         Vendor function: ``cublas<t>symm_64``.
@@ -50,27 +112,18 @@ class Level3(RowRoutines[D]):
             TypeError: unequal or unsupported dtypes.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
-        """
-        return self._routine("symm", locals())
+        """,
+    )
 
-    @op
-    def hemm(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        side: Side = 0,
-        lower: bool = False,
-    ) -> Request[GpuRef]:
+    hemm = op_like(
+        _half_product,
+        "hemm",
         """Product with a Hermitian matrix; as ``symm``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hemm_64``.
-        """
-        return self._routine("hemm", locals())
+        """,
+    )
 
     @op
     def syrk(
@@ -104,7 +157,7 @@ class Level3(RowRoutines[D]):
                 for complex types, for which there is ``herk``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("syrk", locals())
+        return self._routine("syrk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
 
     @op
     def herk(
@@ -123,85 +176,49 @@ class Level3(RowRoutines[D]):
         ``trans=2`` (``"C"``) for ``a.conj().T @ a``. The imaginary part of the diagonal
         becomes 0. Vendor function: ``cublas<t>herk_64``.
         """
-        return self._routine("herk", locals())
+        return self._routine("herk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
 
-    @op
-    def syr2k(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        trans: Trans = 0,
-        lower: bool = False,
-    ) -> Request[GpuRef]:
+    syr2k = op_like(
+        _symmetric_product,
+        "syr2k",
         """Symmetric product of two matrices: ``alpha * (a @ b.T + b @ a.T) + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``. Vendor function:
         ``cublas<t>syr2k_64``.
-        """
-        return self._routine("syr2k", locals())
+        """,
+    )
 
-    @op
-    def her2k(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: float | GpuRef = 0.0,
-        trans: Trans = 0,
-        lower: bool = False,
-    ) -> Request[GpuRef]:
+    her2k = op_like(
+        _hermitian_product,
+        "her2k",
         """Hermitian product of two matrices.
 
         ``alpha * a @ b.conj().T + conj(alpha) * b @ a.conj().T + beta * out``; with
         ``trans=2`` (``"C"``) ``alpha * a.conj().T @ b + conj(alpha) * b.conj().T @ a``.
         As ``herk`` with a second matrix ``b`` of the shape of ``a``, and complex
         ``alpha``. Vendor function: ``cublas<t>her2k_64``.
-        """
-        return self._routine("her2k", locals())
+        """,
+    )
 
-    @op
-    def syrkx(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: Number | GpuRef = 0.0,
-        trans: Trans = 0,
-        lower: bool = False,
-    ) -> Request[GpuRef]:
+    syrkx = op_like(
+        _symmetric_product,
+        "syrkx",
         """A product that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``, such as ``a`` times a
         symmetric matrix. Only one triangle is computed. Vendor function: ``cublas<t>syrkx_64``.
-        """
-        return self._routine("syrkx", locals())
+        """,
+    )
 
-    @op
-    def herkx(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        beta: float | GpuRef = 0.0,
-        trans: Trans = 0,
-        lower: bool = False,
-    ) -> Request[GpuRef]:
+    herkx = op_like(
+        _hermitian_product,
+        "herkx",
         """A product that is known to be Hermitian: ``alpha * a @ b.conj().T + beta * out``.
 
         As ``herk`` with a second matrix ``b`` of the shape of ``a`` and any ``alpha``. Only one
         triangle is computed. Vendor function: ``cublas<t>herkx_64``.
-        """
-        return self._routine("herkx", locals())
+        """,
+    )
 
     @op
     def gemm3m(
@@ -238,21 +255,20 @@ class Level3(RowRoutines[D]):
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("gemm3m", locals())
+        return self._routine(
+            "gemm3m",
+            a=a,
+            b=b,
+            out=out,
+            alpha=alpha,
+            beta=beta,
+            trans_a=trans_a,
+            trans_b=trans_b,
+        )
 
-    @op
-    def trmm(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        side: Side = 0,
-        lower: bool = False,
-        trans_a: Trans = 0,
-        diag: int = 0,
-    ) -> Request[GpuRef]:
+    trmm = op_like(
+        _triangle_and_matrix,
+        "trmm",
         """Product with a triangular matrix: ``alpha * op(a) @ b``.
 
         Vendor function: ``cublas<t>trmm_64``.
@@ -265,7 +281,7 @@ class Level3(RowRoutines[D]):
             side: 0 (``"L"``) for ``op(a) @ b``, 1 (``"R"``) for ``b @ op(a)``.
             lower: the lower triangle holds the data, not the upper one.
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
-            diag: 1 takes the diagonal as ones and does not read it.
+            unit_diagonal: take the diagonal as ones, and do not read it.
 
         Returns:
             ``out``.
@@ -273,29 +289,19 @@ class Level3(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, aliasing with ``a``.
             TypeError: unequal or unsupported dtypes.
-        """
-        return self._routine("trmm", locals())
+        """,
+    )
 
-    @op
-    def trsm(
-        self,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        out: GpuRef | None = None,
-        alpha: Number | GpuRef = 1.0,
-        side: Side = 0,
-        lower: bool = False,
-        trans_a: Trans = 0,
-        diag: int = 0,
-    ) -> Request[GpuRef]:
+    trsm = op_like(
+        _triangle_and_matrix,
+        "trsm",
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
 
         Vendor function: ``cublas<t>trsm_64``. A singular matrix is not looked for: a zero
         on the diagonal gives infinities and NaNs. Arguments, result and errors are those
         of ``trmm``.
-        """
-        return self._routine("trsm", locals())
+        """,
+    )
 
     @op
     def geam(
@@ -331,10 +337,11 @@ class Level3(RowRoutines[D]):
             ValueError: shapes that do not fit, aliasing with a transposed input.
             TypeError: unequal or unsupported dtypes.
         """
-        given = locals()
-        if b is None:  # nothing times a again is as good as zeros
-            given |= {"b": a, "beta": 0.0, "trans_b": trans_a}
-        return self._routine("geam", given)
+        if b is None:  # 0 times a again is as good as zeros
+            b, beta, trans_b = a, 0.0, trans_a
+        return self._routine(
+            "geam", a=a, b=b, out=out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+        )
 
     @op
     def dgmm(
@@ -344,8 +351,6 @@ class Level3(RowRoutines[D]):
         *,
         side: Side = 0,
         out: GpuRef | None = None,
-        offx: int = 0,
-        incx: int = 1,
     ) -> Request[GpuRef]:
         """Product with a diagonal matrix: ``diag(x) @ a``, or ``a @ diag(x)``.
 
@@ -356,8 +361,6 @@ class Level3(RowRoutines[D]):
             x: the diagonal: m elements, or n on the right; same dtype.
             side: 0 (``"L"``) for ``diag(x) @ a``, 1 (``"R"``) for ``a @ diag(x)``.
             out: shape (m, n), same dtype, not sealed; may be ``a`` itself. Made if absent.
-            offx: where ``x`` begins.
-            incx: steps in ``x``.
 
         Returns:
             ``out``.
@@ -366,4 +369,4 @@ class Level3(RowRoutines[D]):
             ValueError: shapes that do not fit, aliasing with ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._routine("dgmm", locals())
+        return self._routine("dgmm", a=a, x=x, side=side, out=out)

@@ -11,6 +11,7 @@ from ...ops import (
     D,
     Request,
     Submission,
+    not_contiguous,
     require_dtype,
     require_no_alias,
     require_rank,
@@ -19,16 +20,13 @@ from ...ops import (
     require_writable,
     strided,
 )
+from ...wire.matrices import lay
 from ...wire.options import flag, whole
 from ...wire.recent import Recent
 from ._checks import (
     LANE,
     UINT8,
     Routines,
-    count_elements,
-    diagonal,
-    given_count,
-    is_number,
     on_the_right,
     operation,
     place_scalars,
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...memory import Block, MemoryMap
+    from ...memory import Block
     from ...ops import Driver, Home
 
 _MOST_PLANS: Final = 4096
@@ -61,7 +59,7 @@ class _Plan(NamedTuple):
 
     Attributes:
         dtype, sizes, steps: of the message.
-        starts: for each operand, the bytes of its buffer before its first element.
+        starts: for each operand, the bytes from its first element to its first in memory.
         absent: positions, shapes and dtypes of the results to make.
         numbers: names of scalars, their dtypes, True for a real one, and their dtypes on the
             device.
@@ -86,8 +84,8 @@ class RowRoutines(Routines[D]):
         super().__init__(device)
         self._checked: Recent[tuple[Any, ...], _Plan] = Recent(_MOST_PLANS)
 
-    def _routine(self, name: str, given: Given) -> Request[Any]:
-        """The request for a routine.
+    def _routine(self, name: str, /, **given: Any) -> Request[Any]:
+        """Return the request for a routine.
 
         Args:
             name: of its row.
@@ -115,15 +113,15 @@ class RowRoutines(Routines[D]):
             refs: list[Any] = []
             blocks: list[Any] = []
             signature: list[Any] = [name, options, *counts]
-            for argument, check, made in operands:
+            for argument, check, made, gaps in operands:
                 ref = given[argument]
                 refs.append(ref)
                 if ref is None and made:
                     blocks.append(None)
                     signature.append(None)
                 else:
-                    blocks.append(check(ref, memory, argument))
-                    signature += ref.shape, ref.dtype
+                    blocks.append(check(ref, memory, argument, strided=gaps))
+                    signature += ref.shape, ref.dtype, ref._strides
             key = tuple(signature) if plain else ()
             plan = self._checked.get(key)
             if plan is None:
@@ -159,7 +157,7 @@ class RowRoutines(Routines[D]):
             for at in writes:
                 written.append(blocks[at])
                 if bases.count(bases[at]) > 1:
-                    _require_apart(row, given, options, places, steps)
+                    _require_apart(row, given, options)
             places_of_scalars: tuple[int, ...] = ()
             if on_device:
                 kinds = [(number, given[number], kind) for number, _, _, kind in scalars]
@@ -195,37 +193,56 @@ class RowRoutines(Routines[D]):
 
 
 def _turned(row: Row, given: Given, options: list[int]) -> Given:
-    """The arguments with transposes of contiguous matrices as these, and options that say so.
+    """Return the arguments with transposes in the place of matrices whose columns have no gaps.
 
-    The options are changed. Other views are left to be copied.
+    Change the options accordingly. Leave other views, which need no change or a copy.
     """
     turned = dict(given)
     for operand in row.operands:
         ref = given[operand.name]
-        alone = sum(each.trans == operand.trans for each in row.operands) == 1
-        if (
-            not (operand.trans and alone and strided(ref))
-            or operand.structure
-            or operand.form
-            or operand.written
-        ):
+        if operand.written or operand.form or len(operand.shape) < 2 or type(ref) is not GpuRef:
             continue
-        if ref.ndim == 2 and ref.T.contiguous and ref.dtype.kind != "c":
+        if ref.ndim != 2 or not _by_columns(ref) or operand.structure == "hermitian":
+            continue
+        changed = list(options)
+        if operand.trans:
+            alone = sum(each.trans == operand.trans for each in row.operands) == 1
             at = row.options.index(operand.trans)
-            turned[operand.name] = ref.T
-            options[at] = 0 if options[at] else 1
+            changed[at] = 0 if options[at] else 1
+            if not alone or (
+                ref.dtype.kind == "c" and (options[at] == 2 or 1 not in row.transposes)
+            ):
+                continue
+        elif not operand.structure:
+            continue
+        if operand.structure:  # its upper triangle is the lower one of its transpose
+            at = row.options.index("lower")
+            changed[at] = 1 - options[at]
+        turned[operand.name], options[:] = ref.T, changed
     return turned
+
+
+def _by_columns(ref: GpuRef) -> bool:
+    """Return True if the columns of a matrix have no gaps, but its rows do."""
+    laid = lay(ref.shape, _elements(ref), 0, conjugates=False)
+    return laid is not None and laid.op == 1
+
+
+def _elements(ref: GpuRef) -> tuple[int, ...]:
+    """Return the strides of a ref in elements."""
+    itemsize = ref.dtype.itemsize
+    return tuple([stride // itemsize for stride in ref.strides])
 
 
 _OPTIONS: Final[dict[str, Callable[[Any, str], int]]] = {
     "lower": lambda value, name: int(flag(value, name)),
     "side": lambda value, _: int(on_the_right(value)),
-    "diag": diagonal,
+    "unit_diagonal": lambda value, name: int(flag(value, name)),
     **dict.fromkeys(("trans", "trans_a", "trans_b"), operation),
 }
 """The function that reads each option."""
 
-_USUAL: Final = {"lower": False}
+_USUAL: Final = {"lower": False, "unit_diagonal": False}
 """Defaults of options other than 0."""
 
 
@@ -237,8 +254,8 @@ class _Route(NamedTuple):
         called: the name of its requests.
         options: names of options, their defaults, and the functions that read them.
         counts: names of the arguments that are whole numbers.
-        operands: names of operands, the functions that check them, and True if an absent one is
-            made.
+        operands: names of operands, the functions that check them, True if an absent one is made,
+            and True if it may have gaps.
         reads, writes: positions of the operands that the routine reads, and writes.
         rescaled: position of the written operand that is also read unless beta is 0.
     """
@@ -247,7 +264,7 @@ class _Route(NamedTuple):
     called: str
     options: tuple[tuple[str, object, Callable[[Any, str], int]], ...]
     counts: tuple[str, ...]
-    operands: tuple[tuple[str, Callable[[GpuRef, MemoryMap, str], Block], bool], ...]
+    operands: tuple[tuple[str, Callable[..., Block], bool, bool], ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     rescaled: int | None
@@ -258,12 +275,13 @@ _ROUTES: Final = {
         row,
         f"blas.{row.name}",
         tuple((option, _USUAL.get(option, 0), _OPTIONS[option]) for option in row.options),
-        (*row.counts, *(f"{word}{axis}" for axis in row.steps for word in ("off", "inc"))),
+        row.counts,
         tuple(
             (
                 operand.name,
                 require_writable if operand.written else require_readable,
                 bool(operand.made),
+                operand.gaps,
             )
             for operand in row.operands
         ),
@@ -275,29 +293,20 @@ _ROUTES: Final = {
 }
 
 
-def _require_apart(
-    row: Row,
-    given: Given,
-    options: tuple[int, ...],
-    places: list[int],
-    steps: tuple[int, ...],
-) -> None:
+def _require_apart(row: Row, given: Given, options: tuple[int, ...]) -> None:
     """Require that written operands share no memory with others, except in place."""
     chosen = dict(zip(row.options, options, strict=True))
     refs = [given[operand.name] for operand in row.operands]
     written = [at for at in row.written if refs[at] is not None]
     reads, in_place = [], []
-    for at, (operand, ref) in enumerate(zip(row.operands, refs, strict=True)):
+    for operand, ref in zip(row.operands, refs, strict=True):
         if ref is None or operand.written:
             continue
         name = operand.name
-        if name in row.in_place:
-            if chosen.get(operand.trans):
-                name = f"{name} (transposed)"
-            elif any((places[at], steps[at]) == (places[to], steps[to]) for to in written):
-                continue
-            elif not row.counts:
-                in_place += [(row.operands[to].name, name) for to in written]
+        if name in row.in_place and chosen.get(operand.trans):
+            name = f"{name} (transposed)"
+        elif name in row.in_place:
+            in_place += [(row.operands[to].name, name) for to in written]
         reads.append((name, ref))
     outputs = [(row.operands[at].name, refs[at]) for at in reversed(written)]
     require_no_alias(row.name, outputs, reads, in_place=in_place)
@@ -313,7 +322,7 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
     operands = [(operand, given[operand.name]) for operand in row.operands]
     like, lead = next((each.name, ref) for each, ref in operands if ref is not None)
     dtype = require_kind(lead, row.dtypes, row.name)
-    _require_options(row, given, options, lead.dtype)
+    _require_options(row, options, lead.dtype)
     sizes = _Sizes(row, given, options)
     for operand, ref in operands:
         if ref is None:
@@ -333,19 +342,27 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
             sizes.matrix(operand, ref)
     if row.filled and not sizes.found["n"]:
         raise ValueError(f"{row.name} of an empty vector: it has no elements to choose from")
-    steps, starts = [], []
-    for operand, ref in operands:
-        off, inc = sizes.steps(operand)
-        if operand.steps and ref is None:
-            shared = sum(each.steps == operand.steps for each in row.operands) > 1
-            if not shared and (off or inc != 1):
-                name = operand.name
-                raise ValueError(f"offset {off} and increment {inc} of {name} need an {name}")
-            off, inc = 0, 1
-        steps.append(int(inc))
-        starts.append(int(off) * lead.dtype.itemsize)
     real = DTYPES[REAL_OF.get(dtype, dtype)]
     shapes = row.shapes(sizes.found, options)
+    conjugates = lead.dtype.kind == "c" and options.get("trans") == 2
+    forward = row.forward == "always" or (row.forward == "conjugates" and conjugates)
+    steps, starts = [], []
+    for (operand, ref), shape in zip(operands, shapes, strict=True):
+        start = 0
+        if operand.steps:
+            step = 1 if ref is None else _increment(ref, operand.name)
+            if step < 0 and ref is not None:
+                start = (ref.shape[0] - 1) * ref.strides[0]
+                if row.forward == "unordered":
+                    step = -step
+                elif forward:
+                    raise not_contiguous(ref, operand.name)
+        elif operand.gaps and ref is not None:
+            step = _row_length(ref, operand.name)
+        else:
+            step = max(1, shape[1]) if len(shape) > 1 else 1
+        steps.append(step)
+        starts.append(start)
     return _Plan(
         dtype,
         tuple(sizes.found[size] for size in row.sizes),
@@ -369,22 +386,39 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
     )
 
 
-def _require_options(
-    row: Row, given: Given, options: Mapping[str, int], dtype: np.dtype[Any]
-) -> None:
-    """Options that go with one another, and with the dtype."""
+def _increment(ref: GpuRef, name: str) -> int:
+    """Return the number of elements from one value of a vector to the next.
+
+    Raises:
+        NotContiguous: the vendor has no increment for it.
+    """
+    if ref.contiguous:
+        return 1
+    (stride,) = ref.strides
+    if not stride or stride % ref.dtype.itemsize:
+        raise not_contiguous(ref, name)
+    return stride // ref.dtype.itemsize
+
+
+def _row_length(ref: GpuRef, name: str) -> int:
+    """Return the number of elements from one row of a matrix to the next.
+
+    Raises:
+        NotContiguous: the rows have gaps between their elements, or overlap.
+    """
+    laid = lay(ref.shape, _elements(ref), 0, conjugates=False)
+    if laid is None or laid.op or any(stride % ref.dtype.itemsize for stride in ref.strides):
+        raise not_contiguous(ref, name)
+    return laid.row
+
+
+def _require_options(row: Row, options: Mapping[str, int], dtype: np.dtype[Any]) -> None:
+    """Require that options go with the dtype."""
     for name in ("trans", "trans_a", "trans_b"):
         op = options.get(name, 0)
         if dtype.kind == "c" and op not in row.transposes:
             wanted = "1 ('T')" if 1 in row.transposes else "2 ('C')"
             raise ValueError(f"{row.name} of a complex type takes {name} 0 or {wanted}, not {op}")
-    conjugates = dtype.kind == "c" and options.get("trans") == 2
-    if row.forward == "always" or (row.forward and conjugates):
-        steps = [(f"inc{axis}", given[f"inc{axis}"]) for axis in row.steps]
-        if any(is_number(inc) and inc < 0 for _, inc in steps):
-            where = " with trans='C'" if row.forward == "conjugates" else ""
-            found = ", ".join(f"{name}={inc}" for name, inc in steps)
-            raise ValueError(f"{row.name}{where} takes positive steps only, not {found}")
 
 
 def _require_result(operand: Operand, ref: GpuRef, dtype: np.dtype[Any]) -> None:
@@ -409,10 +443,7 @@ class _Sizes:
         self._options = options
         self._on_side = "n" if options.get("side") else "m"
         self._says: dict[str, tuple[str, str]] = {}
-        if row.counts == ("n",):
-            if given["n"] is not None:
-                self.found["n"] = given_count(given["n"])
-        elif row.counts:
+        if row.counts:
             self._take_band()
 
     def _take_band(self) -> None:
@@ -428,31 +459,18 @@ class _Sizes:
         for size, side in (("m", "rows"), ("n", "columns")):
             self._says[size] = ("a", f"the number of {side} of op(a) ({shown}) is")
 
-    def steps(self, operand: Operand) -> tuple[int, int]:
-        """Return the offset and the increment of a vector."""
-        axis = operand.steps
-        return (self._given[f"off{axis}"], self._given[f"inc{axis}"]) if axis else (0, 1)
-
     def vector(self, operand: Operand, ref: GpuRef) -> None:
-        """A vector: as long as is known, or now it is known."""
+        """Check the length of a vector, or take it as the size that it determines."""
         (size,) = self._names(operand)
-        off, inc = self.steps(operand)
-        there = count_elements(ref, operand.name, off, inc)
+        require_rank(ref, 1, operand.name)
+        (there,) = ref.shape
         n = self.found.setdefault(size, there)
         by, why = self._says.setdefault(size, (operand.name, ""))
-        plain = inc == 1 and not off
-        if self._row.counts == ("n",) and self._given["n"] is None:
-            if there != n:
-                first = self._given[by]
-                raise ValueError(
-                    f"{by} has {n} elements (shape {first.shape}), but {operand.name} has {there} "
-                    f"(shape {ref.shape}); say how many to take: n="
-                )
-        elif n > there or (why and plain and n != there):
-            in_steps = "" if plain else f" in steps of {inc} from {off}"
+        if n != there:
+            if not why:
+                why = f"{by} (shape {self._given[by].shape}) has"
             raise ValueError(
-                f"{operand.name} has {there} elements{in_steps} (shape {ref.shape}), but "
-                f"{why or f'{size} is'} {n}"
+                f"{operand.name} has {there} elements (shape {ref.shape}), but {why} {n}"
             )
 
     def matrix(self, operand: Operand, ref: GpuRef) -> None:

@@ -26,7 +26,6 @@ from ._checks import (
     Routines,
     Side,
     Trans,
-    diagonal,
     on_the_right,
     operation,
     require_kind,
@@ -149,7 +148,7 @@ class StackedRoutines(Routines[D]):
         side: Side = 0,
         lower: bool = False,
         trans_a: Trans = 0,
-        diag: int = 0,
+        unit_diagonal: bool = False,
     ) -> Request[GpuRef]:
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
 
@@ -166,7 +165,7 @@ class StackedRoutines(Routines[D]):
             side: 0 (``"L"``) for ``op(a) @ out``, 1 (``"R"``) for ``out @ op(a)``.
             lower: the lower triangles hold the data, not the upper ones.
             trans_a: 1 (``"T"``) for the transposes of ``a``, 2 (``"C"``) for their conjugates.
-            diag: 1 takes the diagonals as ones and does not read them.
+            unit_diagonal: take the diagonals as ones, and do not read them.
 
         Returns:
             ``out``.
@@ -186,7 +185,7 @@ class StackedRoutines(Routines[D]):
                 int(right),
                 int(flag(lower, "lower")),
                 operation(trans_a, "trans_a"),
-                diagonal(diag, "diag"),
+                int(flag(unit_diagonal, "unit_diagonal")),
             )
             if len(b.shape) < 2:
                 raise ValueError(f"b must have at least 2 dimensions, not shape {b.shape}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
@@ -22,21 +22,19 @@ from ...ops import (
 from ...wire.options import flag, whole
 from ...wire.recent import Recent
 from ..blas._checks import Number, Trans, operation
-from ._overloads import Anything, matmul_op
-from ._product import Operands, Options, check
+from ._product import HeuristicOptions, MatmulOptions, MatmulResults, Operands, Options, check
 from .wire._messages import Heuristic, Tune
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import DTypeLike
 
     from ...memory import MemoryMap
     from ...ops import Driver, Home
-    from ._overloads import Results
+    from ._plan import Plan, PlanKey
     from ._product import Product
     from .wire._layout import Layout
-    from .wire._plan import Plan, PlanKey
 
     _Checked = Callable[[MemoryMap], Product]
 
@@ -116,7 +114,7 @@ class BlasLt(Facade[D]):
         self._choices: Recent[_Wanted, _Choice] = Recent(_MOST_PLANS)
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
 
-    @matmul_op
+    @op
     def matmul(
         self,
         a: GpuRef,
@@ -136,14 +134,13 @@ class BlasLt(Facade[D]):
         scale_a: GpuRef | None = None,
         scale_b: GpuRef | None = None,
         scale_out: GpuRef | None = None,
-        amax: bool = False,
         fast_accum: bool = False,
         layout_a: Layout | None = None,
         layout_b: Layout | None = None,
         layout_out: Layout | None = None,
         autotune: bool = False,
         algorithm: int | None = None,
-    ) -> Request[GpuRef | tuple[GpuRef, ...]]:
+    ) -> Request[GpuRef]:
         """Matrix product with an epilogue: ``epilogue(alpha * op(a) @ op(b) + beta * c)``.
 
         Vendor function: ``cublasLtMatmul``.
@@ -154,11 +151,7 @@ class BlasLt(Facade[D]):
         ``bias``                                 ``x + bias``
         ``relu``, ``relu_bias``                  ``max(x, 0)``
         ``gelu``, ``gelu_bias``                  GELU, by its tanh approximation
-        ``relu_aux``, ``relu_aux_bias``          as ``relu``; ``aux`` is one bit for each x > 0
-        ``gelu_aux``, ``gelu_aux_bias``          as ``gelu``; ``aux`` is the input of GELU
         ``drelu``, ``dgelu``                     ``x`` times the derivative, given ``aux``
-        ``drelu_bgrad``, ``dgelu_bgrad``         the same, and its sum over the rows
-        ``bgrada``, ``bgradb``                   ``x``; and the sum of op(a) or op(b) over k
         ======================================== ==============================================
 
         NaN stays NaN with ``relu`` and ``gelu``, and at infinities ``gelu`` gives its limits. On
@@ -186,7 +179,7 @@ class BlasLt(Facade[D]):
                 ``_PEDANTIC`` after any plain one.
             epilogue: see above; with ``bias`` alone it is ``"bias"``.
             bias: shape (n,), or (..., n) with one for each product of a batch.
-            aux: the second result of the epilogue of the forward pass; or a buffer for it.
+            aux: ``aux`` of the epilogue of the forward pass.
             scale_a: float32, for fp8: one number that ``a`` is multiplied by, or with ``scale_b``
                 one for each row of op(a). Scales in blocks are also possible. For fp4 (nvfp4) they
                 are float8_e4m3fn of shape (m, k/16), one for each 16 elements along k. For fp8
@@ -195,8 +188,6 @@ class BlasLt(Facade[D]):
             scale_b: the same for ``b``: one number, one for each column of op(b), or in blocks
                 shape (n, k/16) or (n, k/32).
             scale_out: float32, one number: an fp8 result is multiplied by it at the end.
-            amax: also return the largest magnitude of an fp8 result before ``scale_out``, a float32
-                of shape ().
             fast_accum: let fp8 accumulate less precisely, and faster.
             layout_a: how to read ``a``, regardless of its shape.
             layout_b: how to read ``b``.
@@ -207,9 +198,7 @@ class BlasLt(Facade[D]):
                 it must be one that an earlier call outside of a batch found.
 
         Returns:
-            ``out``, or a new buffer. Epilogues with more results return a tuple: ``(out, aux)``, or
-            ``(out, bias gradient)``; ``amax`` comes last. A bias gradient has shape (n,) if one
-            ``b`` serves all products, and (..., n) otherwise; for ``bgrada`` it has shape (..., m).
+            ``out``, or a new buffer. For epilogues with more results there is ``matmul_extra``.
 
         Raises:
             ValueError: shapes, layouts, alignment or options that do not fit, aliasing.
@@ -219,12 +208,14 @@ class BlasLt(Facade[D]):
             GpuRefSealed: a sealed ref to be written.
             OutOfMemory: no room for the result.
         """
-        operands, options = _read(
+        return self._matmul(
+            "matmul",
             a,
             b,
             out=out,
             c=c,
             alpha=alpha,
+            beta=beta,
             trans_a=trans_a,
             trans_b=trans_b,
             dtype=dtype,
@@ -235,12 +226,64 @@ class BlasLt(Facade[D]):
             scale_a=scale_a,
             scale_b=scale_b,
             scale_out=scale_out,
-            amax=amax,
             fast_accum=fast_accum,
             layout_a=layout_a,
             layout_b=layout_b,
             layout_out=layout_out,
+            autotune=autotune,
+            algorithm=algorithm,
         )
+
+    @op
+    def matmul_extra(
+        self, a: GpuRef, b: GpuRef, **options: Unpack[MatmulOptions]
+    ) -> Request[MatmulResults]:
+        """Matrix product with more results than one, as training and fp8 need them.
+
+        Vendor function: ``cublasLtMatmul``.
+
+        ======================================== ==============================================
+        epilogue                                 effect on x, the product
+        ======================================== ==============================================
+        ``relu_aux``, ``relu_aux_bias``          as ``relu``; ``aux`` is one bit for each x > 0
+        ``gelu_aux``, ``gelu_aux_bias``          as ``gelu``; ``aux`` is the input of GELU
+        ``drelu_bgrad``, ``dgelu_bgrad``         as ``drelu``; ``bias_grad`` is its sum over rows
+        ``bgrada``, ``bgradb``                   ``x``; ``bias_grad`` sums op(a) or op(b) over k
+        ======================================== ==============================================
+
+        Args:
+            a: as for ``matmul``.
+            b: as for ``matmul``.
+            options: as for ``matmul``. The epilogue may also be one of the above, with ``aux`` a
+                buffer for the auxiliary output. ``amax=True`` also returns the largest magnitude of
+                an fp8 result before ``scale_out``, a float32 of shape (); with any epilogue.
+
+        Returns:
+            ``(out, aux, bias_grad, amax)``, with None for those that the options do not ask for. A
+            bias gradient has shape (n,) if one ``b`` serves all products, and (..., n) otherwise;
+            for ``bgrada`` it has shape (..., m).
+
+        Raises:
+            ValueError: an epilogue with one result, for which there is ``matmul``.
+            ValueError, TypeError, Unsupported: as for ``matmul``.
+        """
+        _require_known("matmul_extra", options, MatmulOptions)
+        return self._matmul("matmul_extra", a, b, **options)
+
+    def _matmul(
+        self,
+        name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        beta: Number = 0.0,
+        autotune: bool = False,
+        algorithm: int | None = None,
+        **options: Any,
+    ) -> Request[Any]:
+        """Return the request for a product by ``matmul`` or ``matmul_extra``."""
+        alpha: Any = options.get("alpha", 1.0)
+        operands, chosen = _read(a, b, **options)
         autotune = flag(autotune, "autotune")
         require_no_race(self._device, autotune=autotune)
         if algorithm is not None:
@@ -249,23 +292,33 @@ class BlasLt(Facade[D]):
                 raise ValueError("autotune looks for an algorithm, but there is one already")
 
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
+        several = name != "matmul"
 
         def checked(memory: MemoryMap) -> Product:
-            return check(operands, options, factor, beta, memory, self._plans)
+            product = check(operands, chosen, factor, beta, memory, self._plans)
+            if product.plan.several != several:
+                have, other = ("one result", "matmul") if several else ("more", "matmul_extra")
+                raise ValueError(
+                    f"{name} must not have epilogue {chosen.epilogue!r} with amax={chosen.amax}, "
+                    f"which has {have}; call device.blaslt.{other}"
+                )
+            return product
 
-        def prepare(driver: Driver) -> Submission[Results]:
+        def prepare(driver: Driver) -> Submission[Any]:
             product = checked(driver.memory)
             key = (product.plan.encoded, autotune, algorithm)
             choice = self._choices.get(key)
-            chosen, nbytes, _ = choice or self._choose(driver, checked, key)
+            found, nbytes, _ = choice or self._choose(driver, checked, key)
             choices = self._choices  # not self, which would keep the batch that it is part of
             driver.depends(lambda: choices.get(key) is choice)
-            return product.submission(driver, chosen, nbytes, self._workspaces)
+            return product.submission(driver, found, nbytes, self._workspaces)
 
-        return Request(LANE, "blaslt.matmul", prepare)
+        return Request(LANE, f"blaslt.{name}", prepare)
 
     @op
-    def algorithms(self, a: GpuRef, b: GpuRef, **options: Unpack[Anything]) -> Request[list[int]]:
+    def algorithms(
+        self, a: GpuRef, b: GpuRef, **options: Unpack[HeuristicOptions]
+    ) -> Request[list[int]]:
         """The numbers of the algorithms that the library has for a product, its best guess first.
 
         They are those of the release and the device. An algorithm has settings beside, of which
@@ -275,7 +328,7 @@ class BlasLt(Facade[D]):
         Args:
             a: as for ``matmul``.
             b: as for ``matmul``.
-            options: as for ``matmul``, but ``autotune`` and ``algorithm``.
+            options: as for ``matmul_extra``, but ``autotune`` and ``algorithm``.
 
         Returns:
             Numbers for ``matmul(algorithm=)``, each once.
@@ -283,9 +336,7 @@ class BlasLt(Facade[D]):
         Raises:
             ValueError, TypeError, Unsupported: as for ``matmul``.
         """
-        for name in options:
-            if name not in Anything.__optional_keys__:
-                raise TypeError(f"algorithms takes no {name!r}")
+        _require_known("algorithms", options, HeuristicOptions)
         operands, chosen = _read(a, b, **options)
         alpha, beta = options.get("alpha", 1.0), options.get("beta", 0.0)
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
@@ -349,6 +400,13 @@ class BlasLt(Facade[D]):
             return Submission(message, trial.reads, trial.writes)
 
         return Request(LANE, "blaslt.tune", prepare)
+
+
+def _require_known(name: str, options: Mapping[str, object], known: Any) -> None:
+    """Refuse options that a method does not have."""
+    for each in options:
+        if each not in known.__optional_keys__:
+            raise TypeError(f"{name} takes no {each!r}")
 
 
 def _numbers(candidates: list[_Choice]) -> list[int]:

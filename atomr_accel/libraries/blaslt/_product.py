@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, final
 
 import msgspec
 
@@ -20,27 +20,75 @@ from ...ops import (
 )
 from ..blas._checks import scalar
 from ..blas._layout import laid_out
+from ._plan import Given, Plan, PlanKey, make_plan
 from .wire._layout import Layout
 from .wire._messages import Matmul, Scalar
-from .wire._plan import FP8, Given, Plan, PlanKey, make_plan
+from .wire._narrow import FP8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from ...memory import Block, GpuRef, MemoryMap
     from ...ops import Driver, Workspaces
     from ...wire.matrices import Laid
     from ...wire.recent import Recent
-    from ..blas._checks import Number
-    from ._overloads import Results
+    from ..blas._checks import Number, Trans
 
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]
 _IN_PLACE: Final = (("out", "c"),)
 _NO_LAYOUTS: Final = (None, None, None)
 _NOTHING: Final = (0.0, (0.0, 0.0))
+
+
+class MatmulResults(NamedTuple):
+    """The results of ``BlasLt.matmul_extra``; those that it was not asked for are None.
+
+    Attributes:
+        out: the product.
+        aux: the auxiliary output of the epilogue.
+        bias_grad: the gradient of the bias.
+        amax: the largest magnitude of the product, before ``scale_out``.
+    """
+
+    out: GpuRef
+    aux: GpuRef | None
+    bias_grad: GpuRef | None
+    amax: GpuRef | None
+
+
+class HeuristicOptions(TypedDict, total=False):
+    """The options of a product that do not choose its algorithm."""
+
+    out: GpuRef | None
+    c: GpuRef | None
+    alpha: Number | GpuRef
+    beta: Number
+    trans_a: Trans
+    trans_b: Trans
+    dtype: DTypeLike | None
+    compute_type: str | None
+    epilogue: str | None
+    bias: GpuRef | None
+    aux: GpuRef | None
+    scale_a: GpuRef | None
+    scale_b: GpuRef | None
+    scale_out: GpuRef | None
+    amax: bool
+    fast_accum: bool
+    layout_a: Layout | None
+    layout_b: Layout | None
+    layout_out: Layout | None
+
+
+class MatmulOptions(HeuristicOptions, total=False):
+    """The options of a product."""
+
+    autotune: bool
+    algorithm: int | None
 
 
 class Operands(NamedTuple):
@@ -106,7 +154,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         workspaces: Workspaces,
         *,
         scratch: bool = False,
-    ) -> Submission[Results]:
+    ) -> Submission[Any]:
         """Make outputs and the submission.
 
         Args:
@@ -124,7 +172,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         elif scratch:  # of a view, with room for its gaps: they are part of the plan
             low, high = span(result.shape, result.strides, result.dtype.itemsize)
             result, begin = driver.output((high - low,), _UINT8), begin - low
-        results: Results = result
+        results: Any = result
         writes = [result._block]
         largest = None
         if plan.several:
@@ -135,8 +183,8 @@ class Product(msgspec.Struct, frozen=True, gc=False):
             if plan.spec.amax:
                 largest = driver.output((), _FLOAT32)
             made = (aux if epilogue.makes_aux else None, side if epilogue.bias_gradient else None)
-            results = (result, *(ref for ref in (*made, largest) if ref is not None))
-            writes = [ref._block for ref in results]
+            results = MatmulResults(result, *made, largest)
+            writes = [ref._block for ref in results if ref is not None]
         zeros = packed_a = packed_b = packed_scales = workspace = 0
         if plan.scratch:
             temporary = [

@@ -41,7 +41,8 @@ class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
 
     ``out`` takes the result: right shape and dtype, not sealed. It may be ``a`` itself for complex
     transforms that keep the shape and dtype; then they work in place. Otherwise it must not share
-    memory with ``a``, which is never changed.
+    memory with ``a``, which is never changed. All ops have it but ``fftshift``, ``ifftshift``,
+    ``fftfreq`` and ``rfftfreq``, which make a new buffer, as in NumPy.
 
     All methods raise:
         ValueError: sizes below one, an axis that does not exist (``numpy.exceptions.AxisError``),

@@ -14,6 +14,7 @@ from ...ops import (
     Request,
     Submission,
     op,
+    op_like,
     overlap,
     require_readable,
     require_shape,
@@ -54,6 +55,100 @@ _FLOAT64: Final = DTYPES["float64"]
 _LAST_TWO: Final = (-2, -1)
 
 
+def _one_axis(
+    self: Transforms[D],
+    name: str,
+    a: GpuRef,
+    n: int | None = None,
+    axis: int = -1,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    half: bool = False,
+    load: FftCallback | None = None,
+    store: FftCallback | None = None,
+) -> Request[GpuRef]:
+    return self._transform(name, name, a, n, axis, norm, out, half=half, load=load, store=store)
+
+
+def _one_axis_plainly(
+    self: Transforms[D],
+    name: str,
+    a: GpuRef,
+    n: int | None = None,
+    axis: int = -1,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    half: bool = False,
+) -> Request[GpuRef]:
+    return self._transform(name, name, a, n, axis, norm, out, half=half)
+
+
+def _two_axes(
+    self: Transforms[D],
+    name: str,
+    a: GpuRef,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = _LAST_TWO,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    half: bool = False,
+    load: FftCallback | None = None,
+    store: FftCallback | None = None,
+) -> Request[GpuRef]:
+    return self._transform(
+        name, name.rstrip("2n"), a, s, axes, norm, out, half=half, load=load, store=store
+    )
+
+
+def _many_axes(
+    self: Transforms[D],
+    name: str,
+    a: GpuRef,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    half: bool = False,
+    load: FftCallback | None = None,
+    store: FftCallback | None = None,
+) -> Request[GpuRef]:
+    return self._transform(
+        name, name.rstrip("2n"), a, s, axes, norm, out, half=half, load=load, store=store
+    )
+
+
+def _two_axes_plainly(
+    self: Transforms[D],
+    name: str,
+    a: GpuRef,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = _LAST_TWO,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    half: bool = False,
+) -> Request[GpuRef]:
+    return self._transform(name, name.rstrip("2n"), a, s, axes, norm, out, half=half)
+
+
+def _many_axes_plainly(
+    self: Transforms[D],
+    name: str,
+    a: GpuRef,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    half: bool = False,
+) -> Request[GpuRef]:
+    return self._transform(name, name.rstrip("2n"), a, s, axes, norm, out, half=half)
+
+
 class Transforms(Facade[D]):
     """Transforms of ``numpy.fft``, and Hermitian transforms of several axes."""
 
@@ -62,19 +157,9 @@ class Transforms(Facade[D]):
 
     # --- one axis ------------------------------------------------------------------------
 
-    @op
-    def fft(
-        self,
-        a: GpuRef,
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    fft = op_like(
+        _one_axis,
+        "fft",
         """Transform along one axis; as ``numpy.fft.fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward.
@@ -91,47 +176,23 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, of ``a``'s shape with ``n`` in place of the axis.
-        """
-        return self._transform(
-            "fft", "fft", a, n, axis, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def ifft(
-        self,
-        a: GpuRef,
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    ifft = op_like(
+        _one_axis,
+        "ifft",
         """The inverse of ``fft``; as ``numpy.fft.ifft``.
 
         Arguments and result are those of ``fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
-        """
-        return self._transform(
-            "ifft", "ifft", a, n, axis, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def rfft(
-        self,
-        a: GpuRef,
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    rfft = op_like(
+        _one_axis,
+        "rfft",
         """Transform a real array along one axis; as ``numpy.fft.rfft``.
 
         Vendor function: ``cufftXtExec``, real to complex.
@@ -149,24 +210,12 @@ class Transforms(Facade[D]):
         Returns:
             Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are not
             negative.
-        """
-        return self._transform(
-            "rfft", "rfft", a, n, axis, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def irfft(
-        self,
-        a: GpuRef,
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    irfft = op_like(
+        _one_axis,
+        "irfft",
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
 
         Imaginary parts that are 0 in the spectrum of a real array are ignored.
@@ -186,132 +235,56 @@ class Transforms(Facade[D]):
 
         Returns:
             Real, with ``n`` elements along the axis.
-        """
-        return self._transform(
-            "irfft", "irfft", a, n, axis, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def hfft(
-        self,
-        a: GpuRef,
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-    ) -> Request[GpuRef]:
+    hfft = op_like(
+        _one_axis_plainly,
+        "hfft",
         """The real spectrum of a signal with Hermitian symmetry; as ``numpy.fft.hfft``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfft``.
-        """
-        return self._transform("hfft", "hfft", a, n, axis, norm, out, half=half)
+        """,
+    )
 
-    @op
-    def ihfft(
-        self,
-        a: GpuRef,
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-    ) -> Request[GpuRef]:
+    ihfft = op_like(
+        _one_axis_plainly,
+        "ihfft",
         """The inverse of ``hfft``; as ``numpy.fft.ihfft``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfft``.
-        """
-        return self._transform("ihfft", "ihfft", a, n, axis, norm, out, half=half)
+        """,
+    )
 
     # --- several axes --------------------------------------------------------------------
 
-    @op
-    def fft2(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] = _LAST_TWO,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
-        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
-        return self._transform(
-            "fft2", "fft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+    fft2 = op_like(
+        _two_axes,
+        "fft2",
+        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes.""",
+    )
 
-    @op
-    def ifft2(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] = _LAST_TWO,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
-        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
-        return self._transform(
-            "ifft2", "ifft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+    ifft2 = op_like(
+        _two_axes,
+        "ifft2",
+        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes.""",
+    )
 
-    @op
-    def rfft2(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] = _LAST_TWO,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
-        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
-        return self._transform(
-            "rfft2", "rfft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+    rfft2 = op_like(
+        _two_axes,
+        "rfft2",
+        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``.""",
+    )
 
-    @op
-    def irfft2(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] = _LAST_TWO,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
-        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
-        return self._transform(
-            "irfft2", "irfft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+    irfft2 = op_like(
+        _two_axes,
+        "irfft2",
+        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes.""",
+    )
 
-    @op
-    def fftn(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    fftn = op_like(
+        _many_axes,
+        "fftn",
         """Transform along several axes; as ``numpy.fft.fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at once.
@@ -328,47 +301,23 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, of ``a``'s shape with ``s`` in place of the axes.
-        """
-        return self._transform(
-            "fftn", "fft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def ifftn(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    ifftn = op_like(
+        _many_axes,
+        "ifftn",
         """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
 
         Arguments and result are those of ``fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
-        """
-        return self._transform(
-            "ifftn", "ifft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def rfftn(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    rfftn = op_like(
+        _many_axes,
+        "rfftn",
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex, and complex to complex for axes that one
@@ -386,24 +335,12 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
-        """
-        return self._transform(
-            "rfftn", "rfft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def irfftn(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    irfftn = op_like(
+        _many_axes,
+        "irfftn",
         """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
@@ -421,73 +358,39 @@ class Transforms(Facade[D]):
 
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.
-        """
-        return self._transform(
-            "irfftn", "irfft", a, s, axes, norm, out, half=half, load=load, store=store
-        )
+        """,
+    )
 
-    @op
-    def hfft2(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] = _LAST_TWO,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-    ) -> Request[GpuRef]:
-        """The real spectrum of a signal with Hermitian symmetry in two axes; ``hfftn`` of those."""
-        return self._transform("hfft2", "hfft", a, s, axes, norm, out, half=half)
+    hfft2 = op_like(
+        _two_axes_plainly,
+        "hfft2",
+        """The real spectrum of a signal with Hermitian symmetry in two axes: their ``hfftn``.""",
+    )
 
-    @op
-    def ihfft2(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] = _LAST_TWO,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-    ) -> Request[GpuRef]:
-        """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes."""
-        return self._transform("ihfft2", "ihfft", a, s, axes, norm, out, half=half)
+    ihfft2 = op_like(
+        _two_axes_plainly,
+        "ihfft2",
+        """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes.""",
+    )
 
-    @op
-    def hfftn(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-    ) -> Request[GpuRef]:
+    hfftn = op_like(
+        _many_axes_plainly,
+        "hfftn",
         """The real spectrum of a signal with Hermitian symmetry; as ``scipy.fft.hfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfftn``,
         of which this is the one that counts as a forward transform, of conjugates.
-        """
-        return self._transform("hfftn", "hfft", a, s, axes, norm, out, half=half)
+        """,
+    )
 
-    @op
-    def ihfftn(
-        self,
-        a: GpuRef,
-        s: Sequence[int] | None = None,
-        axes: Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        half: bool = False,
-    ) -> Request[GpuRef]:
+    ihfftn = op_like(
+        _many_axes_plainly,
+        "ihfftn",
         """The inverse of ``hfftn``; as ``scipy.fft.ihfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfftn``.
-        """
-        return self._transform("ihfftn", "ihfft", a, s, axes, norm, out, half=half)
+        """,
+    )
 
     # --- helpers -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import NAMES
 from ...expressions import Operand
 from ...memory import GpuRef
-from ...ops import D, Request, op
+from ...ops import D, Request, op_like
 from ...ops import _copies as array
 from ...wire.options import flag, whole
 from ..array._steps import target_of
@@ -28,21 +28,42 @@ _INVERSE: Final = {1: 1, 2: 3, 3: 2, 4: 4}
 """By which type one is undone."""
 
 
+def _along_one(
+    self: Trigonometric[D],
+    name: str,
+    x: GpuRef,
+    type: int = 2,  # noqa: A002 - SciPy's name
+    n: int | None = None,
+    axis: int = -1,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    orthogonalize: bool | None = None,
+) -> Request[GpuRef]:
+    return self._one(name, x, type, n, axis, norm, out, orthogonalize)
+
+
+def _along_several(
+    self: Trigonometric[D],
+    name: str,
+    x: GpuRef,
+    type: int = 2,  # noqa: A002 - SciPy's name
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
+    norm: str | None = None,
+    out: GpuRef | None = None,
+    *,
+    orthogonalize: bool | None = None,
+) -> Request[GpuRef]:
+    return self._many(name, x, type, s, axes, norm, out, orthogonalize)
+
+
 class Trigonometric(FftPart[D]):
     """Cosine and sine transforms, of types 1 to 4."""
 
-    @op
-    def dct(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
+    dct = op_like(
+        _along_one,
+        "dct",
         """The cosine transform along one axis; as ``scipy.fft.dct``.
 
         Vendor function: ``cufftXtExec``, real to complex for types 1 and 2, complex to real for
@@ -62,72 +83,36 @@ class Trigonometric(FftPart[D]):
 
         Returns:
             An array of ``x``'s shape with ``n`` in place of the axis.
-        """
-        return self._one("dct", x, type, n, axis, norm, out, orthogonalize)
+        """,
+    )
 
-    @op
-    def idct(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
-        """The inverse of ``dct``; as ``scipy.fft.idct``. Arguments and result are those of it."""
-        return self._one("idct", x, type, n, axis, norm, out, orthogonalize)
+    idct = op_like(
+        _along_one,
+        "idct",
+        """The inverse of ``dct``, with the same arguments; as ``scipy.fft.idct``.""",
+    )
 
-    @op
-    def dst(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
+    dst = op_like(
+        _along_one,
+        "dst",
         """The sine transform along one axis; as ``scipy.fft.dst``.
 
         Arguments and result are those of ``dct``, with two differences. For type 1, N is ``n + 1``,
         and a single point is allowed. ``orthogonalize`` scales the last number of types 2 and 3.
 
         Vendor function: ``cufftXtExec``, as for ``dct``.
-        """
-        return self._one("dst", x, type, n, axis, norm, out, orthogonalize)
+        """,
+    )
 
-    @op
-    def idst(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        n: int | None = None,
-        axis: int = -1,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
-        """The inverse of ``dst``; as ``scipy.fft.idst``. Arguments and result are those of it."""
-        return self._one("idst", x, type, n, axis, norm, out, orthogonalize)
+    idst = op_like(
+        _along_one,
+        "idst",
+        """The inverse of ``dst``, with the same arguments; as ``scipy.fft.idst``.""",
+    )
 
-    @op
-    def dctn(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        s: int | Sequence[int] | None = None,
-        axes: int | Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
+    dctn = op_like(
+        _along_several,
+        "dctn",
         """The cosine transform along several axes; as ``scipy.fft.dctn``: ``dct`` of each.
 
         Args:
@@ -141,56 +126,29 @@ class Trigonometric(FftPart[D]):
 
         Returns:
             Of ``x``'s shape with ``s`` in place of the axes.
-        """
-        return self._many("dctn", x, type, s, axes, norm, out, orthogonalize)
+        """,
+    )
 
-    @op
-    def idctn(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        s: int | Sequence[int] | None = None,
-        axes: int | Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
-        """The inverse of ``dctn``; as ``scipy.fft.idctn``. Arguments and result are those of it."""
-        return self._many("idctn", x, type, s, axes, norm, out, orthogonalize)
+    idctn = op_like(
+        _along_several,
+        "idctn",
+        """The inverse of ``dctn``, with the same arguments; as ``scipy.fft.idctn``.""",
+    )
 
-    @op
-    def dstn(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        s: int | Sequence[int] | None = None,
-        axes: int | Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
+    dstn = op_like(
+        _along_several,
+        "dstn",
         """The sine transform along several axes; as ``scipy.fft.dstn``: ``dst`` of each.
 
         Arguments and result are those of ``dctn``.
-        """
-        return self._many("dstn", x, type, s, axes, norm, out, orthogonalize)
+        """,
+    )
 
-    @op
-    def idstn(
-        self,
-        x: GpuRef,
-        type: int = 2,  # noqa: A002 - SciPy's name
-        s: int | Sequence[int] | None = None,
-        axes: int | Sequence[int] | None = None,
-        norm: str | None = None,
-        out: GpuRef | None = None,
-        *,
-        orthogonalize: bool | None = None,
-    ) -> Request[GpuRef]:
-        """The inverse of ``dstn``; as ``scipy.fft.idstn``. Arguments and result are those of it."""
-        return self._many("idstn", x, type, s, axes, norm, out, orthogonalize)
+    idstn = op_like(
+        _along_several,
+        "idstn",
+        """The inverse of ``dstn``, with the same arguments; as ``scipy.fft.idstn``.""",
+    )
 
     # --- requests --------------------------------------------------------------------------
 

@@ -29,14 +29,13 @@ def test_a_row_names_the_arguments_of_its_method(row: Row) -> None:
     named = [operand.name for operand in row.operands]
     named += [name for name, _ in row.numbers]
     named += [*row.options, *row.counts]
-    named += [f"{word}{axis}" for axis in row.steps for word in ("off", "inc")]
     parameters = inspect.signature(getattr(Blas, row.name)).parameters
     assert sorted(parameters) == sorted(["self", *named])
     defaults = {name: each.default for name, each in parameters.items()}
     for operand in row.operands:
         assert (defaults[operand.name] is None) == bool(operand.made) or row.name == "geam"
-    usual = {"lower": False, "n": None} | {f"inc{axis}": 1 for axis in row.steps}
-    for name in (*row.options, *(f"{word}{axis}" for axis in row.steps for word in ("off", "inc"))):
+    usual = {"lower": False, "unit_diagonal": False}
+    for name in row.options:
         assert defaults[name] == usual.get(name, 0)
         assert type(defaults[name]) is type(usual.get(name, 0))
 
@@ -71,24 +70,24 @@ async def test_calls_that_were_checked_once_are_checked_by_all_that_counts(devic
     x = await device.put(np.ones(4, np.float32))
     y = await device.put(np.ones(4, np.float32))
     a = await device.put(np.eye(4, dtype=np.float32))
-    await device.blas.axpy(x, y, n=1, incx=1)
+    band = await device.put(np.ones((3, 4), np.float32))
+    await device.blas.axpy(x[:1], y[:1])
+    await device.blas.gbmv(4, 4, 1, 1, band, x)
     await device.blas.symv(a, x, lower=True)
     await device.blas.trmv(a, x, trans=1)
     blas: Any = device.blas
     wrong: list[tuple[Any, type[Exception]]] = [
-        (lambda: blas.axpy(x, y, n=True), ValueError),
-        (lambda: blas.axpy(x, y, n=1.0), ValueError),
-        (lambda: blas.axpy(x, y, n=1, incx=1.0), ValueError),
-        (lambda: blas.axpy(x, y, n=1, incx=True), ValueError),
-        (lambda: blas.axpy(x, y, n=1, a=1j), TypeError),
+        (lambda: blas.gbmv(4, 4, True, 1, band, x), TypeError),
+        (lambda: blas.gbmv(4, 4, 1.0, 1, band, x), TypeError),
+        (lambda: blas.axpy(x[:1], y[:1], a=1j), TypeError),
         (lambda: blas.symv(a, x, lower=1), TypeError),
         (lambda: blas.trmv(a, x, trans=1.0), ValueError),
-        (lambda: blas.axpy(x, x, n=3, offy=1), ValueError),
+        (lambda: blas.axpy(x[:3], x[1:]), ValueError),
     ]
     for call, error in wrong:
         with pytest.raises(error):
             await call()
     kept = len(device.blas._checked)
-    for n in (np.int64(2), 2, 2):
-        await blas.axpy(x, y, n=n)
+    for _ in range(3):
+        await blas.axpy(x[::2], y[1::2])
     assert len(device.blas._checked) == kept + 1

@@ -62,6 +62,8 @@ async def test_routines_take_transposes_as_they_are(device: Device) -> None:
     assert not plain.before
     assert not requests.geam(x.T, trans_a=True).prepare(device._core.first_try).before
     assert requests.gemv(x[:, ::2], v[:2]).prepare(device._core.first_try).before
+    half = requests.trmv(x[:, :3].T, v).prepare(device._core.first_try)
+    assert (half.before, half.message.options, half.message.steps[0]) == ((), (1, 1, 0), 4)
     product = await device.blas.gemv(x.T, v)
     assert same_bits(await device.get(product), host.T @ np.arange(3, dtype=np.float32))
     product = await device.blas.gemv(x.T, await device.full(4, 1, np.float32), trans=True)
@@ -153,5 +155,79 @@ async def test_results_that_are_made_have_no_gaps(device: Device, name: str) -> 
     whole, band, packed = np.eye(3), np.array([[0.0] * 3, [1] * 3]), np.array([1.0, 0, 1, 0, 0, 1])
     matrix = {"r": whole, "b": band, "p": packed}[name[1]]
     a, x = await device.put(matrix), await device.put(np.arange(1, 7.0))
-    y = await getattr(device.blas, name)(a, x, offx=1, incx=2)
+    y = await getattr(device.blas, name)(a, x[1::2])
     np.testing.assert_array_equal(await device.get(y), [2.0, 4, 6])
+
+
+@on_shared
+async def test_vectors_go_by_their_increments_when_they_are_views(device: Device) -> None:
+    host = np.arange(48, dtype=np.float32).reshape(6, 8)
+    m = await device.put(host)
+    await device.blas.copy(m[0])
+    requests = device.requests.blas
+
+    def submission(request: Any) -> Any:
+        return request.prepare(device._core.first_try)
+
+    start = submission(requests.nrm2(m[:, 0])).message.places[0]
+    for request, places, steps in (
+        (requests.nrm2(m[:, 3]), (start + 12,), (8,)),
+        (requests.nrm2(m[::-1, 3]), (start + 12,), (8,)),
+        (requests.scal(2.0, m[4, 1::3]), (start + 132,), (3,)),
+        (requests.axpy(m[::-2, 1], m[1, :6:2]), (start + 36, start + 32), (-16, 2)),
+        (requests.swap(m[2, ::2], m[2, 1::2]), (start + 64, start + 68), (2, 2)),
+    ):
+        made = submission(request)
+        assert not made.before + made.after
+        assert made.message.places[: len(places)] == places
+        assert made.message.steps[: len(steps)] == steps
+    for request in (
+        requests.amax(m[::-1, 0]),
+        requests.dot(m[0, :1].broadcast_to((6,)), m[:, 1]),
+    ):
+        assert submission(request).before
+    out = (await device.zeros((3, 5), np.float32))[:, 1:4]
+    assert submission(requests.syrk(m[1:4, 2:7], out=out)).message.steps == (8, 5)
+
+
+@on_shared
+async def test_a_traced_routine_takes_other_views_of_the_same_layout(device: Device) -> None:
+    host = np.arange(48, dtype=np.float64).reshape(6, 8)
+    m = await device.put(host)
+    for column in (3, 3, 3, 5, 3):
+        length = await device.get(await device.blas.nrm2(m[:, column]))
+        np.testing.assert_allclose(length, np.linalg.norm(host[:, column]))
+    assert any(not isinstance(each, int) for each in device.blas._traces._known.values())
+
+
+vectors = st.tuples(st.integers(0, 3), st.sampled_from([-3, -2, -1, 1, 2, 3]), st.booleans())
+"""A row or column, the steps in it, and True for a column."""
+
+
+@pytest.mark.slow
+@given(vectors, vectors)
+@on_shared
+async def test_routines_on_views_of_one_buffer_write_their_elements_only(
+    device: Device, one: tuple[int, int, bool], other: tuple[int, int, bool]
+) -> None:
+    host = np.arange(36.0).reshape(6, 6)
+    m = await device.put(host)
+
+    def part(array: Any, at: int, step: int, column: bool) -> Any:
+        return (array[:, at] if column else array[at])[::step]
+
+    x, y = part(m, *one), part(m, *other)
+    n = min(x.size, y.size)
+    x, y = x[:n], y[:n]
+    expected_x, expected_y = part(host, *one)[:n], part(host, *other)[:n]
+    if np.shares_memory(expected_x, expected_y):
+        with pytest.raises(ValueError, match="shares memory"):
+            await device.blas.swap(x, y)
+        return
+    assert await device.get(await device.blas.dot(x, y)) == expected_x @ expected_y
+    await device.blas.swap(x, y)
+    expected_x[...], expected_y[...] = expected_y.copy(), expected_x.copy()
+    assert same_bits(await device.get(m), host)
+    await device.blas.scal(2.0, x)
+    expected_x *= 2
+    assert same_bits(await device.get(m), host)

@@ -39,16 +39,16 @@ def terms(a: Array, b: Array, trans_a: Any = 0, trans_b: Any = 0) -> tuple[Array
 
 async def call_added(device: Any, a: Any, b: Any, c: Any, **case: Any) -> Any:
     alpha, beta = scalar(ALPHA, a), scalar(BETA, a)
-    return await device.blaslt.matmul(a, b, c=c, alpha=alpha, beta=beta, **options(case))
+    return await multiplied(device, a, b, c=c, alpha=alpha, beta=beta, **options(case))
 
 
 async def call_in_place(device: Any, a: Any, b: Any, c: Any, **case: Any) -> Any:
     alpha, beta = scalar(ALPHA, a), scalar(BETA, a)
-    return await device.blaslt.matmul(a, b, out=c, alpha=alpha, beta=beta, **options(case))
+    return await multiplied(device, a, b, out=c, alpha=alpha, beta=beta, **options(case))
 
 
 async def call_plain(device: Any, a: Any, b: Any, _c: Any, **case: Any) -> Any:
-    return await device.blaslt.matmul(a, b, **options(case))
+    return await multiplied(device, a, b, **options(case))
 
 
 SHAPES = product(m=[0, 1, 5, 40], n=[1, 8, 24], k=[0, 1, 16], trans_a=[0, 1], trans_b=[0, 1])
@@ -95,7 +95,7 @@ def fused_inputs(
 
 async def call_fused(device: Any, a: Any, b: Any, bias: Any, epilogue: str, **_: Any) -> Any:
     bias = bias if "bias" in epilogue else None
-    made = await device.blaslt.matmul(a, b, bias=bias, epilogue=epilogue)
+    made = await multiplied(device, a, b, bias=bias, epilogue=epilogue)
     if "aux" not in epilogue:
         return made
     out, aux = made
@@ -131,13 +131,22 @@ def gradient_inputs(sample: Sample, m: int, n: int, k: int, lead: Any = (), **_:
     )
 
 
+async def multiplied(device: Any, a: Any, b: Any, **options: Any) -> Any:
+    """The result of the op for as many results as the options have, or all of them."""
+    lt, epilogue = device.blaslt, options.get("epilogue") or ""
+    if not options.get("amax") and "aux" not in epilogue and "grad" not in epilogue:
+        return await lt.matmul(a, b, **options)
+    made = await lt.matmul_extra(a, b, **options)
+    return tuple(each for each in made if each is not None)
+
+
 async def call_gradient(
     device: Any, a: Any, b: Any, da: Any, db: Any, epilogue: str, **_: Any
 ) -> Any:
     """A forward pass, whose aux the backward pass takes."""
     forward = "relu_aux" if "relu" in epilogue else "gelu_aux"
-    _, aux = await device.blaslt.matmul(a, b, epilogue=forward)
-    return await device.blaslt.matmul(da, db, epilogue=epilogue, aux=aux)
+    _, aux = await multiplied(device, a, b, epilogue=forward)
+    return await multiplied(device, da, db, epilogue=epilogue, aux=aux)
 
 
 def gradient(a: Array, b: Array, da: Array, db: Array, epilogue: str, **_: Any) -> Any:
@@ -159,7 +168,7 @@ def gradient(a: Array, b: Array, da: Array, db: Array, epilogue: str, **_: Any) 
 
 
 async def call_sums(device: Any, a: Any, b: Any, _c: Any, epilogue: str, **_: Any) -> Any:
-    return await device.blaslt.matmul(a, b, epilogue=epilogue)
+    return await multiplied(device, a, b, epilogue=epilogue)
 
 
 def sums(a: Array, b: Array, _c: Array, epilogue: str, **_: Any) -> Any:
@@ -213,7 +222,8 @@ def fp8_inputs(
 async def call_fp8(
     device: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, dtype: str, **case: Any
 ) -> Any:
-    return await device.blaslt.matmul(
+    return await multiplied(
+        device,
         a,
         b,
         trans_b=True,
@@ -245,8 +255,8 @@ def narrow_inputs(sample: Sample, m: int, n: int, k: int, b_dtype: str, **_: Any
 
 
 async def call_narrow(device: Any, a: Any, b: Any, out: Any, dtype: str, **case: Any) -> Any:
-    return await device.blaslt.matmul(
-        a, b, trans_b=True, scale_out=out, dtype=dtype, amax=True, alpha=case["alpha"]
+    return await multiplied(
+        device, a, b, trans_b=True, scale_out=out, dtype=dtype, amax=True, alpha=case["alpha"]
     )
 
 
@@ -271,7 +281,7 @@ def fp4_inputs(sample: Sample, m: int, n: int, k: int, **_: Any) -> tuple[Array,
 
 
 async def call_fp4(device: Any, a: Any, b: Any, sa: Any, sb: Any, dtype: str, **_: Any) -> Any:
-    return await device.blaslt.matmul(a, b, trans_b=True, scale_a=sa, scale_b=sb, dtype=dtype)
+    return await multiplied(device, a, b, trans_b=True, scale_a=sa, scale_b=sb, dtype=dtype)
 
 
 def fp4(a: Array, b: Array, sa: Array, sb: Array, dtype: str, **_: Any) -> Near:
@@ -287,7 +297,7 @@ def mxfp8_inputs(
 
 
 async def call_mxfp8(device: Any, a: Any, b: Any, sa: Any, sb: Any, dtype: str, **_: Any) -> Any:
-    return await device.blaslt.matmul(a, b, trans_b=True, scale_a=sa, scale_b=sb, dtype=dtype)
+    return await multiplied(device, a, b, trans_b=True, scale_a=sa, scale_b=sb, dtype=dtype)
 
 
 def mxfp8(a: Array, b: Array, sa: Array, sb: Array, dtype: str, **_: Any) -> Near:
@@ -304,7 +314,7 @@ def by_column_inputs(sample: Sample, m: int, n: int, k: int, **_: Any) -> tuple[
 
 
 async def call_by_column(device: Any, a: Any, b: Any, alpha: Any, c: Any, **_: Any) -> Any:
-    return await device.blaslt.matmul(a, b, alpha=alpha, c=c, beta=BETA.real)
+    return await multiplied(device, a, b, alpha=alpha, c=c, beta=BETA.real)
 
 
 def by_column(a: Array, b: Array, alpha: Array, c: Array, **_: Any) -> Near:
@@ -331,7 +341,8 @@ def matrices(flat: Array, layout: Layout) -> Array:
 
 
 async def call_layout(device: Any, *refs: Any, a: Layout, b: Layout, out: Layout) -> Any:
-    return await device.blaslt.matmul(
+    return await multiplied(
+        device,
         *refs[:2],
         out=refs[2],
         layout_a=a,
@@ -466,7 +477,7 @@ OPERATIONS = [
         ("int8",),
         product(m=[0, 4, 40], n=[4, 24], k=[16, 64]),
         lambda sample, m, n, k: (sample.array(m, k), sample.array(n, k)),
-        lambda device, a, b, **_: device.blaslt.matmul(a, b, trans_b=True),
+        lambda device, a, b, **_: multiplied(device, a, b, trans_b=True),
         lambda a, b, **_: Near(a @ b.T, dtype="int32"),
     ),
     Operation(
@@ -474,8 +485,8 @@ OPERATIONS = [
         ("int8",),
         product(m=[16, 48], n=[16, 32], k=[16, 64]),
         lambda sample, m, n, k: (sample.array(m, k), sample.array(n, k)),
-        lambda device, a, b, **_: device.blaslt.matmul(
-            a, b, trans_b=True, dtype="int8", alpha=2.0**-10
+        lambda device, a, b, **_: multiplied(
+            device, a, b, trans_b=True, dtype="int8", alpha=2.0**-10
         ),
         lambda a, b, **_: Near(np.clip(np.rint(a @ b.T * 2.0**-10), -128, 127)),
         may_refuse=("int8",),

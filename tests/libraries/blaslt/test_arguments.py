@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import GpuRef, GpuRefSealed, Unsupported
+from atomr_accel.libraries.blaslt._product import MatmulResults
 from atomr_accel.libraries.blaslt.wire._layout import Layout
 
 from ... import seeds
@@ -197,7 +198,7 @@ CALLS: list[Call] = [
     ),
     (
         "amax of a wide result",
-        lambda d, r: d.blaslt.matmul(r.e4_16x16, r.e4_016x16, trans_b=True, amax=True),
+        lambda d, r: d.blaslt.matmul_extra(r.e4_16x16, r.e4_016x16, trans_b=True, amax=True),
         ValueError,
         "amax.*bfloat16",
     ),
@@ -382,8 +383,9 @@ async def product_of_the_unit(device: Device, row: list[float], epilogue: str) -
     host = np.eye(8, dtype=np.float32)
     host[0, : len(row)] = row
     a, b = await device.put(host), await device.put(np.eye(8, dtype=np.float32))
-    made = await device.blaslt.matmul(a, b, epilogue=epilogue)
-    return await device.get(made[0] if isinstance(made, tuple) else made)
+    if "aux" in epilogue:
+        return await device.get((await device.blaslt.matmul_extra(a, b, epilogue=epilogue)).out)
+    return await device.get(await device.blaslt.matmul(a, b, epilogue=epilogue))
 
 
 @pytest.mark.parametrize("epilogue", ["relu", "relu_aux", "gelu", "gelu_aux"])
@@ -400,7 +402,9 @@ async def test_activations_of_nan_are_nan(device: Device, epilogue: str) -> None
 async def test_gelu_has_limits(device: Device, most: float) -> None:
     ones = await device.put(np.ones((8, 1), np.float32))
     ends = np.array([[most, -most] * 4], np.float32)
-    out, aux = await device.blaslt.matmul(ones, await device.put(ends), epilogue="gelu_aux")
+    out, aux, *_ = await device.blaslt.matmul_extra(
+        ones, await device.put(ends), epilogue="gelu_aux"
+    )
     np.testing.assert_array_equal(await device.get(out), np.tile([most, 0], (8, 4)))
     slope = await device.blaslt.matmul(ones, ones, trans_b=True, epilogue="dgelu", aux=aux)
     np.testing.assert_array_equal(await device.get(slope), np.tile([1, 0], (8, 4)))
@@ -436,9 +440,10 @@ async def test_products_work_in_a_batch(device: Device) -> None:
     bias = await device.put(hosts[0][0].copy())
     async with device.batch() as batch:
         c = batch.blaslt.matmul(a, b, bias=bias, epilogue="relu_bias")
-        d, aux = batch.blaslt.matmul(c, b, epilogue="gelu_aux")
+        d, aux, *_ = batch.blaslt.matmul_extra(c, b, epilogue="gelu_aux")
     expected = np.maximum(hosts[0] @ hosts[1] + hosts[0][0], 0)
     np.testing.assert_allclose(await device.get(c), expected, 1e-4)
+    assert aux is not None
     np.testing.assert_allclose(await device.get(aux), expected @ hosts[1], 1e-3)
     assert d.shape == (16, 16)
 
@@ -461,29 +466,40 @@ async def test_a_bias_may_differ_from_product_to_product(device: Device) -> None
     with pytest.raises(ValueError, match=r"bias has shape \(2, 8\).*\(8,\) or \(3, 8\)"):
         await device.blaslt.matmul(a, b[0], bias=bias[:2])
     for product, shape in ((b, (3, 8)), (b[0], (8,))):
-        _, gradient = await device.blaslt.matmul(a, product, epilogue="bgradb")
-        assert gradient.shape == shape
+        made = await device.blaslt.matmul_extra(a, product, epilogue="bgradb")
+        assert made.bias_grad is not None
+        assert made.bias_grad.shape == shape
 
 
 @on_shared
-async def test_type_checkers_know_how_many_results_there_are(device: Device) -> None:
+async def test_matmul_extra_returns_a_place_for_each_result(device: Device) -> None:
     x = await device.put(np.ones((8, 8), np.float32))
     e4 = await device.put(np.ones((16, 16), dtype_of("float8_e4m3fn")))
-    out, aux = await device.blaslt.matmul(x, x, epilogue="relu_aux")
-    assert_type((out, aux), tuple[GpuRef, GpuRef])
-    narrow, largest = await device.blaslt.matmul(
+    for _ in range(3):  # the third one is traced
+        made = await device.blaslt.matmul_extra(x, x, epilogue="relu_aux")
+        assert_type(made, MatmulResults)
+        assert [each is None for each in made] == [False, False, True, True]
+    narrow = await device.blaslt.matmul_extra(
         e4, e4, trans_b=True, dtype="float8_e4m3fn", amax=True
     )
-    assert_type((narrow, largest), tuple[GpuRef, GpuRef])
-    name: str = "bgradb"
-    some = await device.blaslt.matmul(x, x, epilogue=name)
-    assert_type(some, GpuRef | tuple[GpuRef, ...])
-    assert isinstance(some, tuple)
+    assert [each is None for each in narrow] == [False, True, True, False]
     async with device.batch() as batch:
         assert_type(batch.blaslt.matmul(x, x, epilogue="relu_bias", bias=x[0]), GpuRef)
-        both = batch.blaslt.matmul(x, x, epilogue="drelu_bgrad", aux=aux)
-        assert_type(both, tuple[GpuRef, GpuRef])
-    assert len(both) == 2
+        both = batch.blaslt.matmul_extra(x, x, epilogue="drelu_bgrad", aux=made.aux)
+        assert_type(both, MatmulResults)
+    assert both.bias_grad is not None
+    assert both.bias_grad.shape == (8,)
+
+
+async def test_matmul_refuses_epilogues_with_more_results(device: Device) -> None:
+    x = await device.put(np.ones((8, 8), np.float32))
+    lt: Any = device.blaslt
+    with pytest.raises(ValueError, match=r"'gelu_aux'.* more; call device\.blaslt\.matmul_extra"):
+        await lt.matmul(x, x, epilogue="gelu_aux")
+    with pytest.raises(ValueError, match=r"one result; call device\.blaslt\.matmul"):
+        await lt.matmul_extra(x, x, epilogue="gelu")
+    with pytest.raises(TypeError, match="matmul_extra takes no 'bias_grad'"):
+        await lt.matmul_extra(x, x, bias_grad=x)
 
 
 async def test_algorithms_are_those_of_a_product(device: Device) -> None:

@@ -55,6 +55,8 @@ def execute(context: CpuContext, message: Routine) -> None:
     for operand, place, step, shape in places:
         if operand.steps:
             stored = vector(context, place, shape[0], step, dtype)
+        elif operand.gaps:
+            stored = matrix(context, place, shape, step, dtype)
         else:
             stored = context.array(place, shape, DTYPES[operand.dtype_of(message.dtype)])
         if operand.written:
@@ -102,6 +104,17 @@ def vector(context: CpuContext, place: int, n: int, step: int, dtype: np.dtype[A
         return np.empty(0, dtype)
     flat = context.array(place, ((n - 1) * abs(step) + 1,), dtype)
     return flat[::step]
+
+
+def matrix(
+    context: CpuContext, place: int, shape: tuple[int, ...], step: int, dtype: np.dtype[Any]
+) -> Array:
+    """The elements of a matrix with ``step`` elements from one row to the next, as a view."""
+    rows, columns = shape
+    if not rows or not columns:
+        return np.empty(shape, dtype)
+    flat = context.array(place, ((rows - 1) * step + columns,), dtype)
+    return np.lib.stride_tricks.as_strided(flat, shape, (step * dtype.itemsize, dtype.itemsize))
 
 
 def number(value: Scalar | None) -> Any:
@@ -182,14 +195,16 @@ def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
     if not b.size:
         return b
     function = get_blas_funcs(routine, (c.a, b))
-    result: Array = function(getattr(c, "alpha", 1.0), c.a, b, lower=c.lower, diag=c.diag, **more)
+    result: Array = function(
+        getattr(c, "alpha", 1.0), c.a, b, lower=c.lower, diag=c.unit_diagonal, **more
+    )
     return result
 
 
 def solve_triangular(alpha: Any, a: Array, b: Array, options: tuple[int, ...]) -> Array:
     """A triangular system of matrices, with its side, triangle, op and diagonal of ones."""
-    side, lower, trans, diag = options
-    call: Call = SimpleNamespace(a=a, alpha=alpha, lower=lower, diag=diag)
+    side, lower, trans, unit = options
+    call: Call = SimpleNamespace(a=a, alpha=alpha, lower=lower, unit_diagonal=unit)
     return _triangle("trsm", call, b, side=side, trans_a=trans)
 
 
@@ -225,11 +240,11 @@ def _to_packed(routine: str, c: Call, *vectors: Array) -> Array:
 
 
 def _band_vector(routine: str, c: Call) -> Array:
-    return _in_scipy(routine, c, c.k, c.a, c.x, trans=c.trans, diag=c.diag)
+    return _in_scipy(routine, c, c.k, c.a, c.x, trans=c.trans, diag=c.unit_diagonal)
 
 
 def _packed_vector(routine: str, c: Call) -> Array:
-    return _in_scipy(routine, c, c.n, c.ap, c.x, trans=c.trans, diag=c.diag)
+    return _in_scipy(routine, c, c.n, c.ap, c.x, trans=c.trans, diag=c.unit_diagonal)
 
 
 def scaled(factor: Any, value: Array) -> Array:

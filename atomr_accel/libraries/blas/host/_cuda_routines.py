@@ -115,7 +115,7 @@ class CudaRoutines:
         count = math.prod(shapes[row.written[-1]])
         if message.clear or (not written.shape and not sizes.get("n", 1)):
             handle.clear(target, count * DTYPES[target_type].itemsize)
-        if not count or (row.counts == ("n",) and not sizes["n"]):
+        if not count or (row.sizes == ("n",) and not sizes["n"]):
             return
         if written.steps and not all(map(math.prod, shapes)):
             step, beta = message.steps[row.written[-1]], message.scalars[-1]
@@ -150,7 +150,7 @@ class CudaRoutines:
             if operand.steps:
                 values[f"inc{word}"] = step
             elif len(shape) > 1:
-                values[f"ld{word}"] = max(1, shape[1])
+                values[f"ld{word}"] = step
         numbers = any(not operand.sizes for operand in row.operands)
         values["on_device"] = numbers or bool(message.at)
         for at, (name, _) in enumerate(row.numbers):
@@ -160,6 +160,8 @@ class CudaRoutines:
         if "lower" in options:
             turned = not any(operand.form for operand in row.operands)
             values["uplo"] = UPPER if options["lower"] == turned else LOWER
+        if "unit_diagonal" in options:
+            values["diag"] = options["unit_diagonal"]
         if "side" in options:
             values["side"] = LEFT if options["side"] else RIGHT
         return values
@@ -315,9 +317,13 @@ class CudaRoutines:
 
     def _trsm(self, call: _Call) -> None:
         """In place, of a copy."""
-        values, sizes = call.values, call.sizes
-        nbytes = sizes["m"] * sizes["n"] * DTYPES[call.dtype].itemsize
-        self._handle.copy(values["c"], values["b"], nbytes)
+        values, (m, n) = call.values, (call.sizes["m"], call.sizes["n"])
+        if values["ldb"] == values["ldc"] == n:
+            nbytes = m * n * DTYPES[call.dtype].itemsize
+            self._handle.copy(values["c"], values["b"], nbytes)
+        elif values["c"] != values["b"]:
+            b, c = (values["b"], values["ldb"]), (values["c"], values["ldc"])
+            self.copy_matrix(call.dtype, OP_N, (n, m), b, c)
         self._trmm(call)
 
     def _rank_k(self, call: _Call) -> None:
@@ -360,23 +366,35 @@ class CudaRoutines:
 
     def transpose(self, dtype: str, to: int, source: int, rows: int, columns: int) -> None:
         """Write the transpose of a row-major matrix."""
+        self.copy_matrix(dtype, OP_T, (rows, columns), (source, columns), (to, rows))
+
+    def copy_matrix(
+        self,
+        dtype: str,
+        op: int,
+        sizes: tuple[int, int],
+        source: tuple[int, int],
+        to: tuple[int, int],
+    ) -> None:
+        """Copy a column-major matrix of these sizes: (pointer, elements of a column) each."""
         one = (1.0, 0.0) if dtype in REAL_OF else 1.0
         zero = (0.0, 0.0) if dtype in REAL_OF else 0.0
+        m, n = sizes
         self.call(
             "geam",
             dtype,
-            trans_a=OP_T,
-            trans_b=OP_T,
-            m=rows,
-            n=columns,
+            trans_a=op,
+            trans_b=op,
+            m=m,
+            n=n,
             alpha=self._handle.scalar(dtype, one),
-            a=source,
-            lda=columns,
+            a=source[0],
+            lda=source[1],
             beta=self._handle.scalar(dtype, zero),
-            b=source,
-            ldb=columns,
-            c=to,
-            ldc=rows,
+            b=source[0],
+            ldb=source[1],
+            c=to[0],
+            ldc=to[1],
         )
 
 

@@ -130,8 +130,8 @@ class Routine(Message, frozen=True):
         dtype: element type.
         sizes: in the row's order; of matrices after transposing.
         places: the address of each operand; for a vector, of its first element in memory.
-        steps: for each operand, elements between values of a vector; negative steps go from the
-            last to the first.
+        steps: for each operand, elements from one value of a vector to the next, where negative
+            steps go from the last to the first; or elements from one row of a matrix to the next.
         scalars: in the row's order; None for one that is on the device.
         options: in the row's order; sides, triangles and diagonals of ones are 0 or 1.
         clear: fill the written operands with zeros first.
@@ -163,7 +163,7 @@ class Stacked(Message, frozen=True):
         sizes: stored rows and columns of a for ``gemv``, of c for ``trsm``.
         batch: the batch's shape; c is contiguous over it, and for ``trsm`` so is b.
         strides_a, strides_b: elements from one to the next along each dimension of ``batch``.
-        options: of ``gemv`` trans; of ``trsm`` side, lower, trans and diag.
+        options: of ``gemv`` trans; of ``trsm`` side, lower, trans and unit_diagonal.
         alpha, beta: scalars; with beta 0, c is not read.
         pointers: room for three pointers for each.
     """

@@ -36,7 +36,7 @@ class Operand(NamedTuple):
         access: ``"r"`` read, ``"w"`` written, ``"rw"`` both; ``"beta"`` is written, and read unless
             beta is 0.
         word: the vendor's name for it.
-        steps: the options with a vector's offset and increment: x or y.
+        steps: the letter of a vector's increment among the vendor's arguments: x or y.
         trans: the option that transposes it.
         structure: the relation of the part that is read to the whole matrix.
         form: the storage of a matrix that is not full: a row for each diagonal of a band, or one
@@ -60,6 +60,11 @@ class Operand(NamedTuple):
     def written(self) -> bool:
         """Return True if the routine writes it."""
         return self.access != "r"
+
+    @property
+    def gaps(self) -> bool:
+        """Return True if there may be gaps: between the values of a vector, or between rows."""
+        return bool(self.steps) or (len(self.shape) > 1 and not self.form)
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -93,10 +98,11 @@ class Row:
         half: the vendor's function for 16-bit types, and its arguments.
         dtypes: of the operands.
         scalars: names; with ``:real`` those that are real for complex dtypes too.
-        options: of ``lower``, ``side``, ``diag`` and those that transpose.
+        options: of ``lower``, ``side``, ``unit_diagonal`` and those that transpose.
         counts: sizes that the caller passes, because the operands do not determine them.
         in_place: operands that may be exactly the written one.
-        forward: when steps must be positive: always, or for conjugates.
+        forward: when steps must be positive: always, or for conjugates. ``"unordered"`` is always,
+            for routines that may read a vector from its end.
         transposes: the transpositions that matrices of a complex dtype allow.
         filled: True if it needs at least one element.
     """
@@ -111,7 +117,7 @@ class Row:
     options: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     in_place: tuple[str, ...] = ()
-    forward: Literal["", "always", "conjugates"] = ""
+    forward: Literal["", "always", "conjugates", "unordered"] = ""
     transposes: tuple[int, ...] = (0, 1, 2)
     filled: bool = False
 
@@ -120,11 +126,6 @@ class Row:
         """The names of its sizes, in the order of messages."""
         sizes = [size for operand in self.operands for size in operand.sizes if size != "s"]
         return tuple(dict.fromkeys((*self.counts, *sizes)))
-
-    @cached_property
-    def steps(self) -> tuple[str, ...]:
-        """The vectors that have options of their own."""
-        return tuple(dict.fromkeys(each.steps for each in self.operands if each.steps))
 
     @cached_property
     def numbers(self) -> tuple[tuple[str, bool], ...]:
@@ -233,7 +234,7 @@ def _level1(
     half: tuple[str, str],
     **more: Any,
 ) -> Row:
-    return Row(name, formula, operands, vendor, half, FLOATS, counts=("n",), **more)
+    return Row(name, formula, operands, vendor, half, FLOATS, **more)
 
 
 _LEVEL1: Final = (
@@ -253,7 +254,7 @@ _LEVEL1: Final = (
         ("t", "scal_v2", "n alpha x incx"),
         ("ScalEx", "n alpha scale x type incx scale"),
         scalars=("a",),
-        forward="always",
+        forward="unordered",
     ),
     _level1(
         "copy",
@@ -283,7 +284,6 @@ _LEVEL1: Final = (
         (_X_BOTH, _Y_BOTH, Operand("param", PARAMETERS, word="param")),
         ("t", "rotm_v2", "n x incx y incy param"),
         dtypes=REAL,
-        counts=("n",),
     ),
     Row(
         "rotg",
@@ -326,7 +326,7 @@ _LEVEL1: Final = (
             (_X, _RESULT._replace(dtype="real")),
             ("r", f"{name}_v2", _REDUCED),
             (f"{name.capitalize()}Ex", _HALF_REDUCED),
-            forward="always",
+            forward="unordered",
         )
         for name, formula in (
             ("nrm2", "sqrt(sum(abs(x) ** 2))"),
@@ -472,7 +472,7 @@ _LEVEL2: Final = (
             formula.format(operand.name),
             (operand, _X, _SOLVED),
             ("t", f"{prefix}{name}_v2", f"uplo trans diag n {words} x incx"),
-            options=("lower", "trans", "diag"),
+            options=("lower", "trans", "unit_diagonal"),
             in_place=("x",),
             forward="" if operand.form else "conjugates",
         )
@@ -578,7 +578,7 @@ _LEVEL3: Final = (
             (_BESIDE._replace(trans="trans_a", structure="triangular"), _B, _C),
             ("t", f"{name}_v2", f"side uplo trans diag m n alpha a lda {words}c ldc"),
             scalars=("alpha",),
-            options=("side", "lower", "trans_a", "diag"),
+            options=("side", "lower", "trans_a", "unit_diagonal"),
             in_place=("b",),
         )
         for name, formula, words in (

@@ -11,7 +11,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....wire.recent import Recent
 from ..wire._messages import EPILOGUES, Epilogue, Heuristic, Matmul, Operand, Spec, Tune
-from ..wire._plan import BLOCKS, EXPONENTS, mask_width
+from ..wire._narrow import BLOCKS, EXPONENTS, mask_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable

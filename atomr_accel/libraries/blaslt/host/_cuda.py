@@ -36,7 +36,7 @@ from ....executors.vendor import VendorLibrary, array, undone_on_error
 from ....wire import PLACE
 from ....wire.recent import Recent
 from ..wire._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
-from ..wire._plan import BLOCKS, E2M1, FP8, block_scale_bytes
+from ..wire._narrow import BLOCKS, E2M1, FP8, block_scale_bytes
 from ._prototypes import (
     ALGORITHM_BYTES,
     ENUMS,

@@ -71,10 +71,10 @@ ALPHA, BETA = 0.75 - 0.5j, -0.5 + 0.25j
 """The scalars of all cases; of real dtypes their real parts."""
 
 
-def taken(x: Array, n: int | None, off: int, inc: int) -> Array:
-    """The elements of a vector that a routine takes, as a view."""
+def taken(x: Any, n: int | None, off: int, inc: int) -> Any:
+    """Return a view of a vector: n elements from ``off`` on, in steps of ``inc``."""
     part = x[off:]
-    count = -(-len(part) // abs(inc)) if n is None else n
+    count = -(-part.shape[0] // abs(inc)) if n is None else n
     part = part[: max(0, (count - 1) * abs(inc) + 1)] if count else part[:0]
     return part[:: abs(inc)] if inc > 0 else part[::-1][:: abs(inc)]
 
@@ -93,7 +93,7 @@ def symmetric(a: Array, case: Case, *, hermitian: bool = False) -> Array:
 
 def triangular(a: Array, case: Case) -> Array:
     """The triangle that ``a`` holds."""
-    if case.get("diag"):
+    if case.get("unit_diagonal"):
         return (np.tril(a, -1) if case.get("lower") else np.triu(a, 1)) + np.eye(len(a))
     return np.tril(a) if case.get("lower") else np.triu(a)
 
@@ -144,10 +144,10 @@ def repacked(whole: Array, case: Case) -> Array:
     return np.array([whole[at] for at in inside(len(whole), case)], whole.dtype)
 
 
-def hide(a: Array, lower: Any = False, diag: Any = 0, **_: Any) -> Array:
+def hide(a: Array, lower: Any = False, unit_diagonal: Any = False, **_: Any) -> Array:
     """Poison what a routine must not read of a structured matrix."""
     keep = np.tril(np.ones(a.shape, bool)) if lower else np.triu(np.ones(a.shape, bool))
-    if diag:
+    if unit_diagonal:
         keep &= ~np.eye(len(a), dtype=bool)
     a[~keep] = np.nan
     return a

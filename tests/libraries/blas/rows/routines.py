@@ -32,7 +32,7 @@ LENGTHS: Final[list[Case]] = [
 CHOICES: Final[dict[str, list[Any]]] = {
     "lower": [False, True],
     "side": [0, 1],
-    "diag": [0, 1],
+    "unit_diagonal": [False, True],
     "kl": [0, 2],
     "ku": [0, 1, 7],
 }
@@ -50,14 +50,13 @@ def is_alike(row: Row) -> bool:
 
 def cases(row: Row) -> list[Case]:
     """Sizes and options for a row."""
-    if row.counts == ("n",):
-        known = {f"{word}{axis}" for axis in row.steps for word in ("off", "inc")}
+    known = {f"{word}{axis}" for axis in axes_of(row) for word in ("off", "inc")}
+    if row.sizes == ("n",) and not row.options:
         lengths = LENGTHS[row.filled :]
-        fitting = [
+        return [
             {key: value for key, value in case.items() if key in known or key in ("length", "n")}
             for case in lengths
         ]
-        return [each for each in fitting if row.forward != "always" or each.get("incx", 1) > 0]
     sizes: dict[str, list[int]] = {"m": [0, 1, 5, 33], "n": [0, 1, 7], "k": [0, 1, 7]}
     if "m" not in row.sizes:
         sizes["n"] = sizes["m"]
@@ -74,14 +73,18 @@ def cases(row: Row) -> list[Case]:
     found = found[:: FEW if alike else 1]
     small = {"m": [5], "n": [7], "k": [3]}
     letters = {option: by_letters(row, option) for option in options}
-    axes = {f"{word}{axis}" for axis in row.steps for word in ("off", "inc")}
-    steps = {key: value for key, value in STEPS.items() if key in axes}
+    steps = {key: value for key, value in STEPS.items() if key in known}
     few = product(**{size: small[size] for size in row.sizes if size in small}, **letters)
     found += [{**case, **steps} for case in few]
-    if steps and row.forward != "always":
+    if steps:
         back = {key: -value if key == "incx" else value for key, value in steps.items()}
-        found += [{**case, **back} for case in few if case.get("trans") != "C"]
+        found += [{**case, **back} for case in few]
     return found
+
+
+def axes_of(row: Row) -> set[str]:
+    """Return the letters of a row's vectors."""
+    return {operand.steps for operand in row.operands if operand.steps}
 
 
 def by_letters(row: Row, option: str) -> list[Any]:
@@ -138,7 +141,7 @@ def inputs(row: Row, left_out: str, sample: Sample, **case: Any) -> tuple[Array,
         if operand.form and operand.structure:
             array = partly(operand, sample, case)
         elif operand.structure == "triangular":
-            array = hide(sample.triangular(shape[0], unit=case["diag"] == 1), **case)
+            array = hide(sample.triangular(shape[0], unit=case["unit_diagonal"]), **case)
         elif operand.structure and not operand.written:
             array = hide(sample.array(*shape), lower=case["lower"])
         else:
@@ -152,8 +155,8 @@ def partly(operand: Operand, sample: Sample, case: Case) -> Array:
     n = case["n"]
     whole = sample.array(n, n)
     if operand.structure == "triangular":
-        whole = sample.triangular(n, unit=case["diag"] == 1)
-        if case["diag"]:
+        whole = sample.triangular(n, unit=case["unit_diagonal"])
+        if case["unit_diagonal"]:
             np.fill_diagonal(whole, np.nan)
     if operand.form == "packed":
         return repacked(whole, case)
@@ -167,16 +170,21 @@ def partly(operand: Operand, sample: Sample, case: Case) -> Array:
 async def call(
     row: Row, left_out: str, place: str, device: Any, *refs: Any, placed: Any = None, **case: Any
 ) -> Any:
-    """Call the method without the operand that is left out.
+    """Call the method without the operand that is left out, on views of the vectors.
 
     The method makes that operand, or gets the operand ``place`` instead. Scalars are those of all
-    cases, except for the placed ones.
+    cases, except for the placed ones. The results are whole buffers.
     """
-    arguments = dict(zip([each.name for each in given(row, left_out)], refs, strict=True))
+    arguments = {}
+    buffers: dict[int, Any] = {}
+    for operand, ref in zip(given(row, left_out), refs, strict=True):
+        view = ref
+        if operand.steps:
+            view = taken(ref, size_of(operand.shape[0], case), *steps_of(operand, case))
+        arguments[operand.name] = view
+        buffers[id(view)] = ref
     options = (scalars_of(row, refs[0]) | (placed or {})) | {
-        key: value
-        for key, value in case.items()
-        if key in (*row.options, *row.counts) or key.startswith(("off", "inc"))
+        key: value for key, value in case.items() if key in (*row.options, *row.counts)
     }
     if "m" in row.counts:  # the sizes before transposing
         options["m"], options["n"] = turned(case["m"], case["n"], case["trans"])
@@ -184,15 +192,10 @@ async def call(
         arguments[left_out] = arguments[place]
     elif left_out:
         left = {"beta"} if row.operands[row.written[-1]].access == "beta" else set()
-        left |= {f"{word}{own_steps(row, left_out)}" for word in ("off", "inc")}
         options = {key: value for key, value in options.items() if key not in left}
-    return await getattr(device.blas, row.name)(**arguments, **options)
-
-
-def own_steps(row: Row, name: str) -> str:
-    """The steps that an operand shares with no other."""
-    (axis,) = [each.steps for each in row.operands if each.name == name]
-    return axis if sum(each.steps == axis for each in row.operands) == 1 else ""
+    made = await getattr(device.blas, row.name)(**arguments, **options)
+    results = made if isinstance(made, tuple) else (made,)
+    return tuple(buffers.get(id(each), each) for each in results)
 
 
 def expect(row: Row, left_out: str, place: str, *arrays: Array, **case: Any) -> Any:

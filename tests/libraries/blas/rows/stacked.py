@@ -50,12 +50,12 @@ def triangles(sample: Sample, lead_a: Any, lead: Any, m: int, n: int, **case: An
     order = n if case["side"] in (1, "R") else m
     a = np.empty((*lead_a, order, order), sample.dtype)
     for at in np.ndindex(lead_a):
-        a[at] = hide(sample.triangular(order, unit=case["diag"] == 1), **case)
+        a[at] = hide(sample.triangular(order, unit=case["unit_diagonal"]), **case)
     return a, sample.array(*lead, m, n)
 
 
 async def call_solve(device: Any, a: Any, b: Any, **case: Any) -> Any:
-    names = ("side", "lower", "trans_a", "diag")
+    names = ("side", "lower", "trans_a", "unit_diagonal")
     options = {name: case[name] for name in names}
     return await device.blas.trsm_batched(a, b, alpha=scalar(ALPHA, a), **options)
 
@@ -74,7 +74,7 @@ _SIZES = product(m=[0, 1, 5], n=[1, 8], trans=[0, 1, "C"])
 _MATVECS = [{**lead, **size} for lead in LEADS for size in _SIZES]
 _CHOICES = product(m=[5], n=[0, 4], side=[0, "R"], lower=[False, True])
 _SYSTEMS = [
-    {**lead, **size, "trans_a": ("N", 1, 2)[at % 3], "diag": at % 2}
+    {**lead, **size, "trans_a": ("N", 1, 2)[at % 3], "unit_diagonal": bool(at % 2)}
     for at, size in enumerate(_CHOICES)
     for lead in SYSTEMS[at % 2 :: 2]
 ]

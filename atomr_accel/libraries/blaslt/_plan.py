@@ -5,27 +5,26 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...._dtypes import DTYPES
-from ...._errors import Unsupported
-from ....wire import encode
-from ....wire.broadcast import broadcast
-from ....wire.matrices import Laid
-from ._layout import Layout
-from ._messages import EPILOGUES, Epilogue, Operand, Spec
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
+from ...wire import encode
+from ...wire.broadcast import broadcast
+from ...wire.matrices import Laid
+from .wire._layout import Layout
+from .wire._messages import EPILOGUES, Epilogue, Operand, Spec
+from .wire._narrow import (
+    BLOCKS,
+    E2M1,
+    E4M3,
+    E5M2,
+    EXPONENTS,
+    FP8,
+    block_scale_bytes,
+    mask_width,
+)
 
 if TYPE_CHECKING:
     import numpy as np
-
-E4M3: Final = "float8_e4m3fn"
-E5M2: Final = "float8_e5m2"
-E2M1: Final = "float4_e2m1fn"
-FP8: Final = (E4M3, E5M2)
-
-BLOCKS: Final = {"nvfp4": 16, "mxfp8": 32}
-"""Elements along k that share a scale, where scales come in blocks."""
-
-EXPONENTS: Final = "uint8"
-"""The dtype of scales that are powers of two: exponents, counted from -127."""
 
 _LINE: Final = 16
 """fp8 and fp4 need rows that are multiples of this number of bytes."""
@@ -313,11 +312,6 @@ def make_plan(key: PlanKey) -> Plan:
     )
 
 
-def mask_width(n: int) -> int:
-    """Bytes of a row of bits: the vendor wants multiples of 128 bits."""
-    return -(-n // 128) * 16
-
-
 def aux_width(n: int) -> int:
     """Elements of a row that an epilogue keeps: the vendor wants multiples of eight."""
     return -(-n // 8) * 8
@@ -585,11 +579,6 @@ def _block_scaling(
         raise ValueError("scale_out and amax are for fp8 results of products without block scales")
     scales = block_scale_bytes(m, k // block) + block_scale_bytes(n, k // block)
     return (m * k // 2, n * k // 2, scales) if scaling == "nvfp4" else (0, 0, scales)
-
-
-def block_scale_bytes(rows: int, columns: int) -> int:
-    """Bytes of block scales as the vendor has them: tiles of 128 rows and four columns."""
-    return -(-rows // 128) * 128 * -(-columns // 4) * 4
 
 
 def _factors(key: PlanKey, kind: Kind, n: int) -> bool:
