@@ -130,16 +130,16 @@ class TracedOp(msgspec.Struct, frozen=True):
     lane: str
     name: str
     template: Template
-    holes: Callable[[Sequence[int]], tuple[int, ...]]
+    holes: Callable[[Sequence[int]], Sequence[int]]
     offsets: tuple[int, ...] | None
-    reads: Callable[[Sequence[Block]], tuple[Block, ...]]
-    writes: Callable[[Sequence[Block]], tuple[Block, ...]]
+    reads: Callable[[Sequence[Block]], Sequence[Block]]
+    writes: Callable[[Sequence[Block]], Sequence[Block]]
 
     def submit(
         self, device: Submitter, port: Any, addresses: Sequence[int], blocks: Sequence[Block]
     ) -> Any:
         """Submit the op of a call on these blocks by ``port``."""
-        given = self.holes(addresses)
+        given = tuple(self.holes(addresses))
         if self.offsets is not None:
             given = tuple(map(operator.add, given, self.offsets))
         template = self.template
@@ -163,7 +163,6 @@ class Trace(msgspec.Struct, frozen=True):
         ops: their messages, one right after the other.
         own: the index of the call's own op; the ops before and after it are the steps that it
             needs.
-        views: whether views are among the buffers.
         outputs: shapes, dtypes and bytes of the buffers that each call makes.
         obtain: functions that make the other blocks that each call asks for.
         checks: return whether conditions outside the signature still hold.
@@ -176,7 +175,6 @@ class Trace(msgspec.Struct, frozen=True):
     lanes: frozenset[str]
     ops: tuple[TracedOp, ...]
     own: int
-    views: bool
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
     obtain: tuple[Callable[[Driver], Block], ...]
     checks: tuple[Callable[[], bool], ...]
@@ -203,20 +201,21 @@ class Trace(msgspec.Struct, frozen=True):
             if made is None:
                 raise Pending((shape, dtype))
             refs.append(made)
-        blocks = [ref._block for ref in refs]
-        if self.obtain:
-            blocks += [obtain(driver) for obtain in self.obtain]
-        if not self.views:
-            addresses = [block.address for block in blocks]
-            return addresses + words if words else addresses, blocks, self.result(refs)
-        addresses = []
-        for at, block in enumerate(blocks):
+        # Loops, because a comprehension costs a call.
+        blocks: list[Block] = []
+        addresses: list[int] = []
+        for ref in refs:
+            block = ref._block
             if isinstance(block, Part):
-                whole = block.whole
-                addresses.append(whole.address + block.start)
-                blocks[at] = whole  # later code asks whole blocks, which answer sooner
+                addresses.append(block.whole.address + block.start)
+                blocks.append(block.whole)  # later code asks whole blocks, which answer sooner
             else:
                 addresses.append(block.address)
+                blocks.append(block)
+        for obtain in self.obtain:
+            block = obtain(driver)
+            addresses.append(block.address)
+            blocks.append(block)
         return addresses + words if words else addresses, blocks, self.result(refs)
 
 
@@ -524,7 +523,6 @@ class _Tracer:
             frozenset([each.lane for each in ops]),
             tuple(ops),
             own - sum(made.message is None for _, made in parts[:own]),
-            any(ref._block.base is not ref._block for ref in refs),
             tuple(self._outputs),
             tuple(self._obtain),
             tuple(self._checks),
@@ -639,11 +637,9 @@ def _nothing(_refs: Sequence[GpuRef]) -> None:
     """Return None, the result of calls without one."""
 
 
-def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return a function that picks the items at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
-    if positions:
-        only = positions[0]
-        return lambda items: (items[only],)
-    return lambda _items: ()
+    first = positions[0] if positions else 0
+    return itemgetter(slice(first, first + len(positions)))

@@ -96,7 +96,7 @@ class Counting(bytearray):
 def test_each_byte_of_a_large_frame_is_collected_once() -> None:
     whole = frame_of(bytes(4 << 20))
     frames = Frames()
-    frames._rest = Counting()
+    frames.rest = Counting()
     Counting.copied = 0
     arrived = []
     for at in range(0, len(whole), 1 << 16):
