@@ -30,6 +30,7 @@ from .tensor._facade import Tensor
 
 if TYPE_CHECKING:
     from ._library import Home
+    from ._traces import CacheStatistics
 
 
 CALLED: Final = (
@@ -105,6 +106,11 @@ class Libraries(Generic[D]):
         self.tensor = Tensor(device, self.blas, self.cub)
         for name in NAMES:
             getattr(self, name)._library = name
+
+    def _caches(self) -> tuple[CacheStatistics, ...]:
+        """Return the statistics of the libraries' call templates."""
+        facades = [getattr(self, name) for name in NAMES]
+        return tuple(each._traces.statistics(each._library) for each in facades if each.traced)
 
     def _share_libraries(self, others: Libraries[Any], device: Home) -> None:
         """Take over another object's libraries, with their state, driven by ``device``."""

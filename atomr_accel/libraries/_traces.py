@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -330,11 +331,32 @@ def _is_int(value: object) -> bool:
     return type(value) is int
 
 
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """A cache of a device's calls.
+
+    Attributes:
+        name: the library whose call templates these are.
+        entries: number of signatures that are kept.
+        limit: largest number of them; a new one then replaces the oldest.
+        hits: calls that a template has made.
+        misses: calls that were prepared in full although their signature can be kept, and calls
+            that have made a template.
+    """
+
+    name: str
+    entries: int
+    limit: int
+    hits: int
+    misses: int
+
+
 @final
 class Traces:
     """Traces of a facade's calls by signature, shared by all copies of the facade."""
 
     def __init__(self) -> None:
+        self._hits = self._misses = 0
         self._known: dict[Key, Trace | int] = {}  # how many calls there were, without a trace
 
     def find(
@@ -363,6 +385,7 @@ class Traces:
         calls = 1
         if type(found) is Trace:
             if found.epoch is memory.epoch and (not found.checks or found.holds()):
+                self._hits += 1
                 return found, refs, words
         elif found is None:
             self._keep(key, calls)
@@ -382,8 +405,17 @@ class Traces:
         self._keep(key, traced)
         return traced, refs, words
 
+    def statistics(self, name: str) -> CacheStatistics:
+        """Return a snapshot.
+
+        Args:
+            name: the name of the library.
+        """
+        return CacheStatistics(name, len(self._known), _SIGNATURES, self._hits, self._misses)
+
     def _keep(self, key: Key, value: Trace | int) -> None:
         """Keep a value, in the place of the oldest: to note which are in use takes too long."""
+        self._misses += 1
         if key not in self._known and len(self._known) >= _SIGNATURES:
             del self._known[next(iter(self._known))]
         self._known[key] = value

@@ -19,7 +19,6 @@ from .._arguments import (
 from .._op import D
 from .._request import Request, Submission
 from ..wire._options import flag, whole
-from ..wire._recent import Recent
 from ._checks import (
     LANE,
     UINT8,
@@ -47,17 +46,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, MemoryMap
-    from .._library import Home
     from .._request import Driver
-
-_MOST_PLANS: Final = 4096
 
 Given = dict[str, Any]
 """The arguments of a call, by name."""
 
 
 class _Plan(NamedTuple):
-    """A checked call, kept for the shapes, dtypes and options of its arguments.
+    """A checked call, without its buffers.
 
     Attributes:
         dtype, sizes, steps: of the message.
@@ -82,10 +78,6 @@ class _Plan(NamedTuple):
 class RowRoutines(Routines[D]):
     """Base of the classes of levels 1 to 3."""
 
-    def __init__(self, device: Home) -> None:
-        super().__init__(device)
-        self._checked: Recent[tuple[Any, ...], _Plan] = Recent(_MOST_PLANS)
-
     def _routine(self, name: str, given: Given) -> Request[Any]:
         """The request for a routine.
 
@@ -93,7 +85,7 @@ class RowRoutines(Routines[D]):
             name: of its row.
             given: the arguments of its method, which have the names of the row.
         """
-        row, called, options_of, counts_of, operands, reads, writes, rescaled = _ROUTES[name]
+        row, called, options_of, operands, reads, writes, rescaled = _ROUTES[name]
         # Loops, because these few lines are most of what a call costs the program.
         read_options = []
         for option, usual, read in options_of:
@@ -102,34 +94,16 @@ class RowRoutines(Routines[D]):
         if strided(*given.values()):
             given = _turned(row, given, read_options)
         options = tuple(read_options)
-        counts: list[Any] = []
-        plain = True
-        for count in counts_of:
-            value = given[count]
-            counts.append(value)
-            if type(value) is not int and value is not None:
-                plain = False  # 1, 1.0 and True are the same key, so it goes without
 
         def prepare(driver: Driver) -> Submission[Any]:
             memory = driver.memory
             refs: list[Any] = []
             blocks: list[Any] = []
-            signature: list[Any] = [name, options, *counts]
             for argument, check, made in operands:
                 ref = given[argument]
                 refs.append(ref)
-                if ref is None and made:
-                    blocks.append(None)
-                    signature.append(None)
-                else:
-                    blocks.append(check(ref, memory, argument))
-                    signature += ref.shape, ref.dtype
-            key = tuple(signature) if plain else ()
-            plan = self._checked.get(key)
-            if plan is None:
-                plan = _check(row, given, dict(zip(row.options, options, strict=True)))
-                if plain:
-                    self._checked.keep(key, plan)
+                blocks.append(None if ref is None and made else check(ref, memory, argument))
+            plan = _check(row, given, dict(zip(row.options, options, strict=True)))
             name_of_dtype, sizes, steps, starts, absent, scalars, clear, scratch_bytes = plan
             numbers: list[Scalar | None] = []
             on_device = False
@@ -236,7 +210,6 @@ class _Route(NamedTuple):
         row: the row.
         called: the name of its requests.
         options: names of options, their defaults, and the functions that read them.
-        counts: names of the arguments that are whole numbers.
         operands: names of operands, the functions that check them, and True if an absent one is
             made.
         reads, writes: positions of the operands that the routine reads, and writes.
@@ -246,7 +219,6 @@ class _Route(NamedTuple):
     row: Row
     called: str
     options: tuple[tuple[str, object, Callable[[Any, str], int]], ...]
-    counts: tuple[str, ...]
     operands: tuple[tuple[str, Callable[[GpuRef, MemoryMap, str], Block], bool], ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -258,7 +230,6 @@ _ROUTES: Final = {
         row,
         f"blas.{row.name}",
         tuple((option, _USUAL.get(option, 0), _OPTIONS[option]) for option in row.options),
-        (*row.counts, *(f"{word}{axis}" for axis in row.steps for word in ("off", "inc"))),
         tuple(
             (
                 operand.name,
