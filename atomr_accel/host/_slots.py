@@ -81,7 +81,8 @@ class Template:
 
     def filled(self, addresses: Sequence[int]) -> Message:
         """The message of a call."""
-        return self.caller(_same)(addresses)
+        message: Message = self.caller(_same)(addresses)
+        return message
 
     def caller(self, handler: Callable[[Any], Any]) -> Callable[[Sequence[int]], Any]:
         """Return a function that has ``handler`` execute the message of a call."""
@@ -159,6 +160,7 @@ def _refuse(message: Malformed) -> None:
 
 
 def _same(message: Message) -> Message:
+    """Return the message itself."""
     return message
 
 

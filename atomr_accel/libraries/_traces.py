@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import OrderedDict
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
@@ -338,7 +339,7 @@ class CacheStatistics:
     Attributes:
         name: the library whose call templates these are.
         entries: number of signatures that are kept.
-        limit: largest number of them; a new one then replaces the oldest.
+        limit: largest number of them; a new one then replaces the least recently used.
         hits: calls that a template has made.
         misses: calls that were prepared in full although their signature can be kept, and calls
             that have made a template.
@@ -357,7 +358,9 @@ class Traces:
 
     def __init__(self) -> None:
         self._hits = self._misses = 0
-        self._known: dict[Key, Trace | int] = {}  # how many calls there were, without a trace
+        self._known: OrderedDict[Key, Trace | int] = (
+            OrderedDict()
+        )  # how many calls there were, without a trace
 
     def find(
         self,
@@ -386,6 +389,7 @@ class Traces:
         if type(found) is Trace:
             if found.epoch is memory.epoch and (not found.checks or found.holds()):
                 self._hits += 1
+                self._known.move_to_end(key)
                 return found, refs, words
         elif found is None:
             self._keep(key, calls)
@@ -414,11 +418,12 @@ class Traces:
         return CacheStatistics(name, len(self._known), _SIGNATURES, self._hits, self._misses)
 
     def _keep(self, key: Key, value: Trace | int) -> None:
-        """Keep a value, in the place of the oldest: to note which are in use takes too long."""
+        """Keep a value, in the place of the least recently used one."""
         self._misses += 1
-        if key not in self._known and len(self._known) >= _SIGNATURES:
-            del self._known[next(iter(self._known))]
         self._known[key] = value
+        self._known.move_to_end(key)
+        if len(self._known) > _SIGNATURES:
+            self._known.popitem(last=False)
 
 
 @final

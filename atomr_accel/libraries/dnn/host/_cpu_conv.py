@@ -24,7 +24,7 @@ def _taps(
 
     Both are indices into the last dimensions.
     """
-    axes = []
+    axes: list[list[slice]] = []
     for size, count, stride, dilation in zip(
         filter_, positions, window.stride, window.dilation, strict=True
     ):
@@ -78,10 +78,14 @@ def _conv_dgrad(
     for tap, where in _taps(window, weight.shape[2:], loss.shape[2:]):
         part = np.swapaxes(by_group[tap], -1, -2) @ grouped
         padded[where] += part.reshape(*shape[:2], *loss.shape[2:])
-    inside = (
-        slice(before, before + size) for before, size in zip(window.before, shape[2:], strict=True)
+    inside: Any = (
+        ...,
+        *(
+            slice(before, before + size)
+            for before, size in zip(window.before, shape[2:], strict=True)
+        ),
     )
-    return {"dx": padded[(..., *inside)]}
+    return {"dx": padded[inside]}
 
 
 def _conv_wgrad(
