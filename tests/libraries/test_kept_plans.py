@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import AccelError
+from atomr_accel.executors.numbers import Scalars
 from atomr_accel.libraries._table import Libraries
 from atomr_accel.libraries.blaslt.wire._layout import Layout
-from atomr_accel.libraries.host._numbers import Scalars
-from atomr_accel.libraries.wire._recent import Recent
+from atomr_accel.wire.recent import Recent
 
 from ..harness import on_shared, sized
 from .conformance import dtype_of
@@ -184,7 +184,7 @@ def test_a_value_takes_the_place_of_the_one_before() -> None:
 
 @on_shared
 async def test_a_call_template_in_use_is_kept_when_others_come(device: Device) -> None:
-    from atomr_accel.libraries import _traces
+    from atomr_accel.ops import _traces
 
     blas = type(device.blas)(device._core)
     hot = await device.put(np.zeros((3, 3), np.float32))

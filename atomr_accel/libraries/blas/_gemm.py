@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...memory import GpuRef, origin
-from .._arguments import (
+from ...ops import (
+    D,
+    Submission,
+    op,
     require_dtype,
     require_no_alias,
     require_rank,
@@ -17,8 +20,6 @@ from .._arguments import (
     require_writable,
     strided,
 )
-from .._op import D, op
-from .._request import Submission
 from ._checks import (
     UINT8,
     Number,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block
-    from .._request import Driver, Request
+    from ...ops import Driver, Request
 
 
 class Products(Routines[D]):

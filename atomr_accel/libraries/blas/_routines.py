@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
 from ...memory import GpuRef, origin
-from .._arguments import (
+from ...ops import (
+    D,
+    Request,
+    Submission,
     require_dtype,
     require_no_alias,
     require_rank,
@@ -16,9 +19,7 @@ from .._arguments import (
     require_writable,
     strided,
 )
-from .._op import D
-from .._request import Request, Submission
-from ..wire._options import flag, whole
+from ...wire.options import flag, whole
 from ._checks import (
     LANE,
     UINT8,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, MemoryMap
-    from .._request import Driver
+    from ...ops import Driver
 
 Given = dict[str, Any]
 """The arguments of a call, by name."""

@@ -15,7 +15,7 @@ from .buffers import DTYPES, Call, Refs
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.libraries._traces import CacheStatistics
+    from atomr_accel.ops import CacheStatistics
 
 pytestmark = MARKS
 
