@@ -41,7 +41,7 @@ from ._request import (
     submit,
 )
 from ._staging import has_views, on_any_views, on_copies
-from ._traces import Trace, Untraceable, picker, signature
+from ._traces import CacheStatistics, Trace, Untraceable, picker, signature
 from ._witness import Witness, witnessed
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
 
@@ -53,6 +53,7 @@ __all__ = [
     "TOGETHER",
     "Answered",
     "Awaited",
+    "CacheStatistics",
     "Collected",
     "D",
     "Described",
