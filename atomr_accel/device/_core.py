@@ -525,7 +525,9 @@ class DeviceCore:
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """Return an uninitialised buffer, or None if making it needs to wait."""
-        if self.context is None:
+        if get_ident() != self._thread:
+            raise self._elsewhere()
+        if self.serving is None:
             return None
         block = self.memory.allocate(nbytes)
         return None if block is None else GpuRef(block, shape, dtype, nbytes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..actors import ActorRef, SupervisorStatistics
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import MemoryStatistics
+    from ..ops import CacheStatistics
     from ..wire import DeviceInfo
     from ._core import DeviceCore, Startup
     from ._open import System
@@ -52,6 +53,7 @@ class DeviceStatistics:
         standby: the standbys for the next rebuild; None without standbys.
         supervisor: the device's children, the restarts of its context, and the period in which they
             count.
+        caches: the call templates of each library.
     """
 
     state: str
@@ -67,6 +69,7 @@ class DeviceStatistics:
     startup: Startup | None
     standby: StandbyStatistics | None
     supervisor: SupervisorStatistics
+    caches: tuple[CacheStatistics, ...]
 
 
 @final
@@ -390,4 +393,5 @@ class Device(MemoryMethods, Libraries[Awaited]):
             startup=core.startup,
             standby=None if core.standby is None else core.standby.statistics(),
             supervisor=core.place.supervisor.statistics(),
+            caches=self._caches(),
         )

@@ -39,7 +39,7 @@ from ..wire import (
     encoder,
 )
 from ..wire.failures import as_out_of_memory, pack_exception
-from ._slots import Group, Later, Malformed, StreamSlot, Templates
+from ._slots import Group, Later, Malformed, StreamSlot, Template, Templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -137,7 +137,8 @@ class Lane:
         self._most_slots = max_streams
         self._slot = first = self._add_slot(0)
         self._spreads = getattr(first.executor, "spreads", False)
-        union = reduce(operator.or_, first.handlers)
+        calls = CallWithTemplate | CallByTemplate
+        union = reduce(operator.or_, first.handlers, calls)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
         self._decode = msgspec.msgpack.Decoder(list[request]).decode
         decode_message: Callable[[Any], Message] = msgspec.msgpack.Decoder(union).decode
@@ -174,21 +175,18 @@ class Lane:
             return None
         requests: list[Request] = []
         for frame in self._frames.feed(data):
-            requests += self._requests(frame)
+            try:
+                requests += self._decode(frame)
+            except msgspec.ValidationError:
+                requests += self._one_by_one(frame)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise ProtocolViolation(f"a frame cannot be read: {error}") from error
         if self._spreads:  # a few that have come together overlap, too
             self._together_most = min(self._group, -(-len(requests) // self._most_slots) or 1)
         return requests
 
-    def _requests(self, frame: memoryview) -> list[Request]:
-        """The requests of a frame; what none of the executors knows is refused."""
-        try:
-            return self._decode(frame)
-        except msgspec.ValidationError:
-            return self._one_by_one(frame)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolViolation(f"a frame cannot be read: {error}") from error
-
     def _one_by_one(self, frame: memoryview) -> list[Request]:
+        """The requests of a frame, of which the executors do not know all: those are refused."""
         try:
             entries = _read_entries(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -232,19 +230,21 @@ class Lane:
         ):
             slot = self._behind(dependencies)
             if slot is not None:
-                make = slot.find_call(message)
+                template = self.templates.find(message)
+                make = template.calls.get(slot) or slot.prepare_call(template)
                 self.launches[seq] = slot
                 self._launcher.plan((self, slot, seq, make, message.addresses))
                 return
-        self._launcher.launch_planned()
+        if self._launcher.planned:
+            self._launcher.launch_planned()
         kind = type(message)
         fusion = None
         if kind is CallByTemplate or kind is CallWithTemplate:
             call: Any = message
             if kind is CallWithTemplate:
                 self._keep_template(call)
-            template = self.templates.find(call)
             if not dependencies and not alone:
+                template = self.templates.find(call)
                 fusion = self._slot.fusions.get(template.kind)
                 if fusion is not None:
                     message = template.filled(call.addresses)
@@ -265,6 +265,8 @@ class Lane:
             dependencies = (*dependencies, *((self.index, before) for before in self.aside))
             request = seq, dependencies, message
         if dependencies and not self._ready(dependencies):
+            if isinstance(message, CallByTemplate):
+                self.templates.find(message)  # a missing one is a violation now, not later
             self.aside[seq] = request
         else:
             self._launch(request)
@@ -324,8 +326,6 @@ class Lane:
         """Keep the template of a call for later calls with the same signature."""
         former = self.templates.add(request)
         if former is not None:
-            for slot in self.slots:
-                slot.forget(request.number)
             for seq, (_, dependencies, message) in self.aside.items():
                 if (
                     isinstance(message, (CallWithTemplate, CallByTemplate))
@@ -410,16 +410,23 @@ class Lane:
     def _launch(self, request: Request) -> None:
         seq, dependencies, message = request
         slot = self._follow(dependencies) if dependencies else self._slot
-        if type(message) is CallByTemplate:  # most are
-            handler = slot.handlers[CallByTemplate]
+        template: Template | None = None
+        handler: Callable[[Any], Any] | None = None
+        if type(message) is CallByTemplate or type(message) is CallWithTemplate:  # most are
+            template = self.templates.find(message)
+            given: Any = message.addresses
+            handler = template.calls.get(slot)
         else:
-            handler = self._handler_of(message, slot)
+            handler, given = self._handler_of(message, slot), message
         if self._delay is not None:
             self._delay()
         times = self._times
         begun = None if times is None else times.begin(slot.stream, message)
         try:
-            value = handler(message)
+            if handler is None:
+                assert template is not None
+                handler = slot.prepare_call(template)
+            value = handler(given)
         except BaseException as error:  # noqa: BLE001 - it is the answer
             if times is not None and begun is not None:
                 times.fail(begun)
@@ -613,7 +620,8 @@ class Lane:
             if slot.steps:
                 steps, slot.steps = slot.steps, deque()
             if token is None:
-                self._release(slot, steps)
+                if steps:
+                    self._release(slot, steps)
                 self._complete(group)
             else:
                 if self._launcher.signals is not None:
@@ -689,7 +697,8 @@ class Lane:
         if os.getpid() != self._launcher.process:
             os._exit(0)  # a function has forked; the parent sends the answers
         if self._done:
-            self._tell_times()
+            if self._times is not None:
+                self._tell_times()
             append_frame(self._out, self._done)
             self._done = []
         if self._out:

@@ -16,7 +16,7 @@ import select
 import threading
 import time
 from collections import deque
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..wire import ProtocolViolation, StickyFault
@@ -57,7 +57,11 @@ _MOST_PLANNED: Final = 8
 Planned = tuple["Lane", "StreamSlot", int, "Callable[[Any], Any]", "Sequence[int]"]
 """A planned call: its lane, its slot, its sequence number, its function, and its addresses."""
 
+# Functions of C, because comprehensions and lambdas cost calls.
 _by_sequence: Final = itemgetter(0)
+_descriptor: Final = itemgetter(0)
+_launches: Final = attrgetter("launches")
+_aside: Final = attrgetter("aside")
 
 
 @final
@@ -75,6 +79,7 @@ class Launcher:
     Attributes:
         process: the process in which it was made.
         polls: whether it polls the device, rather than sleep until an op ends.
+        planned: the calls to be made together.
         signals: the descriptors that the driver closes, by token; None unless ``completion`` is
             ``"callback"``.
     """
@@ -87,7 +92,7 @@ class Launcher:
         self._lanes: dict[int, Lane] = {}  # by descriptor
         self._opening: deque[Callable[[], Lane | None]] = deque()
         self.signals: Final[dict[Any, int] | None] = {} if completion == "callback" else None
-        self._planned: list[Planned] = []
+        self.planned: list[Planned] = []
         self._late = 0.0  # when finished ops have waited for their answers for long
         self._lock = threading.Lock()
         self._ended = False
@@ -192,8 +197,10 @@ class Launcher:
                     lane.end_pass()
                     self._answer()
             lane.end_pass()
-        self.launch_planned()
-        self._retry()
+        if self.planned:
+            self.launch_planned()
+        if waiting := [*filter(_aside, self._lanes.values())]:
+            self._retry(waiting)
         return several
 
     def _receive(self, ready: list[int], came: list[tuple[Lane, list[Request]]]) -> None:
@@ -221,11 +228,8 @@ class Launcher:
                 lane.flush()
         self._late = time.perf_counter() + _LONG_SECONDS
 
-    def _retry(self) -> None:
+    def _retry(self, waiting: list[Lane]) -> None:
         """Launch the ops that were set aside and are ready, in the program's order."""
-        waiting = [lane for lane in self._lanes.values() if lane.aside]
-        if not waiting:
-            return
         aside = [(seq, lane) for lane in waiting for seq in lane.aside]
         if len(waiting) > 1:
             aside.sort(key=_by_sequence)
@@ -241,8 +245,8 @@ class Launcher:
 
     def plan(self, call: Planned) -> None:
         """Plan a call, to be made together with a few more, before the next launch."""
-        self._planned.append(call)
-        if len(self._planned) >= _MOST_PLANNED:
+        self.planned.append(call)
+        if len(self.planned) >= _MOST_PLANNED:
             self.launch_planned()
 
     def launch_planned(self) -> None:
@@ -254,9 +258,9 @@ class Launcher:
         Raises:
             StickyFault: the context has failed.
         """
-        if not self._planned:
+        if not self.planned:
             return
-        planned, self._planned = self._planned, []
+        planned, self.planned = self.planned, []
         for lane, slot, seq, call, addresses in planned:
             lane.launch_planned(slot, seq, call, addresses)
             if time.perf_counter() > self._late:
@@ -268,9 +272,9 @@ class Launcher:
         """Wait for descriptors to read, and return them. Answer finished ops meanwhile."""
         poll, completion = self._poll, self._completion
         news = 0.0
-        while busy := [lane for lane in self._lanes.values() if lane.launches]:
+        while busy := [*filter(_launches, self._lanes.values())]:
             if ready := poll(0):
-                return [fd for fd, _ in ready]
+                return [*map(_descriptor, ready)]
             if self._reap(busy):
                 news = 0.0
             elif completion == "blocking":
@@ -293,8 +297,8 @@ class Launcher:
             until = time.perf_counter() + _LINGER_SECONDS
             while time.perf_counter() < until:
                 if ready := poll(0):
-                    return [fd for fd, _ in ready]
-        return [fd for fd, _ in poll()]
+                    return [*map(_descriptor, ready)]
+        return [*map(_descriptor, poll())]
 
     def _reap(self, lanes: list[Lane]) -> bool:
         """Answer finished ops; return True if there were any."""

@@ -47,12 +47,13 @@ class Template:
         message: the decoded message.
         kind: its type.
         count: number of addresses that it takes.
+        calls: the functions that make its calls, given addresses, by the slot that makes them.
 
     Raises:
         ProtocolViolation: the message is invalid.
     """
 
-    __slots__ = ("_decode", "_encoded", "_fill", "count", "kind", "message")
+    __slots__ = ("_decode", "_encoded", "_fill", "calls", "count", "kind", "message")
 
     def __init__(self, encoded: bytes, decode: Callable[[Any], Message]) -> None:
         try:
@@ -60,6 +61,7 @@ class Template:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolViolation(f"a template cannot be read: {error}") from error
         self.kind: Final = type(self.message)
+        self.calls: Final[dict[StreamSlot, Callable[[Sequence[int]], Any]]] = {}
         places = _places(self.message)
         self.count: Final = len(places)
         markers = [_UINT64 + (PLACE | at).to_bytes(8, "big") for at in range(self.count)]
@@ -79,10 +81,20 @@ class Template:
 
     def filled(self, addresses: Sequence[int]) -> Message:
         """The message of a call."""
+        message: Message = self.caller(_same)(addresses)
+        return message
+
+    def caller(self, handler: Callable[[Any], Any]) -> Callable[[Sequence[int]], Any]:
+        """Return a function that has ``handler`` execute the message of a call."""
+        encoded, fill, decode = self._encoded, self._fill, self._decode
         parts: list[Any] = [None] * (2 * self.count + 1)
-        parts[::2] = self._encoded
-        parts[1::2] = addresses
-        return self._decode(self._fill(*parts))
+        parts[::2] = encoded
+
+        def call(addresses: Sequence[int]) -> Any:
+            parts[1::2] = addresses
+            return handler(decode(fill(*parts)))
+
+        return call
 
 
 @final
@@ -145,6 +157,11 @@ class Malformed(Message, frozen=True):
 
 def _refuse(message: Malformed) -> None:
     raise TypeError(message.why)
+
+
+def _same(message: Message) -> Message:
+    """Return the message itself."""
+    return message
 
 
 def _nothing(_message: object) -> None:
@@ -210,7 +227,6 @@ class StreamSlot:
     """
 
     __slots__ = (
-        "_calls",
         "_prepare",
         "executor",
         "fusions",
@@ -243,42 +259,18 @@ class StreamSlot:
             RecordEvent: lambda message: stream.timestamp(message.event),
             ForgetEvent: lambda message: context.forget_event(message.event),
             Elapsed: lambda message: context.elapsed(message.start, message.end),
-            CallWithTemplate: self._execute,
-            CallByTemplate: self._execute,
             **executor.handlers,
         }
         self._prepare = getattr(executor, "preparers", {})
-        self._calls: dict[int, Callable[[Sequence[int]], Any]] = {}
         self.unmarked: list[tuple[int, Any]] = []
         self.steps: deque[tuple[int, Any]] = deque()
         self.in_flight: deque[Group] = deque()
 
-    def _execute(self, request: CallWithTemplate | CallByTemplate) -> Any:
-        """Make a call by a template."""
-        return self.find_call(request)(request.addresses)
-
-    def find_call(self, request: CallWithTemplate | CallByTemplate) -> Callable[[Any], Any]:
-        """Return the function that makes a call, given its addresses.
-
-        Raises:
-            ProtocolViolation: the lane lacks its template.
-        """
-        assert self.lane is not None
-        template = self.lane.templates.find(request)
-        call = self._calls.get(request.number)
-        if call is None:
-            call = self._calls[request.number] = self._prepared(template)
-        return call
-
-    def forget(self, number: int) -> None:
-        """Another template takes the place of one."""
-        self._calls.pop(number, None)
-
-    def _prepared(self, template: Template) -> Callable[[Sequence[int]], Any]:
-        """Return the function that executes a message, given addresses."""
+    def prepare_call(self, template: Template) -> Callable[[Sequence[int]], Any]:
+        """Return the function that makes a template's calls here, and keep it in the template."""
         prepare = self._prepare.get(template.kind)
         call: Callable[[Sequence[int]], Any] | None = prepare and prepare(template)
-        if call is not None:
-            return call
-        handler = self.handlers[template.kind]
-        return lambda addresses: handler(template.filled(addresses))
+        if call is None:
+            call = template.caller(self.handlers[template.kind])
+        template.calls[self] = call
+        return call

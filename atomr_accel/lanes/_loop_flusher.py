@@ -111,7 +111,8 @@ class LoopFlusher(trio.abc.Instrument):
         for port in self._ports:
             if port.load:
                 port.poll_replies()
-        self._remove_if_idle()
+        if not self._ports:
+            self._remove_if_idle()
 
 
 @final

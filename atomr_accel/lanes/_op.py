@@ -186,7 +186,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     def wake(self) -> None:
         """Let the caller go on, if it still waits."""
         if self.task is not None:
-            self.port.expect_more()
+            self.port.due += 1  # it runs in this turn, and is likely to submit again
             trio.lowlevel.reschedule(self.task)
             self.task = None
 

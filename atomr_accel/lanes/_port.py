@@ -122,6 +122,9 @@ class Port:
 
     Attributes:
         reports: whether the host was asked to report its times, and to mark ranges.
+        load: number of ops that are submitted and not answered.
+        due: tasks whose ops were answered since the last turn, less the ops submitted in this one:
+            at zero all tasks that are likely to submit have done so.
     """
 
     def __init__(
@@ -154,12 +157,10 @@ class Port:
         self._flusher: LoopFlusher | None = None
         self._sends_soon = False
         self._polled = False
-        # Tasks whose ops were answered since the last turn, less the ops submitted in this one:
-        # at zero all tasks that are likely to submit have done so.
-        self._due = 0
+        self.due: int = 0
         self._full = trio.Event()
         self._failure: BaseException | None = None
-        self._count = 0
+        self.load: int = 0
         self._submitted = 0
         self._completed = 0
         self._failed = 0
@@ -210,7 +211,7 @@ class Port:
             shorten_switch_interval()
         in_flight[seq] = op
         self._submitted += 1
-        self._count += 1
+        self.load += 1
         if self._timing:
             op.submitted_at = monotonic_ns()
             if "op_submitted" in self._instruments.methods:
@@ -219,14 +220,15 @@ class Port:
             self.fail(op, self._make_error)
             return
         self._outbox.append(op)
-        if self._count == 1 and not self._buffer:
-            self.send()  # the lane is idle: latency counts
+        if self.load == 1 and not self._buffer:
+            self._encode_what_fits()  # the lane is idle: latency counts
+            self.push()
             if not self._buffer:
                 return
         # The lane is busy: let the other tasks that are about to run submit too, and send
         # all of it at once. Those are mostly the ones whose ops have been answered.
-        self._due -= 1
-        if not self._due:
+        self.due -= 1
+        if not self.due:
             self.send()
             if not self._buffer:
                 return
@@ -257,15 +259,6 @@ class Port:
         """Adapt to a change of the instruments."""
         self._timing = self._instruments.each_op
 
-    def expect_more(self) -> None:
-        """Note that a task of this lane runs in this turn, and is likely to submit again."""
-        self._due += 1
-
-    @property
-    def load(self) -> int:
-        """Number of ops that are submitted and not answered."""
-        return self._count
-
     def overdue(self, now: float, deadline: float) -> Op | None:
         """Return the op at the head of this lane if it has been there for ``deadline`` seconds.
 
@@ -273,7 +266,7 @@ class Port:
         and while the head depends on another lane's op.
         """
         head = None
-        if self._count:
+        if self.load:
             ours = (op for op in self._in_flight.values() if op.port is self and op.sent)
             head = next(ours, None)
         if head is not self._oldest or head is None:
@@ -291,7 +284,7 @@ class Port:
             submitted=self._submitted,
             completed=self._completed,
             failed=self._failed,
-            in_flight=self._count,
+            in_flight=self.load,
             queued=len(self._outbox),
             frames_sent=self._frames,
         )
@@ -306,7 +299,7 @@ class Port:
         self._on_fault = on_fault
         if self._prompt:
             self._flusher = LoopFlusher.join(self)
-        if self._frames_in.begun:
+        if self._frames_in.rest:
             self._cut.set()
         try:
             async with trio.open_nursery() as nursery:
@@ -391,7 +384,7 @@ class Port:
             if self._failure is not None:
                 raise self._failure
             if not self._prompt:  # woken to send, in the turn after the submission
-                self._due = 0
+                self.due = 0
                 self.send()
 
     async def _see_frames_complete(self) -> None:
@@ -402,10 +395,10 @@ class Port:
             self._cut = trio.Event()
             cut = frames.cut
             for seconds in (FRAME_SECONDS, _AGAIN_SECONDS):
-                if frames.begun and frames.cut == cut:
+                if frames.rest and frames.cut == cut:
                     await trio.sleep(seconds)
-            if frames.begun and frames.cut == cut:
-                self._violated(f"{frames.begun} bytes of a frame came, and not the rest of it")
+            if frames.rest and frames.cut == cut:
+                self._violated(f"{len(frames.rest)} bytes of a frame came, and not the rest of it")
 
     def wake_writer(self) -> None:
         """Have the port's task wait for room in the socket."""
@@ -427,7 +420,7 @@ class Port:
         would make room, they are in the socket, and end that sleep themselves.
         """
         self._sends_soon = False
-        self._due = 0
+        self.due = 0
         try:
             self._encode_what_fits()
             self.push()
@@ -446,7 +439,7 @@ class Port:
 
     def take_answers(self) -> None:
         """Receive pending answers for a caller that needs the memory they free; never blocks."""
-        if self._count:
+        if self.load:
             self._receive()
 
     def send(self) -> None:
@@ -456,18 +449,15 @@ class Port:
 
     def encode(self) -> None:
         """Encode queued ops for ``push``, as far as the host's window has room."""
-        if self._outbox and self._room() <= 0:
+        if self._outbox and self.load - len(self._outbox) >= _WINDOW:
             # A batch queues ops without awaiting, so the answers that have arrived meanwhile
             # are still in the socket. They make room, or the device would run dry.
             self._receive()
         self._encode_what_fits()
 
-    def _room(self) -> int:
-        """Number of further ops that the host may have."""
-        return _WINDOW - (self._count - len(self._outbox))
-
     def _encode_what_fits(self) -> None:
-        room = self._room()
+        # The rest of the window that the host has is room for further ops.
+        room = _WINDOW - (self.load - len(self._outbox))
         while self._outbox and room > 0 and len(self._buffer) < _SEND_HIGH:
             most = min(room, _MOST_IN_FRAME)
             room -= self._encode_together(most) or self._encode_one_by_one(most)
@@ -578,13 +568,13 @@ class Port:
         except ProtocolViolation as violation:
             self._violated(str(violation))
         else:
-            if self._frames_in.begun:
+            if self._frames_in.rest:
                 self._cut.set()
         finally:
             if outermost:
                 received, self._received = self._received, 0
                 if self._done.waiting:
-                    self._done.answer(received, idle=not self._count)
+                    self._done.answer(received, idle=not self.load)
 
     def _violated(self, why: str) -> None:
         """End the context, because the host has broken the protocol."""
@@ -603,7 +593,7 @@ class Port:
         """
         in_flight = self._in_flight
         for frame in self._frames_in.feed(data):
-            if self._is_over():  # an answer has ended it: all other ops are answered too
+            if self._ended:  # an answer has ended it: all other ops are answered too
                 return
             try:
                 reply = self._decode(frame)
@@ -695,7 +685,7 @@ class Port:
                     self._instruments("op_sent", op)
         if self._instruments.sampled:  # decide whether the next ops are timed
             # A lane that has run dry is not idle yet: of many ops the first is sent alone.
-            self._crowd = max(self._count, self._crowd >> 1)
+            self._crowd = max(self.load, self._crowd >> 1)
             self._sent += len(ops)
             if self._sent >= _MOST_IN_FRAME:
                 now = ops[-1].sent_at
@@ -744,7 +734,7 @@ class Port:
         del in_flight[seq]
         if not in_flight and self._prompt:
             restore_switch_interval()
-        self._count -= 1
+        self.load -= 1
         for block in op.reads:
             readers = block.readers
             if readers is not None:

@@ -42,7 +42,7 @@ from ._request import (
     submit,
 )
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
-from ._traces import Trace, Untraceable, picker, signature
+from ._traces import CacheStatistics, Trace, Untraceable, picker, signature
 from ._witness import Witness, witnessed
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
 
@@ -55,6 +55,7 @@ __all__ = [
     "TOGETHER",
     "Answered",
     "Awaited",
+    "CacheStatistics",
     "Check",
     "Collected",
     "D",

@@ -422,9 +422,10 @@ def send(
         addresses, blocks, result = trace.call(device.first_try, refs, words)
     except Pending:
         return None
+    if len(trace.ops) == 1:
+        only = trace.ops[0]
+        return result, only.submit(device, ports[only.lane], addresses, blocks)
     ops = [each.submit(device, ports[each.lane], addresses, blocks) for each in trace.ops]
-    if len(ops) == 1:
-        return result, ops[0]
     return result, _Together(ops[trace.own], ops[: trace.own], ops[trace.own + 1 :])
 
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import OrderedDict
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -131,16 +133,16 @@ class TracedOp(msgspec.Struct, frozen=True):
     lane: str
     name: str
     template: Template
-    holes: Callable[[Sequence[int]], tuple[int, ...]]
+    holes: Callable[[Sequence[int]], Sequence[int]]
     offsets: tuple[int, ...] | None
-    reads: Callable[[Sequence[Block]], tuple[Block, ...]]
-    writes: Callable[[Sequence[Block]], tuple[Block, ...]]
+    reads: Callable[[Sequence[Block]], Sequence[Block]]
+    writes: Callable[[Sequence[Block]], Sequence[Block]]
 
     def submit(
         self, device: Submitter, port: Any, addresses: Sequence[int], blocks: Sequence[Block]
     ) -> Any:
         """Submit the op of a call on these blocks by ``port``."""
-        given = self.holes(addresses)
+        given = tuple(self.holes(addresses))
         if self.offsets is not None:
             given = tuple(map(operator.add, given, self.offsets))
         template = self.template
@@ -164,7 +166,6 @@ class Trace(msgspec.Struct, frozen=True):
         ops: their messages, one right after the other.
         own: the index of the call's own op; the ops before and after it are the steps that it
             needs.
-        views: whether views are among the buffers.
         outputs: shapes, dtypes and bytes of the buffers that each call makes.
         obtain: functions that make the other blocks that each call asks for.
         checks: return whether conditions outside the signature still hold.
@@ -177,7 +178,6 @@ class Trace(msgspec.Struct, frozen=True):
     lanes: frozenset[str]
     ops: tuple[TracedOp, ...]
     own: int
-    views: bool
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
     obtain: tuple[Callable[[Driver], Block], ...]
     checks: tuple[Callable[[], bool], ...]
@@ -204,20 +204,21 @@ class Trace(msgspec.Struct, frozen=True):
             if made is None:
                 raise Pending((shape, dtype))
             refs.append(made)
-        blocks = [ref._block for ref in refs]
-        if self.obtain:
-            blocks += [obtain(driver) for obtain in self.obtain]
-        if not self.views:
-            addresses = [block.address for block in blocks]
-            return addresses + words if words else addresses, blocks, self.result(refs)
-        addresses = []
-        for at, block in enumerate(blocks):
+        # Loops, because a comprehension costs a call.
+        blocks: list[Block] = []
+        addresses: list[int] = []
+        for ref in refs:
+            block = ref._block
             if isinstance(block, Part):
-                whole = block.whole
-                addresses.append(whole.address + block.start)
-                blocks[at] = whole  # later code asks whole blocks, which answer sooner
+                addresses.append(block.whole.address + block.start)
+                blocks.append(block.whole)  # later code asks whole blocks, which answer sooner
             else:
                 addresses.append(block.address)
+                blocks.append(block)
+        for obtain in self.obtain:
+            block = obtain(driver)
+            addresses.append(block.address)
+            blocks.append(block)
         return addresses + words if words else addresses, blocks, self.result(refs)
 
 
@@ -332,12 +333,35 @@ def _is_int(value: object) -> bool:
     return type(value) is int
 
 
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """A cache of a device's calls.
+
+    Attributes:
+        name: the library whose call templates these are.
+        entries: number of signatures that are kept.
+        limit: largest number of them; a new one then replaces the least recently used.
+        hits: calls that a template has made.
+        misses: calls that were prepared in full although their signature can be kept, and calls
+            that have made a template.
+    """
+
+    name: str
+    entries: int
+    limit: int
+    hits: int
+    misses: int
+
+
 @final
 class Traces:
     """Traces of a facade's calls by signature, shared by all copies of the facade."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, Trace | int] = {}  # how many calls there were, without a trace
+        self._hits = self._misses = 0
+        self._known: OrderedDict[Key, Trace | int] = (
+            OrderedDict()
+        )  # how many calls there were, without a trace
 
     def find(
         self,
@@ -365,6 +389,8 @@ class Traces:
         calls = 1
         if type(found) is Trace:
             if found.epoch is memory.epoch and (not found.checks or found.holds()):
+                self._hits += 1
+                self._known.move_to_end(key)
                 return found, refs, words
         elif found is None:
             self._keep(key, calls)
@@ -387,11 +413,21 @@ class Traces:
         self._keep(key, traced)
         return traced, refs, words
 
+    def statistics(self, name: str) -> CacheStatistics:
+        """Return a snapshot.
+
+        Args:
+            name: the name of the library.
+        """
+        return CacheStatistics(name, len(self._known), _SIGNATURES, self._hits, self._misses)
+
     def _keep(self, key: Key, value: Trace | int) -> None:
-        """Keep a value, in the place of the oldest: to note which are in use takes too long."""
-        if key not in self._known and len(self._known) >= _SIGNATURES:
-            del self._known[next(iter(self._known))]
+        """Keep a value, in the place of the least recently used one."""
+        self._misses += 1
         self._known[key] = value
+        self._known.move_to_end(key)
+        if len(self._known) > _SIGNATURES:
+            self._known.popitem(last=False)
 
 
 @final
@@ -532,7 +568,6 @@ class _Tracer:
             frozenset([each.lane for each in ops]),
             tuple(ops),
             own - sum(made.message is None for _, made in parts[:own]),
-            any(ref._block.base is not ref._block for ref in refs),
             tuple(self._outputs),
             tuple(self._obtain),
             tuple(self._checks),
@@ -649,11 +684,9 @@ def _nothing(_refs: Sequence[GpuRef]) -> None:
     """Return None, the result of calls without one."""
 
 
-def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return a function that picks the items at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
-    if positions:
-        only = positions[0]
-        return lambda items: (items[only],)
-    return lambda _items: ()
+    first = positions[0] if positions else 0
+    return itemgetter(slice(first, first + len(positions)))

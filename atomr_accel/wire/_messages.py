@@ -329,21 +329,17 @@ Reply = list[int] | Value | Failure | Fault | Times
 def append_frame(buffer: bytearray, payload: object) -> None:
     """Encode ``payload`` at the end of ``buffer``. If that fails, the buffer is unchanged."""
     start = len(buffer)
+    begin = start + HEADER
     buffer += b"\0\0\0\0"
-    _append(buffer, payload, start)
-    buffer[start : start + HEADER] = (len(buffer) - start - HEADER).to_bytes(HEADER, "little")
-
-
-def _append(buffer: bytearray, payload: object, start: int) -> None:
-    """Encode ``payload`` at the end of ``buffer``, or cut that to ``start``."""
-    end = len(buffer)
     try:
-        encoder.encode_into(payload, buffer, end)
-        if len(buffer) - end > PAYLOAD_BYTES:
-            raise ValueError(f"a message may take {PAYLOAD_BYTES} bytes, not {len(buffer) - end}")
+        encoder.encode_into(payload, buffer, begin)
+        nbytes = len(buffer) - begin
+        if nbytes > PAYLOAD_BYTES:
+            raise ValueError(f"a message may take {PAYLOAD_BYTES} bytes, not {nbytes}")
     except BaseException:
         del buffer[start:]
         raise
+    buffer[start:begin] = nbytes.to_bytes(HEADER, "little")
 
 
 _COUNT: Final = 3
@@ -369,7 +365,16 @@ class MultiFrame:
     def append(self, payload: object) -> None:
         """Encode ``payload``. If that fails, the frame is unchanged."""
         buffer = self._buffer
-        _append(buffer, payload, len(buffer))
+        end = len(buffer)
+        try:
+            encoder.encode_into(payload, buffer, end)
+            if len(buffer) - end > PAYLOAD_BYTES:
+                raise ValueError(
+                    f"a message may take {PAYLOAD_BYTES} bytes, not {len(buffer) - end}"
+                )
+        except BaseException:
+            del buffer[end:]
+            raise
         self.count += 1
 
     def extend(self, payloads: list[object]) -> None:
@@ -402,23 +407,19 @@ class Frames:
 
     Attributes:
         cut: number of frames that have arrived in parts, which identifies an incomplete one.
+        rest: the bytes that have arrived of an incomplete frame.
     """
 
-    __slots__ = ("_most", "_ready", "_rest", "_violation", "_wanted", "cut")
+    __slots__ = ("_most", "_ready", "_violation", "_wanted", "cut", "rest")
 
     def __init__(self, most: int = FRAME_BYTES) -> None:
         self._most = most
         # A frame that is not complete is collected in one place: each byte is copied once.
-        self._rest = bytearray()
+        self.rest: bytearray = bytearray()
         self._wanted = HEADER
         self._ready: deque[memoryview] = deque()
         self._violation: str | None = None
         self.cut: int = 0
-
-    @property
-    def begun(self) -> int:
-        """Bytes that have arrived of an incomplete frame."""
-        return len(self._rest)
 
     def feed(self, data: bytes | bytearray) -> Iterable[memoryview]:
         """Return the frames that ``data`` completes.
@@ -428,11 +429,11 @@ class Frames:
         Raises:
             ProtocolViolation: a frame is announced that is larger than the limit.
         """
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._wanted:
+        if self.rest:
+            self.rest += data
+            if len(self.rest) < self._wanted:
                 return self._whole()
-            data, self._rest = self._rest, bytearray()
+            data, self.rest = self.rest, bytearray()
         elif (
             not self._ready
             and len(data) == HEADER + int.from_bytes(data[:HEADER], "little")
@@ -468,5 +469,5 @@ class Frames:
         else:
             self._wanted = HEADER
         if at < end:
-            self._rest += view[at:]
+            self.rest += view[at:]
             self.cut += 1

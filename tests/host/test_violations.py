@@ -96,7 +96,7 @@ class Counting(bytearray):
 def test_each_byte_of_a_large_frame_is_collected_once() -> None:
     whole = frame_of(bytes(4 << 20))
     frames = Frames()
-    frames._rest = Counting()
+    frames.rest = Counting()
     Counting.copied = 0
     arrived = []
     for at in range(0, len(whole), 1 << 16):
@@ -400,7 +400,7 @@ def test_ten_thousand_wrong_frames_of_a_host(monkeypatch: pytest.MonkeyPatch) ->
         assert max(program.answers.values(), default=0) <= 1
         assert program.answers.keys() | program.in_flight.keys() == {1, 2, 3, 4, 5}
         assert program.answers[5] == 0, "another lane's op was answered"
-        if program.ports[0]._ended or program.ports[0]._frames_in.begun:
+        if program.ports[0]._ended or program.ports[0]._frames_in.rest:
             assert len(program.faults) <= 1
             ends += len(program.faults)
             program.close()

@@ -183,20 +183,24 @@ def test_a_value_takes_the_place_of_the_one_before() -> None:
 
 
 @on_shared
-async def test_frequently_used_plan_stays(device: Device) -> None:
-    from atomr_accel.libraries.blas import _gemm
+async def test_a_call_template_in_use_is_kept_when_others_come(device: Device) -> None:
+    from atomr_accel.ops import _traces
 
     blas = type(device.blas)(device._core)
     hot = await device.put(np.zeros((3, 3), np.float32))
-    await blas.gemm(hot, hot)
-    [plan] = blas._plans.values()
-    limit = _gemm._MOST_PLANS
-    for size in range(1, limit + 10):
-        blas._plans.keep((size,), plan)
-        if not size % 100:
+    before = _traces._SIGNATURES
+    _traces._SIGNATURES = 4  # type: ignore[misc]
+    try:
+        for _ in range(2):
             await blas.gemm(hot, hot)
-    assert (hot.shape, hot.shape, hot.dtype, hot.dtype, 0, 0) in [*blas._plans]
-    assert blas.statistics().plans == blas.statistics().plan_limit == limit
+        for size in range(4, 12):
+            await blas.gemm(x := await device.put(np.zeros((size, size), np.float32)), x)
+            await blas.gemm(hot, hot)
+        found = blas._traces.statistics("blas")
+    finally:
+        _traces._SIGNATURES = before  # type: ignore[misc]
+    assert found.hits == 8
+    assert found.entries == found.limit == 4
 
 
 def test_layouts_are_whole_numbers() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
@@ -21,7 +20,6 @@ from ...ops import (
     require_writable,
     strided,
 )
-from ...wire.recent import Recent
 from ._checks import (
     UINT8,
     Number,
@@ -37,10 +35,7 @@ from ._plans import (
     GROUPED,
     INT8,
     POINTER_BYTES,
-    WIDE,
     Operands,
-    Plan,
-    Wide,
     plan_gemm,
     plan_strided,
     plan_wide,
@@ -55,36 +50,11 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block
-    from ...ops import Driver, Home, Request
-
-_MOST_PLANS: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class BlasStatistics:
-    """The products that BLAS knows.
-
-    Attributes:
-        plans: combinations of shapes, dtypes and options that were checked and are kept.
-        plan_limit: how many may be, of plain products and of others each.
-    """
-
-    plans: int
-    plan_limit: int
+    from ...ops import Driver, Request
 
 
 class Products(Routines[D]):
     """The part of ``Blas`` that multiplies matrices."""
-
-    def __init__(self, device: Home) -> None:
-        super().__init__(device)
-        self._plans: Recent[tuple[Any, ...], Plan] = Recent(_MOST_PLANS)
-        self._wide_plans: Recent[tuple[Any, ...], Wide] = Recent(_MOST_PLANS)
-
-    def statistics(self) -> BlasStatistics:
-        """Return the number of kept plans, and the limit."""
-        plain = sum(plan is not WIDE for plan in self._plans.values())
-        return BlasStatistics(plain + len(self._wide_plans), _MOST_PLANS)
 
     @op
     def gemm(
@@ -282,27 +252,20 @@ class Products(Routines[D]):
             memory = driver.memory
             block_a = require_readable(a, memory, "a", strided=True)
             block_b = require_readable(b, memory, "b", strided=True)
-            if type(alpha) is GpuRef or type(beta) is GpuRef:
-                op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
-                wide = Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
-                return self._prepare_wide(driver, wide, dtype, compute_type)
-            factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
-            scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
-            op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
-            op_b = 0 if trans_b is False else operation(trans_b, "trans_b")
-            if strided(a, b, out):
-                wide = Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
-                return self._prepare_wide(driver, wide, dtype, compute_type)
-            key = (a.shape, b.shape, a.dtype, b.dtype, op_a, op_b)
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans.keep(key, plan_gemm(a, b, op_a, op_b))
-            if (
-                plan is WIDE
+            op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
+            plan = None
+            if not (
+                type(alpha) is GpuRef
+                or type(beta) is GpuRef
                 or dtype is not None
                 or compute_type is not None
                 or (out is not None and out.dtype is not a.dtype)
+                or strided(a, b, out)
             ):
+                factor = _real(alpha, a, "alpha")
+                scale = _real(beta, a, "beta")
+                plan = plan_gemm(a, b, op_a, op_b)
+            if plan is None:
                 wide = Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
                 return self._prepare_wide(driver, wide, dtype, compute_type)
             shape, make_message = plan
@@ -335,23 +298,14 @@ class Products(Routines[D]):
         block_a = require_readable(a, memory, "a", strided=True)
         block_b = require_readable(b, memory, "b", strided=True)
         wanted = None if dtype is None else as_dtype(dtype)
-        steps_c = None
         if out is not None:
             require_writable(out, memory, "out", strided=True)
-            steps_c = out._strides
             wanted = out.dtype if wanted is None else wanted
-        key = (
-            *(a.shape, b.shape, len(shape_a), a.dtype, b.dtype),
-            *(op_a, op_b, wanted, compute_type, a._strides, b._strides, steps_c),
-        )
-        plan = self._wide_plans.get(key)
-        if plan is None:
-            require_dtype(b, a.dtype, "b", "a")
-            if strided(a, b, out):
-                plan = plan_strided(given, wanted, compute_type)
-            else:
-                plan = plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
-            self._wide_plans.keep(key, plan)
+        require_dtype(b, a.dtype, "b", "a")
+        if strided(a, b, out):
+            plan = plan_strided(given, wanted, compute_type)
+        else:
+            plan = plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
         require_starts(a, b)
         factor: Scalar | None
         scale: Scalar | None

@@ -92,23 +92,15 @@ class Wide(NamedTuple):
     strides_c: tuple[int, ...] | None = None
 
 
-def _no_message(*_numbers: float) -> Message:
-    raise AssertionError("a product that needs more than a plain plan")
-
-
-WIDE: Final = Plan((), _no_message)
-"""Stands for the plan of products that the shortest way will not do for."""
-
-
-def plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> Plan:
-    """The plan of a product of real floating numbers, if the shortest way will do."""
+def plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> Plan | None:
+    """Return the plan of a plain product of real floating numbers; None if it needs more."""
     name = NAMES[a.dtype]
     if name not in _PLAIN:
-        return WIDE
+        return None
     require_dtype(b, a.dtype, "b", "a")
     wide = plan_wide(a, b, a.shape, b.shape, op_a, op_b, None, None)
     if wide.pointer_bytes:
-        return WIDE
+        return None
     m, n, k = wide.sizes
     several_of = wide[:4]
     options = wide.options

@@ -22,7 +22,6 @@ from ...ops import (
 )
 from ...wire.matrices import lay
 from ...wire.options import flag, whole
-from ...wire.recent import Recent
 from ._checks import (
     LANE,
     UINT8,
@@ -46,16 +45,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block
-    from ...ops import Driver, Home
+    from ...ops import Driver
 
-_MOST_PLANS: Final = 4096
 
 Given = dict[str, Any]
 """The arguments of a call, by name."""
 
 
 class _Plan(NamedTuple):
-    """A checked call, kept for the shapes, dtypes and options of its arguments.
+    """A checked call, without its buffers.
 
     Attributes:
         dtype, sizes, steps: of the message.
@@ -80,10 +78,6 @@ class _Plan(NamedTuple):
 class RowRoutines(Routines[D]):
     """Base of the classes of levels 1 to 3."""
 
-    def __init__(self, device: Home) -> None:
-        super().__init__(device)
-        self._checked: Recent[tuple[Any, ...], _Plan] = Recent(_MOST_PLANS)
-
     def _routine(self, name: str, /, **given: Any) -> Request[Any]:
         """Return the request for a routine.
 
@@ -91,7 +85,7 @@ class RowRoutines(Routines[D]):
             name: of its row.
             given: the arguments of its method, which have the names of the row.
         """
-        row, called, options_of, counts_of, operands, reads, writes, rescaled = _ROUTES[name]
+        row, called, options_of, operands, reads, writes, rescaled = _ROUTES[name]
         # Loops, because these few lines are most of what a call costs the program.
         read_options = []
         for option, usual, read in options_of:
@@ -100,34 +94,17 @@ class RowRoutines(Routines[D]):
         if strided(*given.values()):
             given = _turned(row, given, read_options)
         options = tuple(read_options)
-        counts: list[Any] = []
-        plain = True
-        for count in counts_of:
-            value = given[count]
-            counts.append(value)
-            if type(value) is not int and value is not None:
-                plain = False  # 1, 1.0 and True are the same key, so it goes without
 
         def prepare(driver: Driver) -> Submission[Any]:
             memory = driver.memory
             refs: list[Any] = []
             blocks: list[Any] = []
-            signature: list[Any] = [name, options, *counts]
             for argument, check, made, gaps in operands:
                 ref = given[argument]
                 refs.append(ref)
-                if ref is None and made:
-                    blocks.append(None)
-                    signature.append(None)
-                else:
-                    blocks.append(check(ref, memory, argument, strided=gaps))
-                    signature += ref.shape, ref.dtype, ref._strides
-            key = tuple(signature) if plain else ()
-            plan = self._checked.get(key)
-            if plan is None:
-                plan = _check(row, given, dict(zip(row.options, options, strict=True)))
-                if plain:
-                    self._checked.keep(key, plan)
+                is_made = ref is None and made
+                blocks.append(None if is_made else check(ref, memory, argument, strided=gaps))
+            plan = _check(row, given, dict(zip(row.options, options, strict=True)))
             name_of_dtype, sizes, steps, starts, absent, scalars, clear, scratch_bytes = plan
             numbers: list[Scalar | None] = []
             on_device = False

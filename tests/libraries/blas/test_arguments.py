@@ -15,6 +15,7 @@ from .buffers import DTYPES, Call, Refs
 
 if TYPE_CHECKING:
     from atomr_accel import Device
+    from atomr_accel.ops import CacheStatistics
 
 pytestmark = MARKS
 
@@ -465,16 +466,22 @@ async def test_libraries_live_in_a_process_of_their_own_too(device: Device) -> N
         np.testing.assert_allclose(await apart.get(square), host @ host, 1e-4)
 
 
-async def test_plans_of_products_are_kept(device: Device) -> None:
+async def test_statistics_count_the_call_templates_of_products(device: Device) -> None:
+    def blas() -> CacheStatistics:
+        (found,) = [each for each in device.statistics().caches if each.name == "blas"]
+        return found
+
     a = await device.put(np.ones((2, 4, 4), np.float32))
-    before = device.blas.statistics()
+    before = blas()
     for _ in range(3):
         await device.blas.matmul(a, a)
         await device.blas.gemm(a[0], a[0])
         await device.blas.gemm(a[0], a[0], compute_type="32F_PEDANTIC")
-    found = device.blas.statistics()
-    assert found.plans - before.plans == 3
-    assert found.plans < found.plan_limit
+    found = blas()
+    assert found.entries - before.entries == 3
+    assert found.misses - before.misses == 3 * 2  # the first call, and the one that makes it
+    assert found.hits - before.hits == 3
+    assert found.entries < found.limit
 
 
 @pytest.mark.skipif(on_cuda(), reason="cuBLAS does not look at them")

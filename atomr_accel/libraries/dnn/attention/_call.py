@@ -293,7 +293,7 @@ class SetupStage:
                 [Clean(*[addresses[at] for at in where], *sizes) for *where, sizes in self._clean]
             )
         kind = Trial if type(run) is TuneGraph else self._kind
-        places = self._places(addresses)
+        places = tuple(self._places(addresses))
         if not self._after:
             return kind(uploads, append, self._derived, places, run, clean)
         before, after = (

@@ -531,7 +531,7 @@ class DnnPart(Facade[D]):
         message: Any = RunGraph(
             call.graph.encoded,
             tuned,
-            call.order(addresses),
+            tuple(call.order(addresses)),
             call.numbers or numbers,
             workspace,
             workspace_bytes,

@@ -195,11 +195,12 @@ class _Buffers:
         dtype = DTYPES[tensor.dtype]
         if 0 in shape:
             return np.zeros(shape, dtype)
-        steps = list(zip(shape, tensor.strides, strict=True))
-        extent = 1 + sum((size - 1) * stride for size, stride in steps)
+        nbytes, strides = dtype.itemsize, []
+        for size, stride in zip(shape, tensor.strides, strict=True):
+            strides.append(stride * dtype.itemsize)
+            nbytes += (size - 1) * strides[-1]
         address = self._addresses[id_] + offset * dtype.itemsize
-        memory = self._memory(address, extent * dtype.itemsize)
-        strides = [stride * dtype.itemsize for stride in tensor.strides]
+        memory = self._memory(address, nbytes)
         return np.ndarray(shape, dtype, memory, strides=strides)
 
     def _pieces(self, id_: int, tensor: Tensor) -> Iterable[tuple[tuple[Any, ...], Array]]:

@@ -10,7 +10,7 @@ import numpy as np
 from ..wire._nodes import Window, groups_of, window_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from ..wire._graph import Tensor
 
@@ -19,21 +19,23 @@ Array = np.ndarray[Any, Any]
 
 def _taps(
     window: Window, filter_: tuple[int, ...], positions: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Each tap of a filter, and what of the padded image it meets at all positions."""
-    for tap in itertools.product(*map(range, filter_)):
-        where = tuple(
-            slice(dilation * at, dilation * at + stride * (count - 1) + 1, stride)
-            for at, count, stride, dilation in zip(
-                tap, positions, window.stride, window.dilation, strict=True
-            )
-        )
-        yield tap, where
+) -> list[tuple[Any, Any]]:
+    """Each tap of a filter, and what of the padded image it meets at all positions.
 
-
-def _last(index: Iterable[Any]) -> Any:
-    """An index into the last dimensions."""
-    return (..., *index)
+    Both are indices into the last dimensions.
+    """
+    axes: list[list[slice]] = []
+    for size, count, stride, dilation in zip(
+        filter_, positions, window.stride, window.dilation, strict=True
+    ):
+        axes.append([])
+        for at in range(0, dilation * size, dilation):
+            axes[-1].append(slice(at, at + stride * (count - 1) + 1, stride))
+    taps = itertools.product(*map(range, filter_))
+    found: list[tuple[Any, Any]] = []
+    for tap, where in zip(taps, itertools.product(*axes), strict=True):
+        found.append(((..., *tap), (..., *where)))
+    return found
 
 
 def _grouped(array: Array, groups: int) -> Array:
@@ -59,8 +61,9 @@ def _conv_fprop(
     groups = groups_of("conv_fprop", image.shape[1], weight.shape)
     padded, by_group = _padded(image, window), _by_group(weight, groups)
     y = _grouped(np.zeros(shape, image.dtype), groups)
+    split = padded.reshape(len(image), groups, weight.shape[1], *padded.shape[2:])
     for tap, where in _taps(window, weight.shape[2:], shape[2:]):
-        y += by_group[_last(tap)] @ _grouped(padded[_last(where)], groups)
+        y += by_group[tap] @ split[where].reshape(*split.shape[:3], -1)
     return {"y": y.reshape(shape)}
 
 
@@ -73,12 +76,16 @@ def _conv_dgrad(
     by_group, grouped = _by_group(weight, groups), _grouped(loss, groups)
     padded = _padded(np.zeros(shape, loss.dtype), window)
     for tap, where in _taps(window, weight.shape[2:], loss.shape[2:]):
-        part = np.swapaxes(by_group[_last(tap)], -1, -2) @ grouped
-        padded[_last(where)] += part.reshape(*shape[:2], *loss.shape[2:])
-    inside = (
-        slice(before, before + size) for before, size in zip(window.before, shape[2:], strict=True)
+        part = np.swapaxes(by_group[tap], -1, -2) @ grouped
+        padded[where] += part.reshape(*shape[:2], *loss.shape[2:])
+    inside: Any = (
+        ...,
+        *(
+            slice(before, before + size)
+            for before, size in zip(window.before, shape[2:], strict=True)
+        ),
     )
-    return {"dx": padded[_last(inside)]}
+    return {"dx": padded[inside]}
 
 
 def _conv_wgrad(
@@ -91,8 +98,8 @@ def _conv_wgrad(
     dw = np.zeros(shape, image.dtype)
     by_group = _by_group(dw, groups)
     for tap, where in _taps(window, shape[2:], loss.shape[2:]):
-        met = np.swapaxes(_grouped(padded[_last(where)], groups), -1, -2)
-        by_group[_last(tap)] = (grouped @ met).sum(0)
+        met = np.swapaxes(_grouped(padded[where], groups), -1, -2)
+        by_group[tap] = (grouped @ met).sum(0)
     return {"dw": dw}
 
 
