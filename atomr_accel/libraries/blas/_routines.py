@@ -230,7 +230,6 @@ class _Route(NamedTuple):
         row: the row.
         called: the name of its requests.
         options: names of options, their defaults, and the functions that read them.
-        counts: names of the arguments that are whole numbers.
         operands: names of operands, the functions that check them, True if an absent one is made,
             and True if it may have gaps.
         reads, writes: positions of the operands that the routine reads, and writes.
@@ -240,7 +239,6 @@ class _Route(NamedTuple):
     row: Row
     called: str
     options: tuple[tuple[str, object, Callable[[Any, str], int]], ...]
-    counts: tuple[str, ...]
     operands: tuple[tuple[str, Callable[..., Block], bool, bool], ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -252,7 +250,6 @@ _ROUTES: Final = {
         row,
         f"blas.{row.name}",
         tuple((option, _USUAL.get(option, 0), _OPTIONS[option]) for option in row.options),
-        row.counts,
         tuple(
             (
                 operand.name,
