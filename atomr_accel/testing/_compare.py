@@ -43,7 +43,7 @@ class Comparison:
 
     Attributes:
         differences: the largest difference of each buffer that the kernel writes, by its
-            declaration, and of each variable of its module, by its name.
+            position and type, and of each variable of its module, by its name.
         rounds: the number of inputs that were tried.
     """
 
@@ -204,7 +204,7 @@ async def _both(
         if not _is_buffer(content):
             continue
         there = await device.get(ref)
-        name = f"argument {at}" if parameter is None else parameter.text
+        name = f"argument {at}" if parameter is None else f"argument {at} ({parameter.text})"
         if parameter is None or parameter.written:
             compared.append((name, there, own))
             continue

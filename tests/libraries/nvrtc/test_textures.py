@@ -192,10 +192,9 @@ async def test_cuda_arrays(device: Device) -> None:
     assert (await device.get(volume) == 2.5).all()
     with pytest.raises(TypeError, match="must be a GpuRef, not Surface"):
         await sampled.launch(1, 1, Surface(canvas), Texture(array), 0.0, 0.0)
-    with pytest.raises(TypeError, match=r"is a Surface, but the kernel .* 'cudaSurfaceObject_t'"):
-        await sampled.launch(1, 1, out, Surface(canvas), 0.0, 0.0)
-    with pytest.raises(TypeError, match=r"is a Texture, but the kernel .* 'cudaTextureObject_t'"):
-        await drawn.launch(1, (4, 3, 2), Texture(canvas), 2.5)
+    if drawn.parameters is not None:
+        with pytest.raises(TypeError, match=r"a Surface, but the kernel .* 'cudaSurfaceObject_t'"):
+            await drawn.launch(1, (4, 3, 2), Surface(canvas), Surface(canvas))
 
 
 @on_shared
