@@ -13,7 +13,7 @@ from atomr_accel import TensorMap, Texture
 from atomr_accel.testing import Comparison, compare
 from atomr_accel.testing._compare import _difference
 
-from ..harness import cpu_only, on_shared
+from ..harness import cpu_only, needs_nvrtc, on_shared
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -57,6 +57,7 @@ async def module(device: Device, **cpu: Any) -> Any:
     )
 
 
+@needs_nvrtc
 @on_shared
 async def test_they_do_the_same(device: Device) -> None:
     made = await module(device)
@@ -84,6 +85,7 @@ async def test_they_do_the_same(device: Device) -> None:
 
 
 @cpu_only
+@needs_nvrtc
 @on_shared
 async def test_what_depends_on_the_program_is_found(device: Device) -> None:
     """A function that the host has another copy of."""
@@ -101,6 +103,7 @@ async def test_what_depends_on_the_program_is_found(device: Device) -> None:
 
 
 @cpu_only
+@needs_nvrtc
 @on_shared
 async def test_const_stays_as_it_was(device: Device) -> None:
     def careless(out: Any, x: Any, at: Any, wide: Any, n: Any) -> None:
@@ -113,6 +116,7 @@ async def test_const_stays_as_it_was(device: Device) -> None:
         await compare(device, kernel, 1, 64, (8,), (8,), (8,), True, 8)
 
 
+@needs_nvrtc
 @on_shared
 async def test_what_cannot_be_compared(device: Device) -> None:
     kernel = await (await module(device)).kernel("gather")

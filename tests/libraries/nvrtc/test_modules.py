@@ -22,7 +22,7 @@ from atomr_accel.libraries.nvrtc.host._linker import kind_of
 from atomr_accel.libraries.nvrtc.wire._messages import Compile, Entry, Link, Part
 from atomr_accel.testing import poison
 
-from ...harness import cpu_only, on_shared, opened, program
+from ...harness import cpu_only, needs_nvrtc, on_shared, opened, program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -427,6 +427,7 @@ PTX: Final = """
 
 
 @pytest.mark.parametrize("image", [PTX, PTX.encode()], ids=["str", "bytes"])
+@needs_nvrtc
 @on_shared
 async def test_an_image_is_loaded(device: Device, image: Any) -> None:
     module = await device.nvrtc.load_module(
