@@ -79,7 +79,8 @@ async def compare(
         block: as for ``launch``.
         *args: the arguments of the kernel. For a pointer, give the shape of a buffer of random
             numbers of the declared dtype, or an array with its content. Random whole numbers are
-            from 0 to 99, so they can index 100 elements. For a value, give an argument of
+            from 0 to 99, so they can index 100 elements. Without NVRTC, on the CPU backend, give
+            arrays, because nothing tells the pointers. For a value, give an argument of
             ``launch``.
         shared: as for ``launch``.
         elements: as for ``launch``.
