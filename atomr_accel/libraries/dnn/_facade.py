@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from .._arguments import require_no_race
-from .._op import D
-from ..wire._options import flag, whole
+from ...ops import D, require_no_race
+from ...wire.options import flag, whole
 from .attention._paged import Caches
 from .graph._run import DnnStatistics
 from .graph._user_graph import Graphs

@@ -6,14 +6,12 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from ..._dtypes import DTYPES
-from .._arguments import require_ref
-from .._op import D, op
-from .._request import Request, Submission
+from ...ops import D, Request, Submission, op, require_ref
+from ...wire.options import flag, whole
 from ..array._steps import Describing
 from ..dnn.attention._call import FP8, NARROW, require
 from ..dnn.attention._checked import AttentionCalls, forward
 from ..dnn.attention._options import checked
-from ..wire._options import flag, whole
 from ._call import LANE, MOST_SPLITS, KernelCall, require_apart, workspaces
 from ._choice import Case, by_kernel
 from ._signatures import (
@@ -29,9 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...memory import GpuRef
-    from .._library import Home
-    from .._op import Described
-    from .._request import Driver
+    from ...ops import Described, Driver, Home
     from ..dnn._facade import Dnn
     from ..dnn.attention._call import AttentionCall
     from ..dnn.attention._options import Options

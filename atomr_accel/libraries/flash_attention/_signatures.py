@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from .._op import op
+from ...ops import op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from ...memory import GpuRef
-    from .._op import Awaited, Collected, Described, Facade
-    from .._request import Request
+    from ...ops import Awaited, Collected, Described, Facade, Request
 
 One_co = TypeVar("One_co", covariant=True)
 More_co = TypeVar("More_co", covariant=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
-from .._arguments import require_readable, require_writable
+from ...ops import require_readable, require_writable
 from ._scalars import is_scalar, scalar_for
 from ._structures import is_struct, structure
 from ._tensor_map import TensorMap
@@ -26,18 +26,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ...memory import Block, MemoryMap
-    from .._request import Driver
+    from ...ops import Driver
     from .wire._mangled import CppType
 
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     spelled: DTYPES[name]
     for spelled, name in {
-        "bool": "bool", "char": "int8", "signed char": "int8", "unsigned char": "uint8",
-        "short": "int16", "unsigned short": "uint16", "int": "int32", "unsigned int": "uint32",
-        "long": "int64", "unsigned long": "uint64", "long long": "int64",
-        "unsigned long long": "uint64", "float": "float32", "double": "float64",
-        "__half": "float16", "__nv_bfloat16": "bfloat16", "float2": "complex64",
-        "double2": "complex128", "__nv_fp8_e4m3": "float8_e4m3fn",
+        "bool": "bool",
+        "char": "int8",
+        "signed char": "int8",
+        "unsigned char": "uint8",
+        "short": "int16",
+        "unsigned short": "uint16",
+        "int": "int32",
+        "unsigned int": "uint32",
+        "long": "int64",
+        "unsigned long": "uint64",
+        "long long": "int64",
+        "unsigned long long": "uint64",
+        "float": "float32",
+        "double": "float64",
+        "__half": "float16",
+        "__nv_bfloat16": "bfloat16",
+        "float2": "complex64",
+        "double2": "complex128",
+        "__nv_fp8_e4m3": "float8_e4m3fn",
         "__nv_fp8_e5m2": "float8_e5m2",
     }.items()
 }

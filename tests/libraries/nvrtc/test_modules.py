@@ -15,9 +15,10 @@ import pytest
 from msgspec.structs import replace
 
 from atomr_accel import CompileError, GpuRefStale, LibraryMissing, Unsupported
+from atomr_accel.executors import compiler as _compiler
 from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc._structures import structure
-from atomr_accel.libraries.nvrtc.host import _compiler, _program
+from atomr_accel.libraries.nvrtc.host import _program
 from atomr_accel.libraries.nvrtc.host._linker import kind_of
 from atomr_accel.libraries.nvrtc.wire._messages import Compile, Entry, Link, Part
 from atomr_accel.testing import poison

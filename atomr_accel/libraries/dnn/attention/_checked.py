@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
-from ..._op import D
-from ...wire._options import flag, whole
+from ....ops import D
+from ....wire.options import flag, whole
 from ._call import (
     FP8,
     HALF,

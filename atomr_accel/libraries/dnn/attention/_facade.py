@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Unpack
 
-from ..._op import D, op
+from ....ops import D, op
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
 from ._call import FP8, AttentionCall, gathered
 from ._checked import AttentionCalls, forward
@@ -17,7 +17,7 @@ from ._signatures import (
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
-    from ..._request import Request
+    from ....ops import Request
 
 _BACKWARD: Final = ("o", "dO", "stats")
 _SEQUENCES: Final = ("q", "k", "v", "seq_len_q", "seq_len_kv")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack, overload
 
-from ..._op import op
+from ....ops import op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from ....memory import GpuRef
-    from ..._op import Awaited, Collected, Described, Facade
-    from ..._request import Request
+    from ....ops import Awaited, Collected, Described, Facade, Request
     from ._options import AttentionOptions
 
 One_co = TypeVar("One_co", covariant=True)

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ...._errors import CompileError
-from ..wire._mangled import function_name
-from ..wire._messages import Compiled, Entry
-from ._compiler import (
+from ....executors.compiler import (
     CUBINS,
     LINKABLE,
     NOWHERE,
@@ -20,6 +18,8 @@ from ._compiler import (
     not_launchable,
     nvrtc_version,
 )
+from ..wire._mangled import function_name
+from ..wire._messages import Compiled, Entry
 from ._includes import fingerprint, vendor_headers
 from ._linker import link, nvjitlink_version
 from ._precompiled import with_own_folder
