@@ -6,6 +6,7 @@ Nothing here needs pytest-trio, so that these tests run wherever pytest and trio
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import mmap
 import os
@@ -63,6 +64,11 @@ SECONDS: Final = 300 if FULL else 120 if ON_CUDA else 30
 AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 cpu_only: Final = pytest.mark.skipif(ON_CUDA, reason="of the CPU backend")
+
+needs_nvrtc: Final = pytest.mark.skipif(
+    not ON_CUDA and importlib.util.find_spec("cuda") is None,
+    reason="cuda-bindings is not installed: nothing here compiles CUDA C++",
+)
 
 
 SECOND: Final = int(os.environ.get("ATOMR_TEST_SECOND", "0"))

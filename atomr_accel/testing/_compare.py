@@ -43,7 +43,7 @@ class Comparison:
 
     Attributes:
         differences: the largest difference of each buffer that the kernel writes, by its
-            declaration, and of each variable of its module, by its name.
+            position and type, and of each variable of its module, by its name.
         rounds: the number of inputs that were tried.
     """
 
@@ -79,7 +79,8 @@ async def compare(
         block: as for ``launch``.
         *args: the arguments of the kernel. For a pointer, give the shape of a buffer of random
             numbers of the declared dtype, or an array with its content. Random whole numbers are
-            from 0 to 99, so they can index 100 elements. For a value, give an argument of
+            from 0 to 99, so they can index 100 elements. Without NVRTC, on the CPU backend, give
+            arrays, because nothing tells the pointers. For a value, give an argument of
             ``launch``.
         shared: as for ``launch``.
         elements: as for ``launch``.
@@ -204,7 +205,7 @@ async def _both(
         if not _is_buffer(content):
             continue
         there = await device.get(ref)
-        name = f"argument {at}" if parameter is None else parameter.text
+        name = f"argument {at}" if parameter is None else f"argument {at} ({parameter.text})"
         if parameter is None or parameter.written:
             compared.append((name, there, own))
             continue

@@ -352,6 +352,8 @@ class Run:
         a, b, out = [await self._filled(slot, rng) for slot in slots]
         assert self.recorded is not None
         expected = refusal([a, b], out)
+        if expected is None and self.kernel.parameters is None and (a.sealed or b.sealed):
+            expected = GpuRefSealed  # it was recorded as writing all of its buffers
         await self._start("replay", partial(self.recorded.replay, a, b, out), expected, cancel)
         if expected is None:
 
@@ -376,6 +378,7 @@ class Run:
 
         async def call() -> None:
             wait = rng.randrange(LONGEST)
+            self._refuse_sealed(a, b, out)
             await self.kernel.launch(1, 64, a[i], b[j], out[k], count * SIDE, wait, 1, 0)
 
         await self._start("part", call, expected, cancel)
@@ -417,7 +420,17 @@ class Run:
     ) -> Callable[[], Awaitable[None]]:
         arguments = (a, b, out, SIDE * SIDE, wait, int(early), int(fail))
         blocks, options = launched(fail=fail)
-        return lambda: self.kernel.launch(blocks, SIDE * SIDE, *arguments, **options)
+
+        async def call() -> None:
+            self._refuse_sealed(a, b, out)
+            await self.kernel.launch(blocks, SIDE * SIDE, *arguments, **options)
+
+        return call
+
+    def _refuse_sealed(self, a: GpuRef, b: GpuRef, out: GpuRef) -> None:
+        """Refuse what a kernel would refuse, if no compiler has told what it writes."""
+        if self.kernel.parameters is None and refusal([a, b], out) is GpuRefSealed:
+            raise GpuRefSealed("out is sealed")
 
     async def _gemm(self, kind: str, rng: random.Random, cancel: int | None) -> None:
         slots = [rng.choice(self.slots) for _ in range(3)]

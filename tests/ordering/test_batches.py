@@ -37,6 +37,7 @@ from ..harness import (
     BACKEND,
     ON_CUDA,
     cancelled_at,
+    needs_nvrtc,
     on_shared,
     opened,
     program,
@@ -324,6 +325,7 @@ async def test_an_error_comes_at_the_end_and_names_its_op(device: Device) -> Non
     assert [type(error) for error in several.value.exceptions] == [REFUSED] * 2
 
 
+@needs_nvrtc
 @on_shared
 async def test_wrong_arguments_raise_where_they_are_given(device: Device) -> None:
     a, b = await device.zeros((2, 3), np.float32), await device.zeros((2, 3), np.float32)

@@ -22,6 +22,7 @@ from ..harness import (
     ON_CUDA,
     cancelled_at,
     cpu_only,
+    needs_nvrtc,
     on_shared,
     opened,
     program,
@@ -320,6 +321,7 @@ async def test_a_replay_that_was_withdrawn_or_failed_gives_no_content(device: De
             await device.get(y)
 
 
+@needs_nvrtc
 @on_shared
 async def test_recorded_call_error_names_the_call(device: Device) -> None:
     kernel = await adder(device)

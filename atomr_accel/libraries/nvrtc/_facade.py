@@ -15,11 +15,10 @@ import cloudpickle
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
-from ..._errors import CompileError, Unsupported
+from ..._errors import LibraryMissing, Unsupported
 from ..._install import cuda_command
 from ...ops import D, Facade, Request, Submission, op
 from ._cuda_array import CudaArray, array_of
-from ._declarations import Declarations
 from ._kernel import Kernel
 from ._lanes import COMPILER
 from ._module import Module
@@ -83,10 +82,10 @@ class _Plan:
     """A module before it is compiled: all that the program knows of it."""
 
     names: tuple[str, ...]
-    declarations: Declarations
+    source: str
     structs: Mapping[str, np.dtype[np.void]]
     variables: Mapping[str, np.ndarray[Any, Any]]
-    twins: tuple[Twin | None, ...]
+    cpu: Twins | None
     pickled: bytes
 
 
@@ -117,11 +116,13 @@ class Nvrtc(Facade[D]):
         """Compile a kernel (``nvrtcCompileProgram``).
 
         Args:
-            source: CUDA C++ with a ``__global__`` function. Its declaration determines which
-                arguments ``launch`` takes and which buffers it writes: declare pointers
-                that are only read as ``const``.
+            source: CUDA C++ with a ``__global__`` function. The compiler tells its type, which
+                determines the arguments of ``launch`` and the buffers it writes: declare pointers
+                that are only read as ``const``. Without NVRTC, on the CPU backend, ``launch``
+                writes all buffers that are not sealed.
             name: the function's name; for an instance of a template as in C++,
-                ``"scale<float>"``.
+                ``"scale<float>"``; for one function of several a cast,
+                ``"(void (*)(float*))scale"``.
             cpu: function to call instead of the kernel on the CPU backend, with NumPy arrays
                 for pointers and NumPy scalars for values. Parameters called ``grid`` and
                 ``block``, if it has them, get the launch's dimensions. It runs in the
@@ -147,8 +148,7 @@ class Nvrtc(Facade[D]):
             raise TypeError("compile(source, name) takes the source and the name as str")
         message = Compile(source, (name,), _flags(options))
         _check_texts(source, name, *message.options)
-        plan = self._plan((name,), Declarations(source), {}, {}, cpu)
-        self._require_declared(plan)
+        plan = self._plan((name,), source, {}, {}, cpu)
 
         def finish(answer: Compiled) -> Kernel[D]:
             return self._made(plan, answer)[1][0]
@@ -177,7 +177,8 @@ class Nvrtc(Facade[D]):
         Args:
             source: CUDA C++.
             names: the kernels as in C++: ``"fill"``, ``"deep::scale<float, 4>"``. By default
-                every ``__global__`` function of the source that is not a template.
+                every ``__global__`` function that is not a template and that other sources can
+                see; the source is then compiled twice.
             cpu: functions to call instead of the kernels on the CPU backend, as for ``compile``:
                 by their names, or by the name of a template for all its instances. Parameters
                 with the names of the module's variables get these as arrays.
@@ -209,10 +210,7 @@ class Nvrtc(Facade[D]):
         fields = all_structured({} if structs is None else structs)
         contents = _contents(variables)
         texts = _headers(headers)
-        declarations = Declarations(source)
-        asked = declarations.kernels() if names is None else names
-        plan = self._plan(asked, declarations, fields, contents, cpu)
-        self._require_declared(plan)
+        plan = self._plan(names, source, fields, contents, cpu)
         checked = "\n".join([source, *assertions(fields, contents)])
         message = Compile(
             checked,
@@ -221,6 +219,7 @@ class Nvrtc(Facade[D]):
             tuple(contents),
             tuple(texts.items()),
             _parts(parts),
+            tuple(fields),
         )
         _check_texts(checked, *plan.names, *contents, *message.options, *texts, *texts.values())
         _check_texts(*(part.source or "" for part in message.parts))
@@ -248,9 +247,10 @@ class Nvrtc(Facade[D]):
             names: the kernels' names in it: those of ``extern "C"`` functions, or mangled ones. A
                 mapping gives the program's names, with the names in the image.
             cpu: as for ``compile_module``.
-            declarations: CUDA C++ that declares the kernels, and so the arguments of ``launch``.
-                Without declarations, ``launch`` takes refs, NumPy's scalars and structs, and
-                counts all buffers as written.
+            declarations: CUDA C++ that declares all of the kernels, and so the arguments of
+                ``launch``, with the structs that they take; NVRTC reads it. Without declarations,
+                ``launch`` takes refs, NumPy's scalars and structs, and counts all buffers as
+                written.
             structs: as for ``compile_module``, but without a check of their layout in memory.
             variables: as for ``compile_module``, by their names in the image.
 
@@ -258,8 +258,10 @@ class Nvrtc(Facade[D]):
             The module, good for all generations.
 
         Raises:
-            CompileError: LTO-IR that does not link; with the log.
-            LibraryMissing: the image is LTO-IR, and nvJitLink is not installed.
+            CompileError: LTO-IR that does not link, or declarations that do not compile; with
+                the log.
+            LibraryMissing: the image is LTO-IR, and nvJitLink is not installed; or there are
+                declarations, and NVRTC is not installed.
             TypeError: an argument is of another type.
             ValueError: the image is of another kind, or lacks a kernel.
         """
@@ -270,27 +272,38 @@ class Nvrtc(Facade[D]):
             raise TypeError(f"declarations must be str, not {type(declarations).__name__}")
         plan = self._plan(
             [*symbols],
-            Declarations(declarations),
+            declarations,
             all_structured({} if structs is None else structs),
             _contents(variables),
             cpu,
         )
-        _check_texts(*symbols, *symbols.values(), *plan.variables)
+        _check_texts(declarations, *symbols, *symbols.values(), *plan.variables)
         kind, data = _image(image)
-        entries = tuple(Entry(symbol) for symbol in symbols.values())
         for symbol in symbols.values():
             mark = {"cubin": f".text.{symbol}\0", "PTX": f".entry {symbol}("}.get(kind, "")
             if mark.encode() not in data:
                 raise ValueError(f"the {kind} has no kernel named {symbol!r}")
 
-        def made(loadable: bytes) -> Module[D]:
-            compiled = Compiled(loadable, entries, tuple(plan.variables), "", kept=True)
+        known = Compiled(data, tuple(map(Entry, symbols)), (), "")
+
+        def made(answer: Compiled) -> Module[D]:
+            entries = tuple(
+                Entry(symbol, type=each.type)
+                for symbol, each in zip(symbols.values(), answer.entries, strict=True)
+            )
+            compiled = Compiled(
+                *(answer.image or data, entries, tuple(plan.variables), answer.log, True),
+                structs=answer.structs,
+            )
             return self._module(plan, compiled)
 
         def prepare(driver: Driver) -> Submission[Module[D]]:
-            if kind == "LTO-IR" and not driver.home.capabilities.python_kernels:
-                return Submission(Link(data), (), (), finish=made)
-            return Submission(None, (), (), made(data))
+            linked = kind == "LTO-IR" and not driver.home.capabilities.python_kernels
+            if not linked and not declarations:
+                return Submission(None, (), (), made(known))
+            structs = tuple(plan.structs) if declarations else ()
+            message = Link(data if linked else b"", declarations, tuple(symbols), structs)
+            return Submission(message, (), (), finish=made)
 
         return Request(COMPILER, "nvrtc.load_module", prepare)
 
@@ -325,32 +338,27 @@ class Nvrtc(Facade[D]):
 
     def _plan(
         self,
-        names: Sequence[str],
-        declarations: Declarations,
+        names: Sequence[str] | None,
+        source: str,
         structs: Mapping[str, np.dtype[np.void]],
         variables: Mapping[str, np.ndarray[Any, Any]],
         cpu: Twins | None,
     ) -> _Plan:
+        _check_twins(cpu)
+        if names is None:
+            return _Plan((), source, structs, variables, cpu, b"")
         if not _are_texts(names):
             raise TypeError(f"names must be a sequence of str, not {names!r}")
         if not names:
-            raise ValueError(
-                "there are no kernels: name those that are templates, such as 'scale<float>'"
-            )
+            raise ValueError("names must not be empty; leave it out for all but templates")
         if len({*names}) != len(names):
-            raise ValueError(f"names has some twice: {[*names]}")
-        twins = _twins(cpu, names)
-        pickled = cloudpickle.dumps(twins) if self._device.capabilities.python_kernels else b""
-        return _Plan(tuple(names), declarations, structs, variables, twins, pickled)
+            raise ValueError(f"names must not repeat, not {[*names]}")
+        return _Plan(tuple(names), source, structs, variables, cpu, self._pickled(cpu, names))
 
-    def _require_declared(self, plan: _Plan) -> None:
-        """Check on the CPU, perhaps without a compiler, that the source declares the kernels."""
-        if not self._device.capabilities.python_kernels:
-            return
-        for name in plan.names:
-            if not plan.declarations.functions(name):
-                log = f"no __global__ function named {name!r} is declared in the source"
-                raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
+    def _pickled(self, cpu: Twins | None, names: Sequence[str]) -> bytes:
+        """Return the functions of kernels for a host that calls them; empty for other hosts."""
+        twins = _twins(cpu, names)
+        return cloudpickle.dumps(twins) if self._device.capabilities.python_kernels else b""
 
     def _module(self, plan: _Plan, compiled: Compiled) -> Module[D]:
         resident, kernels = self._made(plan, compiled)
@@ -360,34 +368,48 @@ class Nvrtc(Facade[D]):
         """Return the resident module and the kernels of a compilation."""
         self._compiled += 1
         self._found += compiled.kept
-        if compiled.log == UNCHECKED:
+        unchecked = compiled.log == UNCHECKED
+        names = plan.names or compiled.names
+        symbols = tuple(entry.symbol for entry in compiled.entries)
+        if unchecked:
             _warn_unchecked()
+        if not names:  # none were given, and no compiler has found them
+            names = symbols = tuple(plan.cpu) if isinstance(plan.cpu, Mapping) else ()
+        if not names:
+            raise LibraryMissing(
+                "names must be given if NVRTC is not installed, not left out; name the kernels, "
+                f"or install it: {cuda_command()}",
+                library="nvrtc",
+            )
+        twins = _twins(plan.cpu, names)
         variables = tuple(
             Variable(
                 Content(name, symbol, NAMES[array.dtype], array.shape, array.tobytes()),
                 array.dtype,
-                constant=plan.declarations.is_constant(name),
+                constant=symbol in compiled.constants,
             )
             for (name, array), symbol in zip(
                 plan.variables.items(), compiled.variables, strict=True
             )
         )
-        symbols = tuple(entry.symbol for entry in compiled.entries)
-        prints = "printf" in plan.declarations.source or b"vprintf" in compiled.image
-        image = plan.pickled or compiled.image
-        resident = Resident(plan.names[0], image, symbols, variables, prints=prints)
+        prints = "printf" in plan.source or b"vprintf" in compiled.image
+        image = plan.pickled or self._pickled(plan.cpu, names) or compiled.image
+        resident = Resident(names[0], image, symbols, variables, prints=prints)
         kernels: tuple[Kernel[D], ...] = tuple(
             Kernel(
                 self._device,
                 resident,
                 at,
                 name,
-                read_signature(plan.declarations, name, plan.structs, entry.parameters),
+                read_signature(entry.type, plan.structs, compiled.structs),
                 entry=entry,
                 log=compiled.log,
-                twin=plan.twins[at],
+                twin=twins[at],
+                guessed=tuple(plan.structs.values()) if unchecked else None,
             )
-            for at, (name, entry) in enumerate(zip(plan.names, compiled.entries, strict=True))
+            for at, (name, entry) in enumerate(
+                zip(names, compiled.entries or map(Entry, names), strict=True)
+            )
         )
         return resident, kernels
 
@@ -494,7 +516,11 @@ def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
         twins = tuple(cpu.get(name, cpu.get(plain[name])) for name in names)
     else:
         twins = (cpu,) * len(names)
-    for twin in twins:
+    return twins
+
+
+def _check_twins(cpu: Twins | None) -> None:
+    for twin in cpu.values() if isinstance(cpu, Mapping) else (cpu,):
         if twin is not None and not callable(twin):
             raise TypeError(f"cpu must be callable, not {type(twin).__name__}")
         if inspect.iscoroutinefunction(twin) or inspect.isgeneratorfunction(twin):
@@ -502,7 +528,6 @@ def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
                 f"cpu is {getattr(twin, '__name__', twin)!r}, which would not run when it is "
                 "called; it must be an ordinary function"
             )
-    return twins
 
 
 def _image(image: object) -> tuple[str, bytes]:

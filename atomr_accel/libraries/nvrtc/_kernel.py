@@ -29,6 +29,7 @@ from .wire._messages import (
     TextureObject,
     TiledMap,
 )
+from .wire._twins import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,7 @@ class Kernel(Facade[D]):
 
     Attributes:
         name: as given to ``compile``.
-        parameters: parameters of ``launch``, or None if the source does not determine them.
+        parameters: parameters of ``launch``, or None if no compiler has told them.
         log: the compiler's warnings.
         twin: the function that stands for it on the CPU backend, or None.
     """
@@ -70,16 +71,15 @@ class Kernel(Facade[D]):
         entry: Entry,
         log: str,
         twin: Callable[..., object] | None,
+        guessed: tuple[np.dtype[np.void], ...] | None = None,
     ) -> None:
         self._device = device
         self._resident = resident
         self._at = at
         self._entry = entry
         self._runs = twin is not None or not device.capabilities.python_kernels
-        sizes = entry.parameters
-        if parameters is not None and sizes is not None and len(sizes) != len(parameters):
-            parameters = None  # a macro is among them, or what is taken for one is none
-        self._positions = None if parameters is None else _positions(parameters, sizes)
+        self._guessed = guessed  # structs of a source that no compiler has seen; else None
+        self._positions = None if parameters is None else _positions(parameters, entry.parameters)
         self._op_name = f"kernel {name}"
         self.name: Final = name
         self.parameters: Final = parameters
@@ -254,14 +254,16 @@ class Kernel(Facade[D]):
     ) -> tuple[tuple[_Sent, ...], list[Block], list[Block]]:
         positions = self._positions
         if positions is None:
-            unknown = tuple(
-                Parameter("?", isinstance(arg, GpuRef), isinstance(arg, GpuRef), None)
-                for arg in args
-            )
             sizes = self._entry.parameters
             if sizes is not None and len(sizes) != len(args):
                 raise TypeError(f"kernel {self.name} takes {len(sizes)} arguments, not {len(args)}")
-            positions = _positions(unknown, sizes)
+            if self._guessed is not None and self.twin is not None:
+                check_count(self.name, self.twin, self._resident.variables, len(args))
+                args = tuple(
+                    np.asarray(arg)[()] if isinstance(arg, complex | float | int) else arg
+                    for arg in args
+                )
+            positions = _positions(tuple(map(self._guess, args)), sizes)
         if len(args) != len(positions):
             raise TypeError(
                 f"kernel {self.name} takes {len(positions)} arguments "
@@ -278,6 +280,15 @@ class Kernel(Facade[D]):
             ]
         )
         return arguments, reads, writes
+
+    def _guess(self, arg: Argument) -> Parameter:
+        """Return the parameter of an argument if no compiler has told it."""
+        if isinstance(arg, GpuRef):
+            return Parameter("?", True, self._guessed is None or not arg.sealed, None)
+        fitting = []
+        if isinstance(arg, tuple):
+            fitting = [each for each in self._guessed or () if len(each.names or ()) == len(arg)]
+        return Parameter("?", False, False, None, fitting[0] if len(fitting) == 1 else None)
 
 
 def launching(

@@ -1,13 +1,11 @@
-"""A kernel's parameters, by its declaration, and the arguments that they take.
+"""A kernel's parameters, by the compiler's name for its type, and the arguments that they take.
 
-This module knows pointers, ``const``, the builtin types and the arguments of templates. A parameter
-of another type (a struct, a typedef) takes a buffer, or any NumPy scalar, because that has a dtype.
-It takes no Python number.
+A parameter of a type without a dtype, such as an enumeration or a class, takes any NumPy scalar or
+struct of its size. It takes no Python number.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
@@ -17,57 +15,46 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
 from ...ops import require_readable, require_writable
-from ._declarations import split
 from ._scalars import is_scalar, scalar_for
 from ._structures import is_struct, structure
 from ._tensor_map import TensorMap
 from ._texture import Surface, Texture
+from .wire._mangled import function_type
 from .wire._messages import Array, Scalar, Structure, SurfaceObject, TextureObject, TiledMap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...memory import Block, MemoryMap
     from ...ops import Driver
-    from ._declarations import Declarations
+    from .wire._mangled import CppType
 
-_C_TYPES: Final[dict[str, str]] = {
-    "bool": "bool",
-    **dict.fromkeys(("char", "signed char", "int8_t"), "int8"),
-    **dict.fromkeys(("unsigned char", "uint8_t"), "uint8"),
-    **dict.fromkeys(("short", "short int", "int16_t"), "int16"),
-    **dict.fromkeys(("unsigned short", "unsigned short int", "uint16_t"), "uint16"),
-    **dict.fromkeys(("int", "signed", "signed int", "int32_t"), "int32"),
-    **dict.fromkeys(("unsigned", "unsigned int", "uint32_t"), "uint32"),
-    **dict.fromkeys(("long", "long int", "long long", "long long int"), "int64"),
-    **dict.fromkeys(("int64_t", "ptrdiff_t", "ssize_t"), "int64"),
-    **dict.fromkeys(("unsigned long", "unsigned long int", "unsigned long long"), "uint64"),
-    **dict.fromkeys(("unsigned long long int", "uint64_t", "size_t", "uintptr_t"), "uint64"),
-    "float": "float32",
-    "double": "float64",
-    **dict.fromkeys(("__half", "half"), "float16"),
-    **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16"), "bfloat16"),
-    **dict.fromkeys(("float2", "cuFloatComplex", "cuComplex"), "complex64"),
-    **dict.fromkeys(("double2", "cuDoubleComplex"), "complex128"),
-    "__nv_fp8_e4m3": "float8_e4m3fn",
-    "__nv_fp8_e5m2": "float8_e5m2",
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    spelled: DTYPES[name]
+    for spelled, name in {
+        "bool": "bool",
+        "char": "int8",
+        "signed char": "int8",
+        "unsigned char": "uint8",
+        "short": "int16",
+        "unsigned short": "uint16",
+        "int": "int32",
+        "unsigned int": "uint32",
+        "long": "int64",
+        "unsigned long": "uint64",
+        "long long": "int64",
+        "unsigned long long": "uint64",
+        "float": "float32",
+        "double": "float64",
+        "__half": "float16",
+        "__nv_bfloat16": "bfloat16",
+        "float2": "complex64",
+        "double2": "complex128",
+        "__nv_fp8_e4m3": "float8_e4m3fn",
+        "__nv_fp8_e5m2": "float8_e5m2",
+    }.items()
 }
-
-_NOISE: Final = re.compile(
-    r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__|std::)\b"
-)
-
-
-_VALUE: Final = (
-    r"\b(?:CUtensorMap|cudaTextureObject_t|cudaSurfaceObject_t|dim3|enum|struct|union"
-    r"|u?(?:char|short|int|long|longlong)[1-4]|(?:float|double)[1-4])\b"
-)
-"""Types that are no pointers by another name."""
-
-_MAY_BE_SEVERAL: Final = re.compile(r"\.\.\.|\w\s*\((?!\s*[*&])|^\w+$")
-"""Declarations that may stand for any number of parameters: packs, and possible macros."""
-
-_TYPE_PARAMETER: Final = re.compile(r"(?:typename|class)\s+(\w+)\s*(?:=(.*))?", re.DOTALL)
+"""Dtypes of C++'s types, without their other names, which the compiler resolves."""
 
 _POINTER: Final = 8, 8
 """Bytes of a pointer, and how it is aligned."""
@@ -85,7 +72,7 @@ class Parameter:
     """One parameter of a kernel.
 
     Attributes:
-        text: its declaration.
+        text: its type in C++.
         pointer: whether it takes a buffer.
         written: whether the kernel may write through it, if it is a pointer.
         dtype: element or value type; None where any fits.
@@ -225,10 +212,7 @@ class Position:
             except (struct.error, OverflowError):
                 pass  # it does not fit, which is said below
         if isinstance(arg, TensorMap | Texture | Surface):
-            other = Surface if isinstance(arg, Texture) else Texture
-            if other.declared in self.parameter.text or not arg._fits(
-                self.parameter.dtype, self._size
-            ):
+            if not arg._fits(self.parameter.dtype, self._size):
                 raise TypeError(
                     f"argument {self._at} is a {type(arg).__name__}, but the kernel declares "
                     f"'{self.parameter.text}'; it is for '{arg.declared}'"
@@ -259,119 +243,45 @@ class Position:
 
 
 def read_signature(
-    declarations: Declarations,
-    name: str,
+    symbol: str,
     structs: Mapping[str, np.dtype[np.void]] | None = None,
-    sizes: tuple[tuple[int, int], ...] | None = None,
+    spelled: Sequence[str] = (),
 ) -> tuple[Parameter, ...] | None:
     """Return the parameters of a kernel.
 
     Args:
-        declarations: the declarations of its source.
-        name: the kernel's name, perhaps qualified or with template arguments.
-        structs: the fields of structs, by their names.
-        sizes: bytes and alignment of each parameter, if the compiler has reported them.
+        symbol: the compiler's name of a template's instance for the kernel's type.
+        structs: the fields of structs, by their names in the program.
+        spelled: the compiler's names for functions that take those structs, in the same order.
 
     Returns:
-        The parameters. If the kernel is declared in several ways, they have only the properties
-        on which all declarations agree. None if the source does not determine them: the kernel may
-        come from an include or a macro, or have declarations that contradict each other.
+        The parameters; None if the name does not tell them.
     """
-    values = re.compile("|".join((_VALUE, *map(r"\b{}\b".format, declarations.types))))
-    _, _, arguments = name.partition("<")
-    given = split(arguments.rpartition(">")[0])
-    ways: list[tuple[Parameter, ...]] = []
-    functions = declarations.functions(name)
-    for function in functions:
-        if function.parameters is None:
-            return None
-        types = _template_types(function.template or (), given)
-        way = tuple(_parameter(each, types, structs or {}, values) for each in function.parameters)
-        if len(functions) > 1 and any(map(_MAY_BE_SEVERAL.search, function.parameters)):
-            return None
-        if sizes is None or _fits(way, sizes):
-            ways.append(way)
-    if not ways or len({len(way) for way in ways}) > 1:
+    function = function_type(symbol)
+    if function is None:
         return None
-    ways = [*dict.fromkeys(ways)]
-    merged = [_common(parameters) for parameters in zip(*ways, strict=True)]
-    return None if None in merged else tuple(filter(None, merged))
+    fields = {}
+    for name, dtype in zip(spelled, (structs or {}).values(), strict=False):
+        taking = function_type(name)
+        if taking is not None:
+            fields[taking.parameters[0].text] = dtype
+    return tuple(_parameter(each, fields) for each in function.parameters)
 
 
-def _fits(parameters: tuple[Parameter, ...], sizes: tuple[tuple[int, int], ...]) -> bool:
-    """Return whether parameters match the sizes that the compiler reports."""
-    return len(parameters) == len(sizes) and all(
-        parameter.pointer or parameter.dtype is None or parameter.dtype.itemsize == size
-        for parameter, (size, _) in zip(parameters, sizes, strict=True)
-    )
-
-
-def _common(ways: tuple[Parameter, ...]) -> Parameter | None:
-    """Merge several declarations of a parameter; None if only some of them are pointers."""
-    if len({*ways}) == 1:
-        return ways[0]
-    if len({each.pointer for each in ways}) > 1:
-        return None
-    first = ways[0]
-    alike = all(each.dtype is first.dtype for each in ways)
-    same = all(each.struct == first.struct for each in ways)
-    return Parameter(
-        " or ".join(dict.fromkeys(each.text for each in ways)),
-        first.pointer,
-        any(each.written for each in ways),
-        first.dtype if alike else None,
-        first.struct if same else None,
-    )
-
-
-def _template_types(parameters: tuple[str, ...], arguments: list[str]) -> dict[str, str]:
-    """Return the types that a template's type parameters stand for, if they are given."""
-    types: dict[str, str] = {}
-    for at, parameter in enumerate(parameters):
-        found = _TYPE_PARAMETER.fullmatch(parameter)
-        if found is not None:
-            stands_for = arguments[at] if at < len(arguments) else (found[2] or "").strip()
-            # Within 'const T', a pointer type would not be what it is as text.
-            if stands_for and not re.search(r"[*&\[(]", stands_for):
-                types[found[1]] = stands_for
-    return types
+def _parameter(given: CppType, structs: Mapping[str, np.dtype[np.void]]) -> Parameter:
+    target = given.target
+    if given.kind == "pointer" and target is not None and target.kind != "function":
+        item = target
+        while item.kind == "array" and item.target is not None:
+            item = item.target
+        element = _DTYPES.get(item.text.removeprefix("const "))
+        return Parameter(given.text, True, not target.constant, element)
+    struct = structs.get(given.text)
+    dtype = _DTYPES.get(given.text)
+    # A class without known fields may hold a pointer.
+    maybe = given.kind == "class" and dtype is None and struct is None
+    return Parameter(given.text, False, maybe, dtype, struct)
 
 
 def _spelled(value: object) -> str:
     return next((text for kind, text in _OF_PYTHON.items() if isinstance(value, kind)), "")
-
-
-def _parameter(
-    text: str,
-    types: dict[str, str],
-    structs: Mapping[str, np.dtype[np.void]],
-    values: re.Pattern[str],
-) -> Parameter:
-    written_as = " ".join(text.split("=", maxsplit=1)[0].split())
-    declared = re.sub(r"\w+", lambda word: types.get(word[0], word[0]), written_as)
-    outer = declared
-    while (inner := re.sub(r"<[^<>]*>", "", outer)) != outer:
-        outer = inner  # what a type is made of does not make it a pointer, nor constant
-    base = " ".join(each.rpartition("::")[2] for each in outer.split())
-    if to_arrays := re.match(r"([^(]*)\(\s*\*", outer):
-        outer = f"{to_arrays[1]}*"
-    if outer.endswith("]"):
-        outer = f"{outer.partition('[')[0]}*"
-    pointer = "*" in outer
-    target, _, _ = declared.partition("*") if "*" in declared else declared.partition("[")
-    words = _NOISE.sub(" ", target).split()
-    if declared != target and "*" in declared:
-        type_words = words  # what follows the star is the parameter's name
-    else:
-        type_words = words[:-1] if len(words) > 1 and " ".join(words) not in _C_TYPES else words
-    spelled = " ".join(type_words)
-    name = _C_TYPES.get(spelled)
-    if declared.count("*") > 1:
-        name = None  # pointers to pointers live in a buffer of addresses
-    struct = None if pointer else structs.get(spelled.removeprefix("struct "))
-    dtype = DTYPES[name] if name else None
-    # What is known by no name here may be a pointer by another.
-    written = dtype is None and struct is None and not values.search(base)
-    if pointer:
-        written = not re.search(r"\bconst\b", outer.split("*")[-2])
-    return Parameter(written_as, pointer, written, dtype, struct)

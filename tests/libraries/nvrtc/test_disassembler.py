@@ -37,6 +37,6 @@ def test_without_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
 @program
 async def test_functions_have_none() -> None:
     async with opened(backend="cpu") as device:
-        module = await device.nvrtc.compile_module(SOURCE, cpu=len)
+        module = await device.nvrtc.compile_module(SOURCE, ["k"], cpu=len)
         with pytest.raises(Unsupported, match="no machine code"):
             await module.sass()

@@ -38,7 +38,7 @@ from atomr_accel.libraries.nvrtc.wire._messages import (
 from atomr_accel.wire import PLACE, DeviceInfo
 
 from ...fakes.driver import FakeDriver, installed, memory
-from ...harness import on_shared
+from ...harness import needs_nvrtc, on_shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,6 +176,7 @@ def add(x: Any, a: Any, n: Any, *, grid: Any, block: Any) -> None:
     x[: min(n, threads)] += a
 
 
+@needs_nvrtc
 @on_shared
 async def test_all_elements_have_threads(device: Device) -> None:
     kernel = await device.nvrtc.compile(ADD, "add", cpu=add)
@@ -528,6 +529,7 @@ def test_tensor_map_parameters_accept_tensor_maps(
     assert takes_tensor_maps(size) == right
 
 
+@needs_nvrtc
 @on_shared
 async def test_tensor_maps_are_arrays_to_twins(device: Device) -> None:
     if device.backend != "cpu":

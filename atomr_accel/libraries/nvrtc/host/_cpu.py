@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import cloudpickle
+import msgspec
 import numpy as np
 
 from ...._dtypes import DTYPES
@@ -20,6 +21,7 @@ from ..wire._messages import (
     Entry,
     FreeArray,
     Launch,
+    Link,
     Load,
     MakeArray,
     MapVariable,
@@ -32,7 +34,7 @@ from ..wire._messages import (
 )
 from ..wire._twins import TwinFunction, twin_function, value_of
 from ._modules import Modules, Numbered
-from ._program import find_module
+from ._program import find_module, link_image
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
@@ -50,7 +52,7 @@ class CpuCompiler:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context = context
-        self.handlers: Final = {Compile: self._compile}
+        self.handlers: Final = {Compile: self._compile, Link: self._link}
 
     def close(self) -> None:
         """Do nothing, because the compiler holds no resources."""
@@ -61,8 +63,16 @@ class CpuCompiler:
             made = find_module(message, _CHECKED_FOR)
         except LibraryMissing:
             entries = tuple(map(Entry, message.names))
-            return Compiled(b"", entries, message.variables, UNCHECKED)
-        return Compiled(b"", made.entries, made.variables, made.log, made.kept)
+            names = message.names
+            return Compiled(b"", entries, message.variables, UNCHECKED, names=names)
+        return msgspec.structs.replace(made, image=b"")
+
+    def _link(self, message: Link) -> Compiled:
+        self._context.check()
+        try:
+            return link_image(message, _CHECKED_FOR)
+        except LibraryMissing:
+            return Compiled(b"", tuple(map(Entry, message.names)), (), UNCHECKED)
 
 
 class _Loaded(NamedTuple):

@@ -216,8 +216,8 @@ class CudaCompiler:
             message = msgspec.structs.replace(message, options=(*message.options, _LINE_INFO))
         return find_module(message, self._capability)
 
-    def _link(self, message: Link) -> bytes:
-        return link_image(message.image, self._capability)
+    def _link(self, message: Link) -> Compiled:
+        return link_image(message, self._capability)
 
     @staticmethod
     def _disassemble(message: Disassemble) -> str:

@@ -18,6 +18,7 @@ from ....executors.compiler import (
     not_launchable,
     nvrtc_version,
 )
+from ..wire._mangled import function_name
 from ..wire._messages import Compiled, Entry
 from ._includes import fingerprint, vendor_headers
 from ._linker import link, nvjitlink_version
@@ -26,10 +27,19 @@ from ._precompiled import with_own_folder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..wire._messages import Compile
+    from ..wire._messages import Compile, Link
+
+_RELOCATABLE: Final = "--relocatable-device-code=true"
+"""Option for sources that refer to others, whose output is not loaded."""
 
 _STANDARD: Final = re.compile(r"--?std\b.*")
 _ARCHITECTURE: Final = re.compile(r"(?:--gpu-architecture|-arch)\s*=\s*(\S+)")
+_BEFORE_CPP14: Final = re.compile(r"--?std\s*=\s*c\+\+(?:03|11)")
+
+_SIGNATURE: Final = "\n\ntemplate <class atomr_F> __device__ char atomr_signature;\n"
+"""C++ behind a source. The name of each instance contains the type that it is made for."""
+
+_AMBIGUOUS: Final = "cannot determine which instance of overloaded function"
 
 _ENTRY: Final = r"\.entry {}\(([^)]*)\)([^{{;]*)"
 """A kernel in PTX: its parameters and directives."""
@@ -37,6 +47,10 @@ _ENTRY: Final = r"\.entry {}\(([^)]*)\)([^{{;]*)"
 _PARAMETER: Final = re.compile(
     r"\.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>[busf]\d+)\b[^,\[]*(?:\[(?P<count>\d+)\])?"
 )
+_KERNELS: Final = re.compile(r"^\.visible \.entry (\w+)\(", re.MULTILINE)
+"""Kernels in PTX that are no instances of templates."""
+
+_CONSTANT: Final = re.compile(r"^(?:\.\w+ )*\.const \.align \d+ \.\w+ (\w+)", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(r"\.(maxntid|reqntid|reqnctapercluster)\s+([\d, \t]+)")
 
 
@@ -54,7 +68,7 @@ def find_module(message: Compile, capability: tuple[int, int]) -> Compiled:
     if included is None:
         return compile_module(message, capability)
     versions = [nvrtc_version(), nvjitlink_version() if message.parts else ()]
-    key = msgspec.msgpack.encode(("module", versions, message, capability, included))
+    key = msgspec.msgpack.encode(("module", _SIGNATURE, versions, message, capability, included))
     kept = CUBINS.get(key)
     if kept is not None:
         found = msgspec.msgpack.decode(kept, type=Compiled)
@@ -77,17 +91,23 @@ def compile_module(message: Compile, capability: tuple[int, int]) -> Compiled:
         Unsupported: they do not support the device; or with these options NVRTC makes no image
             that a driver can load.
     """
-    names = message.names
+    names = message.names or _all_kernels(message, capability)
     what = f"kernel {names[0]!r}" if len(names) == 1 else "the module"
-    with NvrtcProgram(message.source, f"{NOWHERE}kernel.cu", dict(message.headers)) as program:
-        for name in names:
+    signed = not any(_BEFORE_CPP14.fullmatch(option.strip()) for option in message.options)
+    source = message.source + _SIGNATURE * signed
+    types = [_of_type(f"decltype({name})") for name in names] if signed else []
+    structs = [_of_type(f"void({name})") for name in message.structs] if signed else []
+    with NvrtcProgram(source, f"{NOWHERE}kernel.cu", dict(message.headers)) as program:
+        for name in (*names, *types, *structs):
             program.expect(name)
         for name in message.variables:
             program.expect(f"&{name}")
         target = _target(program, message.options, capability)
         linked = LINKABLE if message.parts else ()
-        log = program.compile(what, (*_flags(message.options, target), *linked))
+        log = _compile(program, what, (*_flags(message.options, target), *linked))
         symbols = _lowered(program, names, "kernel", log)
+        signatures = _lowered(program, types, "kernel", log)
+        taking = _lowered(program, structs, "struct", log)
         variables = _lowered(program, [f"&{name}" for name in message.variables], "variable", log)
         if message.parts:
             made, ptx = program.output("LTOIR"), ""
@@ -105,21 +125,82 @@ def compile_module(message: Compile, capability: tuple[int, int]) -> Compiled:
     for name, symbol in zip(names, symbols, strict=True):
         if not launchable(made, symbol):
             raise not_launchable(message.options, name)
-    entries = tuple(_entry(symbol, ptx) for symbol in symbols)
-    return Compiled(made, entries, tuple(variables), log)
+    entries = tuple(
+        msgspec.structs.replace(_entry(symbol, ptx), type=name)
+        for symbol, name in zip(symbols, signatures or [""] * len(symbols), strict=True)
+    )
+    constants = tuple(_CONSTANT.findall(ptx))
+    return Compiled(
+        *(made, entries, tuple(variables), log),
+        names=tuple(names),
+        structs=tuple(taking),
+        constants=constants,
+    )
 
 
-def link_image(image: bytes, capability: tuple[int, int]) -> bytes:
-    """Link LTO-IR to an image for the driver.
+def link_image(message: Link, capability: tuple[int, int]) -> Compiled:
+    """Link LTO-IR to an image for the driver, and read the declarations of its kernels.
+
+    Returns:
+        The image, with entries that have the types of the kernels.
 
     Raises:
-        CompileError: with the linker's log.
+        CompileError: with the log of the linker, or of the compiler.
         LibraryMissing: nvJitLink, NVRTC or cuda-bindings is not installed.
         Unsupported: they do not support the device.
     """
-    with NvrtcProgram("", "none.cu") as program:
+    types = [_of_type(f"decltype({name})") for name in message.names]
+    structs = [_of_type(f"void({name})") for name in message.structs]
+    with NvrtcProgram(message.declarations + _SIGNATURE, "declarations.cu") as program:
         target = program.architecture(capability)
-    return link([("image", image)], target)[0]
+        if message.declarations:
+            for name in (*types, *structs):
+                program.expect(name)
+            flags = (*_flags((), target.replace("sm_", "compute_")), _RELOCATABLE)
+            log = _compile(program, "the text of declarations=", flags)
+            types = _lowered(program, types, "kernel", log)
+            structs = _lowered(program, structs, "struct", log)
+        else:
+            types, structs = [""] * len(types), []
+    image = link([("image", message.image)], target)[0] if message.image else b""
+    entries = tuple(
+        Entry(name, type=found) for name, found in zip(message.names, types, strict=True)
+    )
+    return Compiled(image, entries, (), "", structs=tuple(structs))
+
+
+def _of_type(kind: str) -> str:
+    """Return the name expression whose mangled name contains a type."""
+    return f"&atomr_signature<{kind}>"
+
+
+def _all_kernels(message: Compile, capability: tuple[int, int]) -> list[str]:
+    """Return the names of all kernels of a source that are no templates.
+
+    Raises:
+        CompileError: the source does not compile, or has no such kernels; with the log.
+    """
+    with NvrtcProgram(message.source, f"{NOWHERE}kernel.cu", dict(message.headers)) as program:
+        target = _target(program, message.options, capability).replace("sm_", "compute_")
+        log = program.compile("the module", (*_flags(message.options, target), _RELOCATABLE))
+        ptx = program.output("PTX").decode(errors="replace")
+    names = filter(None, map(function_name, _KERNELS.findall(ptx)))
+    found = [*dict.fromkeys(names)]
+    if not found:
+        missing = "the source has no kernels: name those that are templates, such as 'scale<float>'"
+        raise CompileError(f"{missing}\n{log}", log=log or missing)
+    return found
+
+
+def _compile(program: NvrtcProgram, what: str, flags: Iterable[str]) -> str:
+    """Compile a program, and tell what to do about a name of several functions."""
+    try:
+        return program.compile(what, flags)
+    except CompileError as error:
+        if _AMBIGUOUS not in error.log:
+            raise
+        advice = "name one function of several by a cast, such as '(void (*)(float*))scale'"
+        raise CompileError(f"{error}\n{advice}", log=error.log) from None
 
 
 def _compile_part(source: str, name: str, message: Compile, target: str) -> bytes:

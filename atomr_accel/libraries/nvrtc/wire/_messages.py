@@ -18,6 +18,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         most_threads: threads of a block, by ``__launch_bounds__``; 0 without a limit.
         threads: a block's dimensions, by ``__block_size__``; None if they are free.
         cluster: a cluster's dimensions, by ``__cluster_dims__``; None if they are free.
+        type: mangled name of a template's instance for its type; empty if it is unknown.
     """
 
     symbol: str
@@ -25,6 +26,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     most_threads: int = 0
     threads: tuple[int, int, int] | None = None
     cluster: tuple[int, int, int] | None = None
+    type: str = ""
 
 
 UNCHECKED: Final = "NVRTC is not installed, so nothing was compiled or checked"
@@ -40,6 +42,9 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
         variables: the mangled names of the variables, in the order of their names.
         log: the compiler's messages.
         kept: whether it was on disk.
+        names: the names of the kernels.
+        structs: mangled names of a template's instances for functions that take the structs.
+        constants: the mangled names of variables that are surely ``__constant__``.
     """
 
     image: bytes
@@ -47,6 +52,9 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
     variables: tuple[str, ...]
     log: str
     kept: bool = False
+    names: tuple[str, ...] = ()
+    structs: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -61,11 +69,12 @@ class Compile(Message, frozen=True):
 
     Attributes:
         source: its text.
-        names: the kernels, as name expressions.
+        names: the kernels, as name expressions; empty for all that are no templates.
         options: the compiler's.
         variables: the variables, as name expressions without the ``&``.
         headers: texts that it may include, by name.
         parts: parts to link with it; without parts, nothing is linked.
+        structs: types that kernels take by value.
     """
 
     returns: ClassVar[Any] = Compiled
@@ -76,14 +85,25 @@ class Compile(Message, frozen=True):
     variables: tuple[str, ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     parts: tuple[Part, ...] = ()
+    structs: tuple[str, ...] = ()
 
 
 class Link(Message, frozen=True):
-    """Link LTO-IR to an image for the driver (``nvJitLinkComplete``)."""
+    """Link LTO-IR to an image for the driver (``nvJitLinkComplete``), and read declarations.
 
-    returns: ClassVar[Any] = bytes
+    Attributes:
+        image: the LTO-IR; empty if nothing is linked.
+        declarations: a source that declares kernels; empty if there is none.
+        names: the kernels' names in it.
+        structs: types that kernels take by value.
+    """
+
+    returns: ClassVar[Any] = Compiled
 
     image: bytes
+    declarations: str = ""
+    names: tuple[str, ...] = ()
+    structs: tuple[str, ...] = ()
 
 
 class Disassemble(Message, frozen=True):

@@ -57,6 +57,29 @@ def twin_function(function: Callable[..., object], variables: Iterable[str]) -> 
     return TwinFunction(function, leading, frozenset(named))
 
 
+def check_count(
+    name: str, function: Callable[..., object], variables: Iterable[str], count: int
+) -> None:
+    """A function that replaces a kernel takes this number of arguments.
+
+    Raises:
+        TypeError: it takes more or fewer.
+    """
+    twin = twin_function(function, variables)
+    given = (None,) * (count + 2 * twin.leading)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins do not tell
+        return
+    try:
+        signature.bind(*given, **dict.fromkeys(twin.named))
+    except TypeError as error:
+        raise TypeError(
+            f"kernel {name} must get as many arguments as its Python function takes, not {count}: "
+            f"{error}"
+        ) from None
+
+
 def value_of(argument: Scalar | Structure) -> np.generic:
     """Convert a number or a struct to the argument of a Python function."""
     if isinstance(argument, Structure):
