@@ -40,7 +40,7 @@ async def main() -> None:
         flash = device.flash_attention
         q, k, v = [await device.put(each) for each in host]
         lengths = await device.put(np.array(LENGTHS, np.int32))
-        out, lse = await flash.flash_attn_func(
+        out, lse, _ = await flash.flash_attn_func(
             *(q, k, v),
             causal=True,
             softcap=SOFTCAP,

@@ -602,8 +602,8 @@ class _Tracer:
         kind: Any = type(result)
         if kind not in (tuple, list) and not hasattr(kind, "_make"):
             raise Untraceable
-        parts = [self._one(ref) for ref in result]
-        make: Callable[[Iterable[GpuRef]], Any] = getattr(kind, "_make", kind)
+        parts = [_nothing if ref is None else self._one(ref) for ref in result]
+        make: Callable[[Iterable[GpuRef | None]], Any] = getattr(kind, "_make", kind)
         return lambda refs: make([part(refs) for part in parts])
 
     def _one(self, result: GpuRef) -> Callable[[Sequence[GpuRef]], GpuRef]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._arguments import require_dtype, require_readable
 from ..._op import D
-from ...wire._options import flag, real
+from ...wire._options import real
 from ..graph._builder import Builder
 from ..graph._layout import is_last, logical, per_channel, require_float
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
@@ -56,7 +56,6 @@ class NormalizationPart(DnnPart[D]):
         **attributes: int,
     ) -> Request[Any]:
         """A normalisation with parameters for each channel and statistics for each image."""
-        flag(training, "training")
         epsilon = real(eps, "eps", least=0)
         given = {"x": x, "weight": weight, "bias": bias}
 
@@ -120,7 +119,6 @@ class NormalizationPart(DnnPart[D]):
         self, op: str, given: Given, eps: float, out: GpuRef | None, *, training: bool
     ) -> Request[Any]:
         """A normalisation over the last dimensions."""
-        flag(training, "training")
         epsilon = real(eps, "eps", least=0)
         x, weight = given["x"], given["weight"]
 
