@@ -83,7 +83,7 @@ def _pairs(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
 
 
 def _grads(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
-    grads = tuple(refs[f"grads (d{name})"] for name in "QKV")
+    grads = tuple(refs[f"grads (d{name})"] for name in "qkv")
     rest = {name: ref for name, ref in refs.items() if not name.startswith("grads")}
     return function(**rest, grads=grads, **options)
 

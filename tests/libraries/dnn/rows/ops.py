@@ -640,8 +640,7 @@ def norm_grad(kind: str, dtype: str, grad: Array, x: Array, w: Array, **case: An
         Near(loss.sum(summed), size, dtype=parameter),
     ]
     terms = abs(loss * across).max() * (largest**2 + 1)
-    results = (Near(back(dx, last=last), max(abs(dx).max(), terms)), *sums)
-    return results
+    return (Near(back(dx, last=last), max(abs(dx).max(), terms)), *sums)
 
 
 IMAGES: list[Case] = [
