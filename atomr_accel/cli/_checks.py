@@ -100,7 +100,7 @@ async def _flash_attention(device: Device, rng: np.random.Generator) -> Pair:
     """One sequence with a softcap, by the kernels of this package."""
     q, k, v = (rng.standard_normal((1, 100, 2, 64)).astype(np.float16) for _ in range(3))
     refs = [await device.put(each) for each in (q, k, v)]
-    made = await device.flash_attention.flash_attn_func(
+    made: Any = await device.flash_attention.flash_attn_func(
         refs[0], refs[1], refs[2], softcap=5.0, backend="kernel"
     )
     scores = 5 * np.tanh(np.einsum("bqhd,bkhd->bhqk", q.astype("f8"), k.astype("f8")) / 40)

@@ -583,7 +583,7 @@ def _options(
     Raises:
         TypeError: an option does not exist.
     """
-    known = FlashOptions.__annotations__.keys()
+    known = set(FlashOptions.__annotations__)
     if unknown := sorted(options.keys() - known):
         named = inspect.signature(getattr(FlashAttention, op)).parameters.keys()
         known = (named - {"self", "options"}) | known

@@ -321,12 +321,13 @@ async def test_statistics_and_limits(device: Device) -> None:
     assert device.dnn.statistics().evictions == 1
     with pytest.raises(ValueError, match="at least 1"):
         device.dnn.plan_limit = 0
+    no: Any = "no"
     images = await device.put(np.ones((1, 1, 4, 4), np.float32))
     filters = await device.put(np.ones((1, 1, 1, 1), np.float32))
     await device.dnn.conv(images, filters, autotune=True, allow_tf32=True)
     assert device.dnn.statistics().tuned == 1
     with pytest.raises(TypeError, match="allow_tf32 must be"):
-        await device.dnn.conv(images, filters, allow_tf32="no")
+        await device.dnn.conv(images, filters, allow_tf32=no)
     with pytest.raises(TypeError, match="autotune must be"):
-        await device.dnn.conv(images, filters, autotune="no")
+        await device.dnn.conv(images, filters, autotune=no)
     assert on_cuda() or device.dnn.statistics().workspace == 0
