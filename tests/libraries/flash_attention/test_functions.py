@@ -227,6 +227,17 @@ async def test_in_a_batch_and_recorded(device: Any) -> None:
     np.testing.assert_array_equal(await device.get(result), alone[1])
 
 
+async def test_return_attn_probs_gives_three_results_by_a_trace_too(device: Any) -> None:
+    q = await device.put(normal(np.random.default_rng(0), 1, 9, 2, 16))
+    for backend in ("cudnn", "kernel"):
+        for _ in range(3):
+            three = await device.flash_attention.flash_attn_func(
+                q, q, q, return_attn_probs=True, backend=backend
+            )
+            assert [each.shape for each in (three.out, three.softmax_lse)] == [q.shape, (1, 2, 9)]
+            assert three.S_dmask is None
+
+
 async def test_results_go_where_they_are_wanted(device: Any) -> None:
     rng = np.random.default_rng(0)
     flash = device.flash_attention

@@ -348,7 +348,7 @@ class DnnPart(Facade[D]):
             sent: called when the message of the call that ``make`` gave last is being sent.
 
         Raises:
-            TypeError: ``tune`` is no flag.
+            TypeError: ``tune`` is not a bool.
             ValueError: ``tune`` is set on a device that was opened with ``deterministic=True``.
         """
         if tune is not False:
