@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from .libraries.sparse._ell import EllRef
     from .libraries.sparselt._structured import StructuredRef
     from .memory import GpuRef
-    from .wire._trace import traceparent
+    from .wire.trace import traceparent
 
 __all__ = [
     "AccelError",

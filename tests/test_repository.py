@@ -282,7 +282,7 @@ async def test_a_host_loads_its_own_half_only() -> None:
         await device.blas.gemm(x, x)
         loaded = set(await device.run(eval, "[*__import__('sys').modules]"))
     ours = {name for name in loaded if name.split(".")[0] == PACKAGE.name}
-    by_run = ("atomr_accel.libraries.run", "atomr_accel.wire._interop", "atomr_accel.wire._trace")
+    by_run = ("atomr_accel.libraries.run", "atomr_accel.wire.interop", "atomr_accel.wire.trace")
     ours = {name for name in ours if not name.startswith(by_run)}
     assert "atomr_accel.libraries.blas.host._cpu" in ours
     assert len(ours) <= 28

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..libraries.host._disk_cache import base_folder, is_safe, is_whole
+from ..executors.disk_cache import base_folder, is_safe, is_whole
 from ._documents import CacheDocument, KindPart
 from ._errors import ExitCode, Refusal
 from ._output import Toned, path_text, size_of

@@ -13,7 +13,7 @@ from trio import move_on_after
 
 from .. import AccelError, DeviceLost, __version__, open_device
 from .._install import install_command
-from ..backends._registry import BUILT_IN, GROUP
+from ..backends.registry import BUILT_IN, GROUP
 from ._checks import CHECKS, Check, checked
 from ._documents import CheckPart, GpuPart, LibraryPart, OpenedPart, ProbeDocument
 from ._errors import ExitCode, Refusal

@@ -21,8 +21,8 @@ import trio
 from ..actors import Actor
 from ..actors._messages import side_by_side
 from ..actors._part import Part, start_part
-from ..libraries._request import Pending, Request, perform, result, submit
 from ..libraries._table import NAMES
+from ..ops import Pending, Request, perform, result, submit
 from ._context import Context
 from ._failures import is_passing
 from ._place import library_of

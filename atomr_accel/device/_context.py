@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ..actors._part import Part
     from ..lanes import HostHandle, Op, Port
-    from ..libraries._library import LaneSpec
+    from ..ops import LaneSpec
     from ..wire import DeviceInfo, Fault
     from ._core import DeviceCore
 

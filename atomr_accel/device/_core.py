@@ -31,10 +31,8 @@ from ..lanes import (
     Reserve,
     uninterrupted,
 )
-from ..libraries._library import LaneSpec
-from ..libraries._op import Awaited
-from ..libraries._request import FirstTry
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
+from ..ops import Awaited, FirstTry, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import Growth
 from ._lifecycle import Lifecycle
@@ -53,9 +51,8 @@ if TYPE_CHECKING:
     from ..actors import ActorRef, Backoff
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, Sanitizer, Template
-    from ..libraries._witness import Witness
-    from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch, Slab
+    from ..ops import Witness, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
     from ._context import Context
     from ._prepared import Prepared

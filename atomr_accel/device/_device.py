@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from .._errors import said_of
 from ..lanes import uninterrupted
-from ..libraries._op import Awaited
 from ..libraries._table import Libraries
-from ..libraries._witness import witnessed
 from ..memory import GpuRef, ref_error
+from ..ops import Awaited, witnessed
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry

@@ -26,7 +26,7 @@ from ..actors._deciders import leaves
 from ..actors._instrument import Instruments
 from ..actors._nursery import PlainNursery
 from ..actors._system import opened
-from ..backends._registry import find_backend
+from ..backends.registry import find_backend
 from ..lanes import find_sanitizer, uninterrupted
 from ..libraries._table import CALLED
 from ..memory import MemoryScope
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from ..actors import Decider
     from ..backends import Backend
-    from ..backends._registry import BackendName
+    from ..backends.registry import BackendName
     from ..lanes import Isolation, Sanitizer, SanitizerTool
     from ..wire import StreamPlan
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..actors._cell import Cell, Condition
     from ..actors._part import Part
     from ..lanes import Port
-    from ..libraries._request import Request
+    from ..ops import Request
     from ._core import DeviceCore
 
 _LANES: Final = {

@@ -31,13 +31,13 @@ from ..wire import (
     StickyFault,
     UnmapSlabs,
 )
-from ..wire._channel import MOST_DESCRIPTORS
+from ..wire.channel import MOST_DESCRIPTORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..lanes import HostHandle
-    from ..libraries._library import LaneSpec
+    from ..ops import LaneSpec
     from ..wire import DeviceInfo
     from ._core import DeviceCore
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from ..libraries._op import D
-from ..libraries._origin import require_made_on
 from ..libraries._table import Libraries
+from ..ops import D, require_made_on
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
     from ..actors import ActorRef
     from ..backends import Capabilities
-    from ..libraries._library import LaneSpec
-    from ..libraries._op import Facade
     from ..memory import Block, MemoryMap
+    from ..ops import Facade, LaneSpec
     from ..wire import DeviceInfo, Message
     from ._core import DeviceCore
 

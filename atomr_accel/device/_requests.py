@@ -13,18 +13,14 @@ from typing import (
     overload,
 )
 
-from ..libraries._library import Home
-from ..libraries._op import Described
 from ..libraries.array._evaluate import Evaluating
+from ..ops import Described, Home
 from ._proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from ..libraries._op import Facade
     from ..libraries._table import Libraries
-    from ..libraries._witness import Witness
-    from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..libraries.array._evaluate import Fused
     from ..libraries.dnn.attention._paged import PagedKVCache
     from ..libraries.dnn.graph._user_graph import Plan
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from ..libraries.nvrtc._module import Module
     from ..libraries.rng._generator import Generator
     from ..libraries.sparse._direct import SparseLU
+    from ..ops import Facade, Witness, Workspaces, WorkspaceSet
     from ._core import DeviceCore
 
 R = TypeVar("R")

@@ -18,9 +18,6 @@ import trio
 
 from .._dtypes import DTYPES
 from .._errors import AccelError, GpuRefStale, said_of
-from ..libraries._arguments import require_readable
-from ..libraries._library import LaneSpec
-from ..libraries._request import Request
 from ..libraries.run.wire._messages import (
     Buffer,
     Call,
@@ -33,8 +30,9 @@ from ..libraries.run.wire._messages import (
 )
 from ..libraries.run.wire._pickling import TakesLong, TooMuch, dumps, loads
 from ..memory import Block, GpuRef, block_at, repeats
+from ..ops import LaneSpec, Request, require_readable
 from ..wire import SLAB_SHIFT, CloseLane
-from ..wire._trace import current_traceparent
+from ..wire.trace import current_traceparent
 from .data._bulk import Bulk
 from .data._transfer import in_thread
 

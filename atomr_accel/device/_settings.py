@@ -27,7 +27,7 @@ from ._context import MEMORY_LANE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ..backends._registry import BackendName
+    from ..backends.registry import BackendName
     from ..lanes import Isolation
     from ..wire import Affinity
     from ._device import Device

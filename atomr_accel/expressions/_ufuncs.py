@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._dtypes import as_dtype
-from ..wire._ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ..wire.ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ._axes import Axis, axes_of, kept_of
 from ._expression import (
     Operand,

@@ -53,10 +53,10 @@ from ..wire import (
     UnmapSlabs,
     encoder,
 )
-from ..wire._channel import ProtocolError, close_all, receive, send
-from ..wire._control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
-from ..wire._failures import pack_exception
-from ..wire._threads import require_room, start
+from ..wire.channel import ProtocolError, close_all, receive, send
+from ..wire.control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
+from ..wire.failures import pack_exception
+from ..wire.threads import require_room, start
 from ._lane import Lane
 from ._launcher import Launcher
 from ._slots import StreamSlot

@@ -38,7 +38,7 @@ from ..wire import (
     append_frame,
     encoder,
 )
-from ..wire._failures import as_out_of_memory, pack_exception
+from ..wire.failures import as_out_of_memory, pack_exception
 from ._slots import Group, Later, Malformed, StreamSlot, Templates
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
 from .._errors import LibraryMissing
-from ..wire._toolkit import find_tool
+from ..wire.toolkit import find_tool
 
 SanitizerTool = Literal["memcheck", "racecheck", "synccheck"]
 

@@ -29,8 +29,8 @@ from ..wire import (
     encoder,
     unpack_exception,
 )
-from ..wire._channel import Incoming, Outgoing, ProtocolError, close_all
-from ..wire._threads import start
+from ..wire.channel import Incoming, Outgoing, ProtocolError, close_all
+from ..wire.threads import start
 from ._host_output import HostOutput, output_pipes
 from ._reserve import NO_RESERVE, Reserve
 from ._spawner import spawner

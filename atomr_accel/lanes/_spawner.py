@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, final
 import outcome
 import trio
 
-from ..wire._threads import start
+from ..wire.threads import start
 from ._reserve import NO_RESERVE, Reserve
 from ._threads import with_threads
 

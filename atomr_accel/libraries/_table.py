@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from ..expressions._methods import ELSEWHERE
-from ._op import D
+from ..ops import D
 from .array._facade import ArrayFunctions
 from .blas._facade import Blas
 from .blaslt._facade import BlasLt
@@ -29,7 +29,7 @@ from .sparselt._facade import SparseLt
 from .tensor._facade import Tensor
 
 if TYPE_CHECKING:
-    from ._library import Home
+    from ..ops import Home
 
 
 CALLED: Final = (

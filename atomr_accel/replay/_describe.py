@@ -20,11 +20,11 @@ import numpy as np
 
 from .._dtypes import DTYPES, NAMES
 from ..expressions import Operand
-from ..libraries._op import Facade, Identity
 from ..libraries._table import NAMES as LIBRARIES
 from ..libraries.array._graph import Graph
 from ..libraries.nvrtc._structures import is_struct
 from ..memory import Block, GpuRef
+from ..ops import Facade, Identity
 from ._entries import (
     Array,
     DType,

@@ -15,11 +15,10 @@ from .._errors import AccelError, ContextPoisoned, DeviceLost
 from ..device.batches._batch import Batch, Later
 from ..device.data._arrays import copying
 from ..device.data._transfer import download
-from ..libraries._request import Pending, Request, perform, submit
-from ..libraries._staging import on_any_views
 from ..libraries.array._evaluate import Fused
 from ..libraries.rng._generator import Generator as Draws
 from ..memory import GpuRef
+from ..ops import Pending, Request, on_any_views, perform, submit
 from ._describe import Describer, Numbers, identity_of, is_device, message_of, refs_in
 from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Output, Outside
 from ._writer import SMALL, Waiting
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
 
     from ..device._core import DeviceCore
     from ..device.batches._collector import Collector
-    from ..libraries._op import Facade
-    from ..libraries._request import Driver, Submission
     from ..memory import Block
+    from ..ops import Driver, Facade, Submission
     from ._entries import Value
     from ._writer import Writer
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..libraries.wire._options import whole
+from ..wire.options import whole
 from ._driving import Callback, info_of, norm, ratio
 from ._krylov import started
 from ._operators import Operator, System, system

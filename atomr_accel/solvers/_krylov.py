@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..libraries.wire._options import real, whole
+from ..wire.options import real, whole
 from ._driving import Callback, dot, drive, info_of, norm, progress, ratio
 from ._operators import Operator, System, require_ref, system
 

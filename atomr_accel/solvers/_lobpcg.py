@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 
-from ..libraries.wire._options import flag, real, whole
+from ..wire.options import flag, real, whole
 from ._driving import Callback
 from ._operators import Operator, applied, require_floats, require_operators
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 from ..actors._logs import FIELDS
-from ..wire._trace import current_traceparent
+from ..wire.trace import current_traceparent
 
 _STANDARD: Final = frozenset(
     {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}

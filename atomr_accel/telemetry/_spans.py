@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 from .. import __version__
 from ..device import Device
 from ..lanes import DeviceInstrument
-from ..libraries._request import Request
-from ..wire._trace import add_source, remove_source
+from ..ops import Request
+from ..wire.trace import add_source, remove_source
 from ._packages import package
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import trio
 
 from .._errors import said_of
 from ..actors._util import check_number, check_whole
-from ..libraries._request import perform
 from ..libraries.nvrtc._kernel import Kernel
 from ..libraries.nvrtc._launching import LaunchWish, geometry
 from ..libraries.nvrtc._tensor_map import TensorMap
@@ -19,6 +18,7 @@ from ..libraries.nvrtc._texture import Surface, Texture
 from ..libraries.nvrtc.wire._messages import Scalar, Structure
 from ..libraries.nvrtc.wire._twins import twin_function, value_of
 from ..memory import GpuRef
+from ..ops import perform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,10 +16,10 @@ import numpy as np
 import trio
 
 from ..device.interop._mapping import mapped, unmap
-from ..libraries._request import Request, Submission, perform
 from ..libraries.nccl._lanes import COLLECTIVES
 from ..libraries.nccl.wire._area import Area
 from ..libraries.nccl.wire._messages import MakeId
+from ..ops import Request, Submission, perform
 from ..wire import SLAB_SHIFT, map_file, shared_fd
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..device._context import Context
     from ..device._core import DeviceCore
-    from ..libraries._request import Driver
+    from ..ops import Driver
     from ._member import DeviceMember
 
 

@@ -11,7 +11,10 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from ..actors._util import check_whole
-from ..libraries._arguments import (
+from ..libraries.nccl.wire._exchange import numbers_of
+from ..libraries.nccl.wire._messages import Reduction, Step
+from ..memory import GpuRef
+from ..ops import (
     overlap,
     require_dtype,
     require_no_alias,
@@ -19,9 +22,6 @@ from ..libraries._arguments import (
     require_shape,
     require_writable,
 )
-from ..libraries.nccl.wire._exchange import numbers_of
-from ..libraries.nccl.wire._messages import Reduction, Step
-from ..memory import GpuRef
 from ._engine import Part
 
 if TYPE_CHECKING:

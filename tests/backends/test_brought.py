@@ -14,9 +14,9 @@ import pytest
 
 from atomr_accel import AccelError, DeviceUnavailable, Unsupported, open_device
 from atomr_accel.backends import Backend, Capabilities
-from atomr_accel.backends._registry import BUILT_IN, GROUP, find_backend
+from atomr_accel.backends.registry import BUILT_IN, GROUP, find_backend
 from atomr_accel.device.interop._exports import _View
-from atomr_accel.libraries._library import LaneSpec
+from atomr_accel.ops import LaneSpec
 
 from ..harness import ROOT
 from ..harness import program as running

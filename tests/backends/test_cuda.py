@@ -11,7 +11,7 @@ import pytest
 
 from atomr_accel import DeviceUnavailable, OutOfMemory, open_device
 from atomr_accel.backends import cuda
-from atomr_accel.backends.cuda.host._context import CudaContext
+from atomr_accel.backends.cuda.host.context import CudaContext
 from atomr_accel.wire import SLAB_SHIFT, StickyFault, StreamPlan
 
 from ..fakes.driver import installed, memory

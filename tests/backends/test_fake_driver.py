@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from atomr_accel import LibraryError, LibraryMissing
-from atomr_accel.backends.cuda.host import _driver
-from atomr_accel.backends.cuda.host._driver import STICKY, check, driver
+from atomr_accel.backends.cuda.host import driver as _driver
+from atomr_accel.backends.cuda.host.driver import STICKY, check, driver
 
 from ..fakes.driver import ENUMS, FUNCTIONS, HANDLES, NUMBERS, STRUCTS, FakeDriver, installed
 

@@ -20,8 +20,8 @@ from atomr_accel import CpuFallbackWarning, open_device
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.ops import Awaited
 
 WRITE = """
 extern "C" __global__ void write(float4* out, long long count) {

@@ -161,7 +161,7 @@ class ByHand:
     """Page-locked memory of this process and ``cuMemcpyAsync``, with nothing around it."""
 
     def __init__(self, nbytes: int) -> None:
-        from atomr_accel.backends.cuda.host._driver import check, driver
+        from atomr_accel.backends.cuda.host.driver import check, driver
 
         self._check, self._driver, self._nbytes = check, driver, nbytes
         check("cuInit", driver.cuInit(0))

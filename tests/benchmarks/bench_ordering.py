@@ -267,8 +267,8 @@ class Graph:
     """``STEPS`` kernels captured by hand into a CUDA graph of this process."""
 
     def __init__(self, elements: int) -> None:
-        from atomr_accel.backends.cuda.host._driver import check, driver
-        from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+        from atomr_accel.backends.cuda.host.driver import check, driver
+        from atomr_accel.executors.compiler import compile_cubin
 
         self._check, self._driver = check, driver
         check("cuInit", driver.cuInit(0))

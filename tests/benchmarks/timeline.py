@@ -88,10 +88,10 @@ class _Timed:
 
 def in_host() -> None:
     """Record the work of this process, if it is a host."""
-    from atomr_accel.backends.cuda.host._driver import Driver
+    from atomr_accel.backends.cuda.host.driver import Driver
+    from atomr_accel.executors import vendor as _vendor
     from atomr_accel.host import _host
     from atomr_accel.host._slots import StreamSlot
-    from atomr_accel.libraries.host import _vendor
 
     host: Any = _host.Host
     host._obey = timed(host._obey, lambda _, request, *__: f"host: {_told(request)}", 0)

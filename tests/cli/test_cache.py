@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atomr_accel.cli import _cache
-from atomr_accel.libraries.host._disk_cache import DiskCache
+from atomr_accel.executors.disk_cache import DiskCache
 
 from ..harness import ROOT
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
-from atomr_accel.backends.cpu.host import _context as cpu_context
+from atomr_accel.backends.cpu.host import context as cpu_context
 from atomr_accel.lanes import STAGING_BYTES
 
 from ..harness import (

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, Unsupported
-from atomr_accel.backends.cpu.host._context import CpuContext
-from atomr_accel.libraries._library import LaneSpec
+from atomr_accel.backends.cpu.host.context import CpuContext
+from atomr_accel.ops import LaneSpec
 from atomr_accel.testing import kill_host
 from atomr_accel.wire import Fault, LanesOpened, OpenLanes
 from tests.harness import cpu_only, descriptors, opened, program

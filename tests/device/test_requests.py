@@ -15,10 +15,10 @@ import trio.testing
 from atomr_accel import GpuRef, GpuRefStale, open_system
 from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, handler
 from atomr_accel.device._place import LIBRARY_OF
-from atomr_accel.libraries._request import Driver, Request, Submission, perform
 from atomr_accel.libraries._table import LANES, NAMES
 from atomr_accel.libraries.blas._checks import LANE
 from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
+from atomr_accel.ops import Driver, Request, Submission, perform
 from atomr_accel.testing._garbage import collect_garbage
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 

@@ -11,12 +11,11 @@ import pytest
 
 from atomr_accel import DeviceUnavailable, open_device
 from atomr_accel.actors import Backoff
-from atomr_accel.backends import _registry as registry
+from atomr_accel.backends import registry as registry
 from atomr_accel.device._context import MEMORY_LANE
 from atomr_accel.device._settings import _LANES
 from atomr_accel.device.batches._record import PROGRAMS
 from atomr_accel.libraries._table import LANES
-from atomr_accel.libraries.array import _copy as array
 from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
@@ -33,6 +32,7 @@ from atomr_accel.libraries.sparse import _direct as sparse_direct
 from atomr_accel.libraries.sparse import _part as sparse
 from atomr_accel.libraries.sparselt import _facade as sparselt
 from atomr_accel.libraries.tensor import _operations as tensor
+from atomr_accel.ops import _copies as array
 
 from ..harness import program
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel.expressions import apart, joined
-from atomr_accel.libraries._traces import Trace
+from atomr_accel.ops import Trace
 
 from ..harness import on_shared, opened, program
 

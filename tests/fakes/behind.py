@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from atomr_accel.backends import _registry, cpu
-from atomr_accel.backends.cpu.host import _context
+from atomr_accel.backends import cpu
+from atomr_accel.backends import registry as _registry
+from atomr_accel.backends.cpu.host import context as _context
 from atomr_accel.host import _host
 from atomr_accel.host._protocol import Fusion
-from atomr_accel.wire._control import find_class
+from atomr_accel.wire.control import find_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ from atomr_accel.libraries.cub.host._algorithms import _CPP
 from atomr_accel.libraries.cub.host._bindings import Cub
 
 if TYPE_CHECKING:
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

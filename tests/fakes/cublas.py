@@ -15,10 +15,10 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
+from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blas.host import _prototypes as prototypes
 from atomr_accel.libraries.blas.host._prototypes import LETTERS, symbol
 from atomr_accel.libraries.blas.wire._rows import REAL_OF, ROWS, Row
-from atomr_accel.libraries.host._numbers import CUDA_TYPES
 from atomr_accel.wire import OFFSET_MASK, SLAB_SHIFT
 
 from ..libraries.blas.rows.formulas import evaluate
@@ -27,7 +27,7 @@ from .lapack import BATCHED, memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
+from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blaslt.host import _prototypes as prototypes
 from atomr_accel.libraries.blaslt.host._cpu import gelu, gelu_slope, saturate
-from atomr_accel.libraries.host._numbers import CUDA_TYPES
 
 from .cublas import FakeContext, matrix, number, op, vector
 from .lapack import memory
@@ -27,7 +27,7 @@ from .lapack import memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
     from .driver import FakeDriver
 

@@ -18,8 +18,8 @@ import scipy.sparse.linalg
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
-from atomr_accel.libraries.host._numbers import CUDA_TYPES
-from atomr_accel.libraries.host._vendor import TYPES
+from atomr_accel.executors.numbers import CUDA_TYPES
+from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.sparse.host import _prototypes_dss as prototypes
 
 from .cublas import FakeContext
@@ -28,7 +28,7 @@ from .lapack import memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

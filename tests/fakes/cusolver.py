@@ -15,8 +15,8 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
+from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.array.host._cpu import CpuArray
-from atomr_accel.libraries.host._numbers import CUDA_TYPES
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
 from atomr_accel.libraries.linalg.host._prototypes import LETTERS, PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.linalg.host._small import SOURCE, TYPES
@@ -29,7 +29,7 @@ from .lapack import integers, memory, stack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

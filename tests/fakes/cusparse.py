@@ -15,7 +15,7 @@ import scipy.linalg
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
-from atomr_accel.libraries.host._numbers import CUDA_TYPES
+from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.sparse.host._prototypes import ENUMS, PROTOTYPES
 
 from .cublas import FakeContext
@@ -24,7 +24,7 @@ from .lapack import memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

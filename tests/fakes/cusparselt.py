@@ -16,9 +16,9 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
+from atomr_accel.executors.numbers import CUDA_TYPES
+from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.blaslt.host._cpu import gelu, saturate
-from atomr_accel.libraries.host._numbers import CUDA_TYPES
-from atomr_accel.libraries.host._vendor import TYPES
 from atomr_accel.libraries.sparselt.host import _prototypes as prototypes
 from atomr_accel.libraries.sparselt.host._cpu import strips, tiles
 
@@ -28,7 +28,7 @@ from .lapack import memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

@@ -17,8 +17,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
-from atomr_accel.libraries.host._numbers import CUDA_TYPES
-from atomr_accel.libraries.host._vendor import TYPES
+from atomr_accel.executors.numbers import CUDA_TYPES
+from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.tensor.host import _prototypes as prototypes
 from atomr_accel.libraries.tensor.host._cpu import UNARY
 
@@ -26,7 +26,7 @@ from .cublas import FakeContext
 from .lapack import memory
 
 if TYPE_CHECKING:
-    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 DTYPE_OF = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
 OPERATORS = {value: name for name, value in prototypes.OPERATORS.items()}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from atomr_accel.backends.cuda.host._driver import driver
+from atomr_accel.backends.cuda.host.driver import driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

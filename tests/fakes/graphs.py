@@ -19,7 +19,7 @@ import pytest
 
 from atomr_accel.host import _host
 from atomr_accel.libraries.programs.host import _steps
-from atomr_accel.wire._control import find_class
+from atomr_accel.wire.control import find_class
 
 from .driver import FakeDriver, installed
 

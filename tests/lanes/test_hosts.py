@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel.backends.cpu.host._context import CpuContext
+from atomr_accel.backends.cpu.host.context import CpuContext
 from atomr_accel.lanes import HostDied, HostHandle, _spawn, _spawner, start_host
 from atomr_accel.wire import (
     AskFree,
@@ -32,8 +32,8 @@ from atomr_accel.wire import (
     encoder,
     shared_fd,
 )
-from atomr_accel.wire._channel import receive, send
-from atomr_accel.wire._control import Done
+from atomr_accel.wire.channel import receive, send
+from atomr_accel.wire.control import Done
 from tests.harness import SECONDS, descriptors, no_descriptors, program
 
 if TYPE_CHECKING:

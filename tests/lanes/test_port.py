@@ -30,7 +30,7 @@ from atomr_accel.wire import (
     append_frame,
     encoder,
 )
-from atomr_accel.wire._failures import pack_exception
+from atomr_accel.wire.failures import pack_exception
 
 from ..harness import program
 

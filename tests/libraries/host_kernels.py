@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from atomr_accel.libraries.host._device_code import CudaSource
+    from atomr_accel.executors.device_code import CudaSource
 
 COMPILER: Final = shutil.which("g++") or shutil.which("clang++")
 

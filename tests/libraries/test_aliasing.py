@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel import Unsupported
-from atomr_accel.libraries._arguments import require_no_alias
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
+from atomr_accel.ops import require_no_alias
 
 from .conformance import MARKS, dtype_of
 from .writers import LIBRARIES, ROWS, SHIFT, Buffer, Row, put_all

@@ -34,8 +34,8 @@ not_on_cuda = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> list[str]:
     """Which functions of cuBLAS are called for products."""
+    from atomr_accel.executors import cuda_kernels as _cuda_kernels
     from atomr_accel.libraries.blas.host import _cuda, _cuda_handle
-    from atomr_accel.libraries.host import _cuda_kernels
 
     library = FakeLibrary()
     calls: list[str] = []
@@ -148,8 +148,8 @@ def a_weight_gradient() -> Graph:
 def test_plans_of_cudnn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, deterministic: bool
 ) -> None:
+    from atomr_accel.executors.disk_cache import DiskCache
     from atomr_accel.libraries.dnn.host import _plans
-    from atomr_accel.libraries.host._disk_cache import DiskCache
 
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))
     frontend = fake_cudnn.FakeFrontend()

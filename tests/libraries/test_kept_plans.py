@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import AccelError
+from atomr_accel.executors.numbers import Scalars
 from atomr_accel.libraries._table import Libraries
 from atomr_accel.libraries.blaslt.wire._layout import Layout
-from atomr_accel.libraries.host._numbers import Scalars
-from atomr_accel.libraries.wire._recent import Recent
+from atomr_accel.wire.recent import Recent
 
 from ..harness import on_shared, sized
 from .conformance import dtype_of

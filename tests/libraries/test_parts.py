@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries._arguments import overlap, require_no_alias
 from atomr_accel.memory import GpuRef, MemoryMap
 from atomr_accel.memory._map import Slab
+from atomr_accel.ops import overlap, require_no_alias
 
 from .. import seeds
 from .conformance import MARKS

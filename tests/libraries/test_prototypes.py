@@ -18,8 +18,8 @@ from typing import Any, Final
 import pytest
 
 from atomr_accel import LibraryError, LibraryMissing
-from atomr_accel.libraries.host import _vendor
-from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary
+from atomr_accel.executors import vendor as _vendor
+from atomr_accel.executors.vendor import TYPES, VendorLibrary
 
 from .host_kernels import COMPILER, needs_compiler
 from .vendor_tables import TABLES, Table

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import atomr_accel
 from atomr_accel import OutOfMemory
-from atomr_accel.backends.cpu.host._context import CpuContext
+from atomr_accel.backends.cpu.host.context import CpuContext
 from atomr_accel.lanes import PinnedPool
 from atomr_accel.memory import Slab
 from atomr_accel.wire import SLAB_SHIFT, StreamPlan, make_read_only, map_file, shared_fd

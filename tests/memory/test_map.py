@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 )
 
 from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale, OutOfMemory
-from atomr_accel.libraries._arguments import require_readable, require_writable
 from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_size
 from atomr_accel.memory._allocator import ALIGNMENT
+from atomr_accel.ops import require_readable, require_writable
 from atomr_accel.wire import OFFSET_MASK, PLACE, SLAB_SHIFT
 
 if TYPE_CHECKING:

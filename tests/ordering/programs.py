@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.device.batches._batch import Batch, Later
     from atomr_accel.device.batches._record import Recording
-    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.ops import Awaited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

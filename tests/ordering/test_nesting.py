@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRefSealed, GpuRefStale, KernelHung, Unsupported
-from atomr_accel.libraries.host._device_code import read_kernels
+from atomr_accel.executors.device_code import read_kernels
 from atomr_accel.testing import poison
 
 from ..fakes.graphs import graphs
@@ -22,8 +22,8 @@ from .programs import adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.ops import Awaited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

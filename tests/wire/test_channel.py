@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.testing._garbage import collect_garbage
-from atomr_accel.wire._channel import (
+from atomr_accel.wire.channel import (
     MOST_BYTES,
     MOST_DESCRIPTORS,
     Incoming,

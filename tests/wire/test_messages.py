@@ -15,7 +15,7 @@ from atomr_accel import OutOfMemory, RemoteError, _errors
 from atomr_accel._errors import AccelError
 from atomr_accel.lanes import describe_exit
 from atomr_accel.wire import Failure, Frames, Reply, append_frame, unpack_exception
-from atomr_accel.wire._failures import as_out_of_memory, pack_exception
+from atomr_accel.wire.failures import as_out_of_memory, pack_exception
 
 plain = st.recursive(
     st.none()

@@ -8,7 +8,7 @@ from typing import Final
 
 SWEEP: Final = """
 import resource, threading
-from atomr_accel.wire._threads import start
+from atomr_accel.wire.threads import start
 
 def size():
     return resource.getpagesize() * int(open("/proc/self/statm").read().split()[0])

@@ -11,7 +11,7 @@ def why_absent() -> None:
 
 BACKEND: Final = Backend(
     name="cpu",
-    context="atomr_accel.backends.cpu.host._context:CpuContext",
+    context="atomr_accel.backends.cpu.host.context:CpuContext",
     memory="atomr_accel.backends.cpu.host._memory:CpuMemory",
     why_absent=why_absent,
     capabilities=Capabilities(host_memory=True, python_kernels=True),

@@ -18,7 +18,7 @@ def why_absent() -> str | None:
 
 BACKEND: Final = Backend(
     name="cuda",
-    context="atomr_accel.backends.cuda.host._context:CudaContext",
+    context="atomr_accel.backends.cuda.host.context:CudaContext",
     memory="atomr_accel.backends.cuda.host._memory:CudaMemory",
     why_absent=why_absent,
     slow_start=True,

@@ -31,11 +31,8 @@ import trio
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
 from ...lanes import Port, uninterrupted
-from ...libraries._arguments import require_readable
-from ...libraries._library import LaneSpec
-from ...libraries._request import Pending
-from ...libraries._witness import witnessed
 from ...memory import GpuRef, Hold
+from ...ops import LaneSpec, Pending, require_readable, witnessed
 from ...wire import Copy
 from .._context import MEMORY_LANE
 from .._run import check_is_there
@@ -48,9 +45,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ...lanes import Bytes, HostHandle, Op, Piece
-    from ...libraries._op import Facade
-    from ...libraries._request import Request
     from ...memory import Block
+    from ...ops import Facade, Request
     from ...wire import Message
     from .._device import Device
     from .._run import OnDevice

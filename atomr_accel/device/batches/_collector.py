@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from ..._errors import Unsupported
 from ...lanes import uninterrupted
-from ...libraries._library import Home
-from ...libraries._op import Collected
-from ...libraries._origin import require_made_on
-from ...libraries._request import Preparing, Request, TracedDriver
-from ...libraries._staging import has_views, on_copies
 from ...libraries._table import NAMES
 from ...libraries.nvrtc._kernel import Kernel, launching
 from ...libraries.nvrtc._launching import LaunchWish
 from ...memory import NotContiguous
+from ...ops import (
+    Collected,
+    Home,
+    Preparing,
+    Request,
+    TracedDriver,
+    has_views,
+    on_copies,
+    require_made_on,
+)
 from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
 
@@ -24,11 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...lanes import Port
-    from ...libraries._library import LaneSpec
-    from ...libraries._op import Facade
-    from ...libraries._request import Keeper
-    from ...libraries._witness import Witness
-    from ...libraries._workspaces import Workspaces, WorkspaceSet
     from ...libraries.array._evaluate import Fused
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ...libraries.rng._generator import Generator
     from ...libraries.sparse._direct import SparseLU
     from ...memory import Block, GpuRef
+    from ...ops import Facade, Keeper, LaneSpec, Witness, Workspaces, WorkspaceSet
     from ...wire import Message
     from .._device import Device
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...libraries._arguments import BLOCK_ALIGNMENT
 from ...libraries.programs.wire._messages import Record
 from ...memory import part_of
+from ...ops import BLOCK_ALIGNMENT
 from ...wire import SLAB_SHIFT
 from ._record import PROGRAMS
 

@@ -14,15 +14,6 @@ import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
-from ...libraries._arguments import (
-    BLOCK_ALIGNMENT,
-    alignment,
-    require_readable,
-    require_writable,
-    same_place,
-)
-from ...libraries._library import LaneSpec
-from ...libraries._witness import witnessed
 from ...libraries.nvrtc._lanes import KERNELS
 from ...libraries.programs.wire._messages import (
     Describe,
@@ -34,6 +25,15 @@ from ...libraries.programs.wire._messages import (
     Step,
 )
 from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error, span
+from ...ops import (
+    BLOCK_ALIGNMENT,
+    LaneSpec,
+    alignment,
+    require_readable,
+    require_writable,
+    same_place,
+    witnessed,
+)
 from ...wire import encode
 from ._collector import Collector
 
@@ -43,10 +43,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ...lanes import Op
-    from ...libraries._op import Facade
-    from ...libraries._request import Keeper, Request
     from ...libraries.programs.wire._messages import Node
     from ...memory import Kept
+    from ...ops import Facade, Keeper, Request
     from ...wire import Message
     from .._device import Device
 

@@ -7,21 +7,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._dtypes import NUMBER_KINDS, as_dtype, number_kind
-from ...libraries._arguments import overlap, require_readable, require_writable, strided
-from ...libraries._op import D, op
-from ...libraries._request import Request, Submission
-from ...libraries.array._copy import LANE as ARRAY_LANE
-from ...libraries.array._copy import copying as copy_strided
 from ...libraries.array._evaluate import Evaluating
 from ...memory import GpuRef, as_shape
+from ...ops import (
+    ARRAY_LANE,
+    D,
+    Request,
+    Submission,
+    op,
+    overlap,
+    require_readable,
+    require_writable,
+    strided,
+)
+from ...ops import copying as copy_strided
 from ...wire import Copy, Fill
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...libraries._library import Home
-    from ...libraries._request import Driver
     from ...memory import MemoryMap
+    from ...ops import Driver, Home
 
 Shape = int | tuple[int, ...]
 Number = bool | int | float | complex | np.generic

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
-from ...libraries._arguments import require_writable
 from ...memory import GpuRef, as_shape
+from ...ops import require_writable
 from .._context import MEMORY_LANE
 
 if TYPE_CHECKING:

@@ -9,11 +9,8 @@ import numpy as np
 import trio
 
 from ..._errors import GpuRefStale, said_of
-from ...libraries._arguments import require_readable, require_writable
-from ...libraries._op import Awaited
-from ...libraries._request import perform
-from ...libraries._witness import witnessed
 from ...memory import GpuRef, MemoryScope, ref_error
+from ...ops import Awaited, perform, require_readable, require_writable, witnessed
 from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
 from ._arrays import Arrays, check_like, check_pair, copying

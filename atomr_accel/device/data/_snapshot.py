@@ -18,8 +18,8 @@ import trio
 
 from ..._errors import DeviceLost, Unsupported
 from ...lanes import END_SECONDS, uninterrupted
-from ...libraries._arguments import require_readable, require_writable
 from ...memory import GpuRef, Hold
+from ...ops import require_readable, require_writable
 from ...wire import SLAB_SHIFT, Copy
 from .._context import MEMORY_LANE
 from ._arrays import check_like

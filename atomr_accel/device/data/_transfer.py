@@ -29,8 +29,8 @@ from ..._errors import (
 )
 from ...actors._nursery import PlainNursery
 from ...lanes import HostDied
-from ...libraries._arguments import require_readable, require_writable
 from ...memory import GpuRef, Hold, Kept
+from ...ops import require_readable, require_writable
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
 from .._failures import short_of

@@ -19,11 +19,11 @@ import trio
 
 from ..._errors import LibraryError, Unsupported, said_of
 from ...lanes import HostDied, uninterrupted
-from ...libraries._arguments import BLOCK_ALIGNMENT, require_readable
 from ...memory import Block, GpuRef, Hold, Slab, part_of, repeats
+from ...ops import BLOCK_ALIGNMENT, require_readable
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
-from ...wire._control import find_class
-from ...wire._interop import (
+from ...wire.control import find_class
+from ...wire.interop import (
     CPU,
     CUDA,
     ON_GPU,

@@ -13,9 +13,8 @@ import trio
 
 from ..._dtypes import DTYPES
 from ..._errors import DeviceLost, GpuRefStale, LibraryError, Unsupported
-from ...libraries._arguments import require_readable
-from ...libraries._request import perform
 from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error, span
+from ...ops import perform, require_readable
 from ...wire import (
     OFFSET_MASK,
     SLAB_SHIFT,

@@ -11,9 +11,9 @@ from ..._dtypes import NAMES, as_dtype, is_float
 from ..._errors import Unsupported
 from ...expressions import cast
 from ...memory import GpuRef, span
-from .._request import Answered, Request, Submission
-from ._copy import LANE, WAITS
-from ._layout import LARGEST_ITEM
+from ...ops import ARRAY_LANE as LANE
+from ...ops import ARRAY_WAITS as WAITS
+from ...ops import LARGEST_ITEM, Answered, Request, Submission
 from ._steps import Steps
 from .wire._indexing import PARTS, Choose, Compact, Element, FindOutside, Index, ReadNumbers
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...expressions import Operand
-    from .._library import LaneSpec
-    from .._op import Described
-    from .._request import Driver
+    from ...ops import Described, Driver, LaneSpec
     from ..cub._facade import Cub
     from .wire._indexing import Outside
 

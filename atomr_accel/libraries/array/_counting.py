@@ -14,8 +14,7 @@ from ..._errors import said_of
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, where
 from ...expressions._promotion import FLOAT32, reduced
-from .._op import D, op
-from .._request import Request
+from ...ops import D, Request, op
 from ._choosing import INT64, choose, read_numbers
 from ._keys import Chosen, taken
 from ._sorting import search

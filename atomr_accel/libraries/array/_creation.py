@@ -14,16 +14,15 @@ from ...expressions import Operand, broadcast, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32
 from ...memory import as_shape
-from .._op import D, op
-from .._request import Request, Submission
-from ._copy import LANE
+from ...ops import ARRAY_LANE as LANE
+from ...ops import D, Request, Submission, op
 from ._steps import ArrayPart
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from .._request import Driver
+    from ...ops import Driver
 
 Shape = int | tuple[int, ...]
 Number = complex | np.generic

@@ -27,13 +27,23 @@ from ..._dtypes import NAMES, SCALARS
 from ..._errors import said_of
 from ...expressions import Expression, Operand, broadcast, cast
 from ...memory import GpuRef, block_at, origin, part_of
-from .._arguments import BLOCK_ALIGNMENT, alignment, overlap, require_readable, require_writable
-from .._library import LaneSpec
-from .._op import D, Facade, op
-from .._request import Pending, Request, Submission
-from .._traces import Untraceable
-from ..wire._recent import Recent
-from ._copy import LANE
+from ...ops import ARRAY_LANE as LANE
+from ...ops import (
+    BLOCK_ALIGNMENT,
+    D,
+    Facade,
+    LaneSpec,
+    Pending,
+    Request,
+    Submission,
+    Untraceable,
+    alignment,
+    op,
+    overlap,
+    require_readable,
+    require_writable,
+)
+from ...wire.recent import Recent
 from ._graph import Graph
 from ._plan import Conflict, Layout, Plan, make_plan
 from ._resident import BuiltKernel, built
@@ -43,9 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Mapping
 
     from ...memory import Block, MemoryMap
-    from .._library import Home
-    from .._op import Awaited, Collected, Described
-    from .._request import Driver
+    from ...ops import Awaited, Collected, Described, Driver, Home
 
 _EXECUTORS: Final = {"cuda": "atomr_accel.libraries.array.host._cuda_expression:CudaBuilder"}
 BUILDS: Final = LaneSpec("array-builds", _EXECUTORS, hangs=False, blocks=True)

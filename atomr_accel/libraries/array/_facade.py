@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from .._op import D
+from ...ops import D
 from ._counting import Counting
 from ._creation import Creation
 from ._indexing import Indexing

@@ -12,9 +12,7 @@ from ..._dtypes import as_dtype
 from ...expressions import Operand, broadcast, cast
 from ...expressions._expression import where
 from ...memory import GpuRef
-from .._arguments import require_readable, require_writable
-from .._op import D, op
-from .._request import Request
+from ...ops import D, Request, op, require_readable, require_writable
 from ._choosing import INT64, Along, Mode, choose, first_outside, trimmed, where_set
 from ._keys import (
     ArrayKey,

@@ -13,7 +13,7 @@ from ..._dtypes import number_kind
 from ..._errors import said_of
 from ...expressions import Operand, cast, constant
 from ...memory import GpuRef
-from .._arguments import overlap
+from ...ops import overlap
 from ._choosing import Along, Mode, choose
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from ...expressions import Operand, constant
 from ...expressions._axes import axes_of
 from ...expressions._expression import cast, ufunc, where
 from ...expressions._promotion import FLOAT32
-from .._op import D, op
-from .._request import Request
+from ...ops import D, Request, op
 from ._sorting import Sorting
 from ._steps import Steps, target_of
 

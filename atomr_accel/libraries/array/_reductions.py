@@ -12,8 +12,7 @@ from ...expressions import Operand, constant
 from ...expressions._expression import ufunc
 from ...expressions._expression import where as choose
 from ...expressions._functions import require_inexact
-from .._op import D, op
-from .._request import Request
+from ...ops import D, Request, op
 from ._steps import ArrayPart
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ...expressions import Operand, broadcast, cast, constant, index
-from .._op import D, op
-from .._request import Request
+from ...ops import D, Request, op
 from ._choosing import INT64, read_numbers
 from ._creation import Number, _number
 from ._keys import Chosen, gather

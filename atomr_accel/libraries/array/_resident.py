@@ -8,15 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary, WeakSet
 
-from .._request import Request, Submission
+from ...ops import Request, Submission
 from .wire._program import BuildKernels, ForgetKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...memory import Block
-    from .._library import LaneSpec
-    from .._request import Driver
+    from ...ops import Driver, LaneSpec
     from .wire._program import KernelForm
 
 _numbers: Final = itertools.count(1)

@@ -15,10 +15,10 @@ from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, common, reduced
 from ...memory import GpuRef
-from .._op import D, op
-from .._request import Answered, Request, Submission
+from ...ops import ARRAY_LANE as LANE
+from ...ops import ARRAY_WAITS as WAITS
+from ...ops import Answered, D, Request, Submission, op
 from ._choosing import INT64, asking, trimmed
-from ._copy import LANE, WAITS
 from ._keys import taken
 from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits, ranks, top
@@ -27,7 +27,7 @@ from .wire._indexing import PARTS, SCAN_PART, Distinct, Scan
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .._library import LaneSpec
+    from ...ops import LaneSpec
 
 T = TypeVar("T")
 

@@ -10,12 +10,21 @@ import numpy as np
 from ..._errors import said_of
 from ...expressions import Expression, Operand, cast
 from ...memory import GpuRef, ref_error
-from .._arguments import overlap, require_readable, require_writable
-from .._op import D, Described, Facade
-from .._request import Request, Submission
+from ...ops import ARRAY_LANE as LANE
+from ...ops import ARRAY_WAITS as WAITS
+from ...ops import (
+    D,
+    Described,
+    Facade,
+    Request,
+    Submission,
+    copying,
+    overlap,
+    require_readable,
+    require_writable,
+)
 from ..cub import _call as cub
 from ..cub.wire._messages import Run
-from ._copy import LANE, WAITS, copying
 from ._evaluate import evaluating
 from .wire._indexing import CopyAll, Upload
 from .wire._several import ASKED, STEPS, Question, Several
@@ -23,10 +32,9 @@ from .wire._several import ASKED, STEPS, Question, Several
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .._library import Home, LaneSpec
-    from .._request import Driver
+    from ...ops import Driver, Home, LaneSpec
+    from ...wire.copies import CopyStrided
     from ..cub._facade import Cub
-    from .wire._messages import CopyStrided
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
 from ...expressions._promotion import FLOAT32
-from .._arguments import overlap
+from ...ops import overlap
 from ._choosing import INT64
 from .wire._indexing import MOST_TOP, Top, top_scratch
 

@@ -11,18 +11,14 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._arguments import require_rank, require_readable
-from .._library import LaneSpec
-from .._op import D, Facade
-from .._request import Request
-from ..wire._options import LARGEST
+from ...ops import D, Facade, LaneSpec, Request, require_rank, require_readable
+from ...wire.options import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...memory import Block
-    from .._library import Home
-    from .._request import Driver, Submission
+    from ...ops import Driver, Home, Submission
     from .wire._messages import Scalar
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from .._op import D
+from ...ops import D
 from ._banded import Banded
 from ._checks import LANE
 from ._factor import Factorizations

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from ..._errors import Unsupported
-from .._arguments import (
+from ...ops import (
+    D,
+    Submission,
+    op,
     require_dtype,
     require_no_alias,
     require_readable,
     require_shape,
     require_writable,
 )
-from .._op import D, op
-from .._request import Submission
 from ._checks import (
     INT32,
     LARGEST_INT,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef
-    from .._request import Driver, Request
+    from ...ops import Driver, Request
 
 T = TypeVar("T")
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...memory import GpuRef, origin
-from .._arguments import (
+from ...ops import (
+    D,
+    Submission,
+    op,
     require_dtype,
     require_no_alias,
     require_rank,
@@ -18,9 +21,7 @@ from .._arguments import (
     require_writable,
     strided,
 )
-from .._op import D, op
-from .._request import Submission
-from ..wire._recent import Recent
+from ...wire.recent import Recent
 from ._checks import (
     UINT8,
     Number,
@@ -54,8 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block
-    from .._library import Home
-    from .._request import Driver, Request
+    from ...ops import Driver, Home, Request
 
 _MOST_PLANS: Final = 4096
 

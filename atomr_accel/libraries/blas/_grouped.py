@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
 from ...memory import GpuRef, part_of
-from .._arguments import (
+from ...ops import (
+    D,
+    Submission,
+    op,
     require_dtype,
     require_no_alias,
     require_rank,
@@ -16,8 +19,6 @@ from .._arguments import (
     require_shape,
     require_writable,
 )
-from .._op import D, op
-from .._request import Submission
 from ._checks import UINT8, Number, Routines, Trans, operation, scales_nothing
 from ._gemm import factors
 from ._plans import GROUPED, POINTER_BYTES, result_types
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex
 
     from ...memory import Block
-    from .._request import Driver, Request
+    from ...ops import Driver, Request
 
 _NAME: Final = "gemm_grouped"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._arguments import not_contiguous
-from ..wire._matrices import Laid, lay
+from ...ops import not_contiguous
+from ...wire.matrices import Laid, lay
 
 if TYPE_CHECKING:
     from ...memory import GpuRef

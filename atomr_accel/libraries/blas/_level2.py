@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._op import D, op
+from ...ops import D, op
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
     from ._checks import Number, Trans
 
 

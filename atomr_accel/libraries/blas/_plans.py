@@ -8,12 +8,8 @@ import msgspec
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
-from .._arguments import (
-    not_contiguous,
-    require_alignment,
-    require_dtype,
-)
-from ..wire._broadcast import broadcast
+from ...ops import not_contiguous, require_alignment, require_dtype
+from ...wire.broadcast import broadcast
 from ._checks import (
     Number,
 )

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
 from ...memory import GpuRef, origin
-from .._arguments import (
+from ...ops import (
+    D,
+    Request,
+    Submission,
     require_dtype,
     require_no_alias,
     require_rank,
@@ -16,10 +19,8 @@ from .._arguments import (
     require_writable,
     strided,
 )
-from .._op import D
-from .._request import Request, Submission
-from ..wire._options import flag, whole
-from ..wire._recent import Recent
+from ...wire.options import flag, whole
+from ...wire.recent import Recent
 from ._checks import (
     LANE,
     UINT8,
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, MemoryMap
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
 
 _MOST_PLANS: Final = 4096
 

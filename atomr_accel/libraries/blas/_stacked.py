@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .._arguments import (
+from ...ops import (
+    D,
+    Submission,
+    op,
     require_dtype,
     require_no_alias,
     require_readable,
     require_shape,
     require_writable,
 )
-from .._op import D, op
-from .._request import Submission
-from ..wire._broadcast import broadcast
-from ..wire._options import flag
+from ...wire.broadcast import broadcast
+from ...wire.options import flag
 from ._checks import (
     FLOATS,
     LARGEST_INT,
@@ -36,8 +37,8 @@ from .wire._messages import GemmEx, ProductOptions, Stacked
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
+    from ...ops import Driver, Request
     from ...wire import Message
-    from .._request import Driver, Request
 
 _POINTERS = 3 * 8
 """Bytes of pointers for each matrix."""

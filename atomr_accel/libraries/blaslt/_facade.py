@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Final, Unpack, final
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._arguments import require_no_race
-from .._library import LaneSpec
-from .._op import Collected, D, Facade, op
-from .._request import Request, Submission
-from .._workspaces import Workspaces
+from ...ops import (
+    Collected,
+    D,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    Workspaces,
+    op,
+    require_no_race,
+)
+from ...wire.options import flag, whole
+from ...wire.recent import Recent
 from ..blas._checks import Number, Trans, operation
-from ..wire._options import flag, whole
-from ..wire._recent import Recent
 from ._overloads import Anything, matmul_op
 from ._product import Operands, Options, check
 from .wire._messages import Heuristic, Tune
@@ -26,8 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import MemoryMap
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ._overloads import Results
     from ._product import Product
     from .wire._layout import Layout

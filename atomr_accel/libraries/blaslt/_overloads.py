@@ -16,8 +16,7 @@ from typing import (
 )
 
 from ...memory import GpuRef
-from .._op import Awaited, Collected, Described, Facade, op
-from .._request import Request
+from ...ops import Awaited, Collected, Described, Facade, Request, op
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -9,7 +9,8 @@ import msgspec
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import span
-from .._arguments import (
+from ...ops import (
+    Submission,
     alignment,
     not_contiguous,
     require_no_alias,
@@ -17,7 +18,6 @@ from .._arguments import (
     require_writable,
     strided,
 )
-from .._request import Submission
 from ..blas._checks import scalar
 from ..blas._layout import laid_out
 from .wire._layout import Layout
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef, MemoryMap
-    from .._request import Driver
-    from .._workspaces import Workspaces
+    from ...ops import Driver, Workspaces
+    from ...wire.matrices import Laid
+    from ...wire.recent import Recent
     from ..blas._checks import Number
-    from ..wire._matrices import Laid
-    from ..wire._recent import Recent
     from ._overloads import Results
 
 _UINT8: Final = DTYPES["uint8"]

@@ -12,19 +12,24 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, number_kind
 from ...memory import GpuRef, ref_error
-from .._arguments import require_no_alias, require_readable, require_writable
-from .._library import LaneSpec
-from .._op import D, Facade
-from .._request import Request, Submission
-from .._workspaces import Workspaces
-from ..wire._recent import Recent
+from ...ops import (
+    D,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    Workspaces,
+    require_no_alias,
+    require_readable,
+    require_writable,
+)
+from ...wire.recent import Recent
 from .wire._messages import Build, Run
 from .wire._spec import C_TYPES, Spec, encode
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
 
 _EXECUTORS: Final = {
     "cpu": "atomr_accel.libraries.cub.host._cpu:CpuCub",

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
-from .._arguments import require_int32
-from .._op import D, op
-from ..wire._options import whole
+from ...ops import D, op, require_int32
+from ...wire.options import whole
 from ._call import CubPart, Output, element, number
 from ._operators import coded, named
 from .wire._spec import BINARY, UNARY, Spec
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
     from ._operators import AnyOperator
 
 

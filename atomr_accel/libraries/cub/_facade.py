@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from .._op import D
+from ...ops import D
 from ._call import CubStatistics
 from ._elements import Elements
 from ._operators import Operator

@@ -17,7 +17,7 @@ from .wire._spec import Operator as Coded
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .._library import Home
+    from ...ops import Home
     from .wire._spec import Rule
 
 

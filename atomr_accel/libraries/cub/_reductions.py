@@ -9,8 +9,8 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from .._op import D, op
-from ..wire._options import whole
+from ...ops import D, op
+from ...wire.options import whole
 from ._call import INT64, CubPart, Output, element, number
 from ._operators import coded, identity_of, named
 from .wire._spec import BINARY, Operator, Spec
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from .._library import Home
-    from .._request import Request
+    from ...ops import Home, Request
     from ._operators import AnyOperator
 
 _HALF: Final = ("float16", "bfloat16")

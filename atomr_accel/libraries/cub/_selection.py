@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import require_readable
-from .._op import D, op
-from .._request import Request, Submission
+from ...ops import D, Request, Submission, op, require_readable
 from ._call import (
     INT64,
     WAITING,
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...memory import GpuRef
-    from .._request import Driver
+    from ...ops import Driver
     from ._operators import AnyOperator
 
 

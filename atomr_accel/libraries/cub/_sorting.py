@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ..._dtypes import NAMES
 from ..._errors import said_of
 from ...memory import GpuRef
-from .._op import D, op
-from ..wire._options import flag, whole
+from ...ops import D, op
+from ...wire.options import flag, whole
 from ._call import (
     INT64,
     WAITING,
@@ -24,7 +24,7 @@ from .wire._spec import Operator, Spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._request import Request
+    from ...ops import Request
     from ._operators import AnyOperator
 
 

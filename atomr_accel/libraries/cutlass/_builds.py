@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
 from ..._dtypes import DTYPES
-from .._library import LaneSpec
-from .._request import Request, Submission
-from ..wire._recent import Recent
+from ...ops import LaneSpec, Request, Submission
+from ...wire.recent import Recent
 from .wire._messages import Build, Recall
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch, GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from .wire._messages import Sizes
 
 _EXECUTORS: Final = {

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .._arguments import require_no_race
-from .._op import D, Facade
-from .._request import Request, Submission
+from ...ops import D, Facade, Request, Submission, require_no_race
 from ._builds import LANE, Builds, untraceable
 from ._product import check, chosen, space
 from .wire._messages import Tune
@@ -18,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...memory import GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ._product import Arguments, Choice
     from .wire._messages import Sizes
     from .wire._spec import Triple

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from .._op import D, op
-from ..wire._options import whole
+from ...ops import D, op
+from ...wire.options import whole
 from ._calls import Calls
 from ._movement import Movement
 from ._product import read, read_choice
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
     from ..dnn.graph._layout import Padding, Steps
     from ._calls import Tuned
     from ._epilogue import Epilogue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from ..._dtypes import NAMES
 from ...expressions import Operand
 from ...memory import GpuRef
-from ..wire._options import real, whole
+from ...wire.options import real, whole
 from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, Node
 
 if TYPE_CHECKING:

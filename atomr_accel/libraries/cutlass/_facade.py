@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, final
 
 from ..._dtypes import DTYPES
-from .._op import D, op
-from .._request import Request, Submission
+from ...ops import D, Request, Submission, op
 from ._builds import LANE, untraceable
 from ._convolutions import Convolutions
 from ._epilogue import ACCUMULATED
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from .._request import Driver
+    from ...ops import Driver
     from ._builds import CutlassStatistics
     from ._calls import Tuned
     from ._epilogue import Epilogue

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ...memory import GpuRef, part_of, ref_error
-from .._arguments import (
+from ...ops import (
     require_alignment,
     require_int32,
     require_no_alias,
@@ -19,14 +19,14 @@ from .._arguments import (
     require_readable,
     require_writable,
 )
-from ..wire._options import whole
+from ...wire.options import whole
 from ._epilogue import lower, wrapped
 from ._product import ROW_BYTES, Arguments, require_device, require_rows, result_dtype, spec_of
 from .wire._messages import Grouped, table_parts
 
 if TYPE_CHECKING:
     from ...memory import Block, MemoryMap
-    from .._library import Home
+    from ...ops import Home
     from .wire._messages import Sizes
     from .wire._spec import Spec
 

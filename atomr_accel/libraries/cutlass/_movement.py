@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..._errors import Unsupported
+from ...wire.options import whole
 from ..dnn.graph._layout import paddings, steps
-from ..wire._options import whole
 from .wire._window import Window
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import msgspec
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...memory import GpuRef, ref_error
-from .._arguments import (
+from ...ops import (
     require_alignment,
     require_int32,
     require_no_alias,
     require_readable,
     require_writable,
 )
-from ..wire._options import flag, real, whole
+from ...wire.options import flag, real, whole
 from ._epilogue import WRITES, Epilogue, lower, wrapped
 from .wire._messages import Matmul
 from .wire._spec import (
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block, MemoryMap
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ._epilogue import Lowered
     from ._movement import Movement
     from .wire._messages import Sizes

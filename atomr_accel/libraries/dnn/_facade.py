@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from .._op import D
-from ..wire._options import whole
+from ...ops import D
+from ...wire.options import whole
 from .attention._paged import Caches
 from .graph._run import DnnStatistics
 from .graph._user_graph import Graphs

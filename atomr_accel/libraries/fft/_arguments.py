@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ..wire._options import LARGEST, whole
+from ...wire.options import LARGEST, whole
 from ._callbacks import require_one_piece
 from .wire._messages import Hook, Spec, encode
 from .wire._plan import HALF, plan, result_shape, result_type

@@ -14,16 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 from weakref import WeakKeyDictionary
 
+from ...ops import LaneSpec, Request, Submission, Workspaces
 from ...wire import PLACE
-from .._library import LaneSpec
-from .._request import Request, Submission
-from .._workspaces import Workspaces
 from .wire._messages import Forget, Prepare, Transform
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch, GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
 
 LANE: Final = LaneSpec(
     "fft",

@@ -16,7 +16,7 @@ from .wire._plan import Fft, Move, plan, spectrum_shape
 if TYPE_CHECKING:
     import numpy as np
 
-    from .._library import Home
+    from ...ops import Home
     from .wire._messages import Spec
 
     Twin = Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], np.ndarray[Any, Any]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
-from .._op import D
+from ...ops import D
+from ...wire.options import whole
+from ...wire.recent import Recent
 from ..array._steps import Describing
-from ..wire._options import whole
-from ..wire._recent import Recent
 from ._cache import FftStatistics, PlanCache
 from ._callbacks import FftCallback, make_callback
 from ._convolution import Convolutions
@@ -16,7 +16,7 @@ from ._transforms import Transforms
 from ._trigonometric import Trigonometric
 
 if TYPE_CHECKING:
-    from .._library import Home
+    from ...ops import Home
     from ..cub._facade import Cub
     from ._callbacks import Twin
 

@@ -11,10 +11,8 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ...expressions import cast, index
 from ...expressions._expression import broadcast_constant
-from .._library import LaneSpec
-from .._op import D, Facade
-from .._request import Request
-from ..array._copy import LANE
+from ...ops import ARRAY_LANE as LANE
+from ...ops import D, Facade, LaneSpec, Request
 from ..array._steps import Steps
 from ._arguments import PRECISION, resolve
 from ._cache import LANE as TRANSFORMS
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
 
     from ...expressions import Operand
     from ...memory import GpuRef
-    from .._op import Described
-    from .._request import Driver, Submission
+    from ...ops import Described, Driver, Submission
     from ..cub._facade import Cub
     from ._transforms import Transforms
 

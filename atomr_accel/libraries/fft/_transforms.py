@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from .._arguments import overlap, require_readable, require_shape, require_writable, same_place
-from .._op import D, Facade, op
-from .._request import Request, Submission
-from ..wire._options import flag, real, whole
+from ...ops import (
+    D,
+    Facade,
+    Request,
+    Submission,
+    op,
+    overlap,
+    require_readable,
+    require_shape,
+    require_writable,
+    same_place,
+)
+from ...wire.options import flag, real, whole
 from ._arguments import (
     FAMILIES,
     Call,
@@ -35,8 +44,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import GpuRef, MemoryMap
-    from .._request import Driver
-    from ..wire._recent import Recent
+    from ...ops import Driver
+    from ...wire.recent import Recent
     from ._cache import PlanCache
     from ._callbacks import FftCallback
     from .wire._messages import Hook

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import NAMES
 from ...expressions import Operand
 from ...memory import GpuRef
-from .._op import D, op
-from .._request import Request
-from ..array import _copy as array
+from ...ops import D, Request, op
+from ...ops import _copies as array
+from ...wire.options import flag, whole
 from ..array._steps import target_of
-from ..wire._options import flag, whole
 from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
 from ._cache import LANE
 from ._steps import FftPart, FftSteps, computed_in
@@ -23,7 +22,7 @@ from .wire._messages import Along, Cosines, encode
 if TYPE_CHECKING:
     import numpy as np
 
-    from .._library import LaneSpec
+    from ...ops import LaneSpec
 
 _INVERSE: Final = {1: 1, 2: 3, 3: 2, 4: 4}
 """By which type one is undone."""

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._arguments import require_no_alias, require_readable, require_writable
-from .._library import LaneSpec
-from .._request import Submission
-from .._workspaces import Workspaces
+from ...ops import (
+    LaneSpec,
+    Submission,
+    Workspaces,
+    require_no_alias,
+    require_readable,
+    require_writable,
+)
 from ..dnn.attention._call import FP8, steps_of
 from .wire._messages import (
     PLACES,
@@ -26,8 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, MemoryMap
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ..dnn.attention._call import AttentionCall, AttentionWork
 
 LANE: Final = LaneSpec(

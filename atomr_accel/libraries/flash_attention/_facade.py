@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Unpack, fina
 import msgspec
 
 from ..._dtypes import DTYPES
-from .._arguments import require_ref
-from .._op import D, op
-from .._request import Request, Submission
+from ...ops import D, Request, Submission, op, require_ref
+from ...wire.options import flag, whole
 from ..dnn.attention._call import ARGUMENTS, CACHES, FP8, NARROW, AttentionWork, require
 from ..dnn.attention._checked import NOT_CACHED, AttentionCalls, forward
 from ..dnn.attention._options import ExtraOptions, checked
-from ..wire._options import flag, whole
 from ._call import LANE, MOST_SPLITS, KernelCall, workspaces
 from ._choice import Case, by_kernel
 
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...memory import GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ..dnn._facade import Dnn
     from ..dnn.attention._call import AttentionCall
 

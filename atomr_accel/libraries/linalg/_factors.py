@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ...expressions import Operand, cast
-from .._op import D, op
+from ...ops import D, op
 from ._overloads import QR, Mode, qr_op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, triangle
 from .wire._messages import Problem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
 
 _MODES: Final = ("reduced", "complete", "r", "raw")
 

@@ -14,10 +14,10 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from ..._errors import Unsupported
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import ufunc, where
-from .._op import Awaited, D, op
+from ...ops import ARRAY_LANE as ARRAY
+from ...ops import Awaited, D, op
+from ...wire.options import whole
 from ..array._choosing import read_number
-from ..array._copy import LANE as ARRAY
-from ..wire._options import whole
 from ._factors import Factors
 from ._spectra import Spectra
 from ._steps import FLOAT64, INT64, LANE, LinalgSteps, Stack
@@ -25,7 +25,7 @@ from ._systems import Systems
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
 
 Order = Literal["fro", "nuc"] | float
 Axes = int | tuple[int, ...] | None

@@ -10,9 +10,9 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ...expressions import Operand, cast, constant
 from ...expressions._expression import ufunc, where
-from .._op import D, op
-from ..array._copy import LANE as ARRAY
-from ..wire._options import real, whole
+from ...ops import ARRAY_LANE as ARRAY
+from ...ops import D, op
+from ...wire.options import real, whole
 from ._polar import Scaled, scaled
 from ._steps import COMPLEX_OF, INT64, LANE, LinalgPart, LinalgSteps, Stack, real_of
 from ._systems import precision_of
@@ -20,7 +20,7 @@ from .wire._messages import BATCHED, Problem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
     from ._systems import Refine
 
 SvdDriver = Literal["gesvd", "gesvdj", "gesvdp", "gesvdr", "gesvda"]

@@ -16,12 +16,7 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import where
-from .._arguments import require_int32
-from .._library import LaneSpec
-from .._op import D
-from .._request import Request, Submission
-from .._workspaces import Workspaces
-from ..array._copy import copying
+from ...ops import D, LaneSpec, Request, Submission, Workspaces, copying, require_int32
 from ..array._steps import LAUNCHED, ArrayPart, Describing, Joining, Steps
 from .wire._messages import Compute, ComputeAll, Plan, Problem, Require
 
@@ -29,9 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Epoch, GpuRef
-    from .._library import Home
-    from .._op import Described
-    from .._request import Driver
+    from ...ops import Described, Driver, Home
     from ..blas._facade import Blas
     from ..cub._facade import Cub
 

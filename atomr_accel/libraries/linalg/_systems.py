@@ -10,13 +10,13 @@ import numpy as np
 from ..._dtypes import NAMES
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import ufunc, where
-from .._op import D, op
+from ...ops import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, solved_in
 from .wire._messages import Problem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Request
+    from ...ops import Request
 
 Trans = Literal[0, 1, 2, "N", "T", "C"]
 Refine = Literal["float32", "tfloat32", "bfloat16", "float16"]

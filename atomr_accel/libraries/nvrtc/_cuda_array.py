@@ -12,10 +12,7 @@ import msgspec
 
 from ..._dtypes import NAMES
 from ..._errors import GpuRefStale, Unsupported
-from .._arguments import require_readable, require_writable
-from .._op import D, Facade, op
-from .._origin import name_of
-from .._request import Request, Submission
+from ...ops import D, Facade, Request, Submission, name_of, op, require_readable, require_writable
 from ._lanes import KERNELS
 from ._texels import Texels, check_extent, texels
 from .wire._messages import CopyArray, FreeArray, MakeArray
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
 
 _numbers: Final = itertools.count(1)
 """Numbers of CUDA arrays, unique in all hosts."""

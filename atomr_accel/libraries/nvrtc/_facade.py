@@ -17,8 +17,7 @@ import numpy as np
 from ..._dtypes import NAMES, as_dtype
 from ..._errors import CompileError, Unsupported
 from ..._install import cuda_command
-from .._op import D, Facade, op
-from .._request import Request, Submission
+from ...ops import D, Facade, Request, Submission, op
 from ._cuda_array import CudaArray, array_of
 from ._declarations import Declarations
 from ._kernel import Kernel
@@ -32,8 +31,7 @@ from .wire._messages import UNCHECKED, Compile, Compiled, Content, Entry, Link, 
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
 
 _NOT_A_KERNEL: Final = re.compile(
     r"\s*--?(dlto|dlink-time-opt|optix-ir|fdevice-syntax-only|dc|device-c"

@@ -8,8 +8,7 @@ import numpy as np
 
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._op import D, Facade, op
-from .._request import Request, Submission
+from ...ops import D, Facade, Request, Submission, op
 from ._lanes import KERNELS
 from ._launching import Dim, LaunchWish, geometry
 from ._signature import Parameter, Position
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Block
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ._resident import Resident
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._library import LaneSpec
+from ...ops import LaneSpec
 
 COMPILER: Final = LaneSpec(
     "nvrtc",

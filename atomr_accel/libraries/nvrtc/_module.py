@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._errors import Unsupported
-from .._op import D, Facade, op
-from .._request import Request, Submission
+from ...ops import D, Facade, Request, Submission, op
 from ._kernel import Kernel
 from ._lanes import COMPILER, KERNELS
 from .wire._messages import Disassemble
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ._resident import Resident
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from ...memory import GpuRef, Slab, block_at
+from ...ops import Request, Submission
 from ...wire import SLAB_SHIFT
-from .._request import Request, Submission
 from ._lanes import KERNELS
 from .wire._messages import Content, Load, MapVariable, Unload
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, Epoch, MemoryMap
-    from .._request import Driver
+    from ...ops import Driver
 
 _numbers: Final = itertools.count(1)
 """Numbers of modules, unique in all hosts. A host may have loaded some as a standby."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
-from .._arguments import require_readable, require_writable
+from ...ops import require_readable, require_writable
 from ._declarations import split
 from ._scalars import is_scalar, scalar_for
 from ._structures import is_struct, structure
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...memory import Block, MemoryMap
-    from .._request import Driver
+    from ...ops import Driver
     from ._declarations import Declarations
 
 _C_TYPES: Final[dict[str, str]] = {

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
 from ...memory import GpuRef
-from .._arguments import require_readable, require_writable
+from ...ops import require_readable, require_writable
 from .wire._messages import TiledMap
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block
-    from .._request import Driver
+    from ...ops import Driver
 
 _TENSOR_MAP: Final = (128, 64)
 """Bytes of a ``CUtensorMap``, and how they are aligned at least: ``cuda.h`` has 64 bytes up to

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from .._arguments import not_contiguous, require_readable, strided
+from ...ops import not_contiguous, require_readable, strided
 from ._cuda_array import CudaArray
 from ._texels import FLOATS, WIDE, Texels, texels
 from .wire._messages import SurfaceObject, TextureObject
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef
-    from .._request import Driver
+    from ...ops import Driver
 
 AddressMode = Literal["wrap", "clamp", "mirror", "border"]
 

@@ -13,8 +13,8 @@ from ..._dtypes import DTYPES, NAMES, REAL_KINDS, as_dtype, number_kind
 from ..._errors import Unsupported
 from ...expressions import Operand
 from ...memory import as_shape, ref_error
-from .._arguments import require_ref, require_shape, require_writable
-from ..wire._options import LARGEST, real, whole
+from ...ops import require_ref, require_shape, require_writable
+from ...wire.options import LARGEST, real, whole
 from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:

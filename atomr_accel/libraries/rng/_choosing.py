@@ -14,12 +14,10 @@ from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...expressions import index as index_of
 from ...memory import GpuRef
-from .._arguments import require_no_alias, require_readable, require_writable
-from .._op import D, op
-from .._request import Request, Submission
-from ..array._copy import LANE as ARRAY
+from ...ops import ARRAY_LANE as ARRAY
+from ...ops import D, Request, Submission, op, require_no_alias, require_readable, require_writable
+from ...wire.options import flag
 from ..array._steps import Steps
-from ..wire._options import flag
 from ._arguments import (
     Size,
     check_out,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
     from ...memory import Block
-    from .._request import Driver
+    from ...ops import Driver
 
 T = TypeVar("T")
 

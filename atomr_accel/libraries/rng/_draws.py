@@ -11,10 +11,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from .._arguments import alignment, require_readable
-from .._library import LaneSpec
-from .._op import D, Facade
-from .._request import Request, Submission
+from ...ops import D, Facade, LaneSpec, Request, Submission, alignment, require_readable
 from ._arguments import Size, check_out, dtype_of, shape_of
 from ._distributions import continuous
 from .wire._distributions import BLOCK, DISTRIBUTIONS
@@ -24,9 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block, GpuRef
-    from .._library import Home
-    from .._op import Described
-    from .._request import Driver
+    from ...ops import Described, Driver, Home
     from ..array._facade import ArrayFunctions
     from ..blas._facade import Blas
     from ..cub._facade import Cub

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from .._op import D
+from ...ops import D
 from ..array._steps import Describing
 from ._draws import Known
 from ._generator import Generator, check_dimensions
 from ._state import new_state
 
 if TYPE_CHECKING:
-    from .._library import Home
+    from ...ops import Home
     from ..array._facade import ArrayFunctions
     from ..blas._facade import Blas
     from ..cub._facade import Cub

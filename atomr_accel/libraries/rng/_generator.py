@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._op import D, op
-from .._request import Request, Submission
-from ..wire._options import flag
+from ...ops import D, Request, Submission, op
+from ...wire.options import flag
 from ._arguments import (
     Size,
     binomial_table,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from .._request import Driver
+    from ...ops import Driver
     from ._draws import Entries
 
 _RACE: Final = 1 << 16

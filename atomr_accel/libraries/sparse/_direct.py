@@ -6,11 +6,19 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, final, get_args
 
 from ..._errors import GpuRefStale, Unsupported
-from .._arguments import require_dtype, require_readable, same_place
-from .._library import LaneSpec
-from .._op import Awaited, D, Facade, op
-from .._request import Request, Submission
-from ..wire._options import real, whole
+from ...ops import (
+    Awaited,
+    D,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    op,
+    require_dtype,
+    require_readable,
+    same_place,
+)
+from ...wire.options import real, whole
 from ._part import SparsePart, require_sparse
 from ._products import by_rows, require_format
 from .wire._direct import (
@@ -28,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Block, GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ..array._steps import Steps
     from ._array import SparseRef
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported, said_of
-from .._op import D
-from ..wire._options import whole
+from ...ops import D
+from ...wire.options import whole
 from ._array import FORMATS, SparseRef
 from ._direct import DirectSolves
 from ._ell import EllArrays, EllFormat, EllRef, blocked, sliced, unblocked, unsliced

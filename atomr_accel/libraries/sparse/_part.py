@@ -8,14 +8,22 @@ from weakref import WeakKeyDictionary
 from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
 from ...memory import GpuRef, NotContiguous, ref_error
-from .._arguments import require_dtype, require_readable, require_writable
-from .._library import LaneSpec
-from .._op import D, Described, Facade
-from .._request import Request, Submission
-from .._workspaces import Workspaces, WorkspaceStatistics
-from ..array._copy import LANE as ARRAYS
+from ...ops import ARRAY_LANE as ARRAYS
+from ...ops import (
+    D,
+    Described,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    Workspaces,
+    WorkspaceStatistics,
+    require_dtype,
+    require_readable,
+    require_writable,
+)
+from ...wire.recent import Recent
 from ..array._steps import Describing, Steps
-from ..wire._recent import Recent
 from ._array import SparseRef
 from ._ell import EllRef
 from .wire._messages import Call, Dense, Matrix, Measure, Spec, encode
@@ -26,8 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, Epoch
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ..array._facade import ArrayFunctions
     from ..cub._facade import Cub
     from .wire._messages import Scalar

@@ -10,9 +10,7 @@ import msgspec
 from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale
 from ...memory import GpuRef
-from .._arguments import require_dtype, require_no_alias, require_shape
-from .._op import D, op
-from .._request import Request, Submission
+from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ..blas._checks import operation, scalar
 from ._array import SparseRef
 from ._ell import EllRef
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block
-    from .._request import Driver
+    from ...ops import Driver
     from ..array._steps import Steps
     from ..blas._checks import Number, Trans
     from .wire._messages import Matrix

@@ -10,11 +10,9 @@ import msgspec
 from ..._errors import GpuRefStale
 from ...expressions._expression import broadcast_constant
 from ...memory import GpuRef
-from .._arguments import require_dtype, require_no_alias, require_shape
-from .._op import D, op
-from .._request import Request, Submission
+from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
+from ...wire.options import flag
 from ..blas._checks import operation, scalar
-from ..wire._options import flag
 from ._array import SparseRef
 from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place, taken_as
 from ._products import by_rows, require_format
@@ -22,7 +20,7 @@ from .wire._messages import Analyse, Dense, Forget, Solve, Spec, encode
 
 if TYPE_CHECKING:
     from ...memory import Block
-    from .._request import Driver
+    from ...ops import Driver
     from ..array._steps import Steps
     from ..blas._checks import Number, Trans
     from .wire._messages import Matrix

@@ -17,16 +17,15 @@ from ..._errors import Unsupported
 from ...expressions import Operand, cast
 from ...expressions._expression import broadcast_constant
 from ...memory import GpuRef
-from .._arguments import require_dtype, require_readable, require_shape, require_writable
-from .._op import D, op
+from ...ops import D, op, require_dtype, require_readable, require_shape, require_writable
+from ...wire.options import whole
 from ..array._choosing import read_number
-from ..wire._options import whole
 from ._array import SparseRef
 from ._part import FLOATS, SparsePart, require_sparse
 from .wire._messages import Format
 
 if TYPE_CHECKING:
-    from .._request import Driver, Request
+    from ...ops import Driver, Request
     from ..array._steps import Steps
 
 _INT64: Final = DTYPES["int64"]

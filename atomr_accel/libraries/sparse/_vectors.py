@@ -5,23 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...memory import GpuRef
-from .._arguments import (
+from ...ops import (
+    D,
+    Request,
+    Submission,
+    op,
     require_dtype,
     require_no_alias,
     require_readable,
     require_shape,
     require_writable,
 )
-from .._op import D, op
-from .._request import Request, Submission
+from ...wire.options import flag
 from ..blas._checks import scalar
-from ..wire._options import flag
 from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart
 from .wire._messages import Dense, Matrix, Spec
 
 if TYPE_CHECKING:
     from ...memory import Block
-    from .._request import Driver
+    from ...ops import Driver
     from ..blas._checks import Number
 
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported, said_of
 from ...memory import GpuRef, ref_error
-from .._arguments import (
+from ...ops import (
+    D,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    op,
     require_alignment,
     require_dtype,
     require_no_alias,
@@ -16,12 +22,9 @@ from .._arguments import (
     require_shape,
     require_writable,
 )
-from .._library import LaneSpec
-from .._op import D, Facade, op
-from .._request import Request, Submission
+from ...wire.options import flag
 from ..blas._checks import scalar
 from ..sparse._part import laid, place
-from ..wire._options import flag
 from ._structured import StructuredRef
 from .wire._messages import (
     Algorithm,
@@ -41,8 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
 
 LANE: Final = LaneSpec(
     "sparselt",

@@ -10,7 +10,7 @@ import msgspec
 from ..._dtypes import NAMES
 from ..._errors import said_of
 from ...memory._views import strides_of
-from .._arguments import (
+from ...ops import (
     alignment,
     not_contiguous,
     overlap,

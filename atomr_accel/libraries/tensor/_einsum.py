@@ -15,12 +15,11 @@ from ...expressions import Operand, cast
 from ...expressions._promotion import FLOAT32
 from ...memory import GpuRef, ref_error
 from ...memory._views import strides_of
-from .._op import Collected, D, Described, op
-from .._request import Request, Submission
-from ..array._copy import LANE as ARRAY
+from ...ops import ARRAY_LANE as ARRAY
+from ...ops import Collected, D, Described, Request, Submission, op
+from ...wire.recent import Recent
 from ..array._steps import Describing, Steps, target_of
 from ..blas._checks import LANE as BLAS
-from ..wire._recent import Recent
 from ._operations import LANE, Operations
 from ._plan import Contraction, Copy, Layout, Plan, Product, Sum, make_plan
 from ._subscripts import Terms, interleaved, parse, resolve
@@ -29,8 +28,7 @@ from .wire._messages import Available
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .._library import Home, LaneSpec
-    from .._request import Driver
+    from ...ops import Driver, Home, LaneSpec
     from ..blas._facade import Blas
     from ..cub._facade import Cub
     from ._plan import View

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from .._op import D
-from .._workspaces import WorkspaceStatistics
+from ...ops import D, WorkspaceStatistics
 from ._einsum import Einsum
 
 

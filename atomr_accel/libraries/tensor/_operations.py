@@ -7,25 +7,28 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ..._dtypes import DTYPES
 from ...memory._views import span
-from .._arguments import (
+from ...ops import (
+    Collected,
+    D,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    Workspaces,
     alignment,
+    copying,
+    op,
     require_no_race,
 )
-from .._library import LaneSpec
-from .._op import Collected, D, Facade, op
-from .._request import Request, Submission
-from .._workspaces import Workspaces
-from ..array._copy import copying
-from ..wire._options import flag
-from ..wire._recent import Recent
+from ...wire.options import flag
+from ...wire.recent import Recent
 from ._call import Call, alike, lies, operation_of
 from .wire._messages import ADDS, Kind, Run, Tune, encode
 from .wire._operators import REDUCTIONS
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch, GpuRef
-    from .._library import Home
-    from .._request import Driver
+    from ...ops import Driver, Home
     from ..blas._checks import Number
     from ._call import Checked, Modes
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import opt_einsum
 
-from ..wire._options import real, whole
+from ...wire.options import real, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._dtypes import NAMES
 from ...memory._views import is_contiguous, strides_of
-from ..wire._matrices import lay
+from ...wire.matrices import lay
 from ._path import Seen, pairs, seen_as
 
 if TYPE_CHECKING:

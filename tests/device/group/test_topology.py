@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from atomr_accel import Link, Topology, open_devices
-from atomr_accel.backends.cuda.host._context import CudaContext
+from atomr_accel.backends.cuda.host.context import CudaContext
 from atomr_accel.wire import Peer, StreamPlan
 
 from ...fakes.driver import installed

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from atomr_accel.libraries.array._layout import merged
 from atomr_accel.libraries.array.host._source import RANKS, side
-from atomr_accel.libraries.array.wire._messages import CopyStrided
+from atomr_accel.ops import merged
+from atomr_accel.wire.copies import CopyStrided
 
 Array = np.ndarray[Any, Any]
 

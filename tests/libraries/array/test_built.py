@@ -18,9 +18,7 @@ import pytest
 
 from atomr_accel import Unsupported, open_device
 from atomr_accel.backends.cpu import BACKEND
-from atomr_accel.libraries._traces import Trace
 from atomr_accel.libraries.array import _evaluate
-from atomr_accel.libraries.array._copy import LANE
 from atomr_accel.libraries.array._evaluate import BUILDS
 from atomr_accel.libraries.array.host import _cuda_expression
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
@@ -33,6 +31,8 @@ from atomr_accel.libraries.array.wire._program import (
     Launch,
     RunKernels,
 )
+from atomr_accel.ops import ARRAY_LANE as LANE
+from atomr_accel.ops import Trace
 
 from ...fakes.driver import FakeDriver, installed
 from ..host_kernels import compile_bodies, needs_compiler, on_host

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries.array.host._source import SOURCE, THREADS
-from atomr_accel.libraries.array.wire._messages import CopyStrided
+from atomr_accel.wire.copies import CopyStrided
 
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import scipy.special as sp
 
+from atomr_accel.executors.compiler import compile_cubin
 from atomr_accel.libraries.array.host._codegen import NAME, source_of
 from atomr_accel.libraries.array.host._cuda_expression import OPTIONS
-from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
-from atomr_accel.wire._ufuncs import UFUNCS, find_ufunc
+from atomr_accel.wire.ufuncs import UFUNCS, find_ufunc
 from tests import seeds
 
 from ...harness import sized

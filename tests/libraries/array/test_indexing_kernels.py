@@ -428,7 +428,7 @@ def test_a_long_row_in_parts(
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     names = [*indexing_names()[::3], "upload", *(f"outside<{ELEMENTS[each]}>" for each in INTEGERS)]
     names += ["gather<16, i64, u64, 8, 32>", "add<c128, i64, u64, 8, 32>"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries.array.host._source import SOURCE, THREADS, divisor, launch
-from atomr_accel.libraries.array.wire._messages import CopyStrided
+from atomr_accel.wire.copies import CopyStrided
 
 from ... import seeds
 from ..host_kernels import compile_kernels, needs_compiler, on_host
@@ -198,7 +198,7 @@ def test_one_element_and_many_axes() -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     every = list(names())
     for name in every if capability == (9, 0) else every[::7]:

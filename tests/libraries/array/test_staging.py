@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from atomr_accel import GpuRefSealed, GpuRefStale
-from atomr_accel.libraries.array.wire._messages import CopyStrided
 from atomr_accel.memory import NotContiguous
 from atomr_accel.testing import poison
+from atomr_accel.wire.copies import CopyStrided
 
 from ...harness import ON_CUDA, on_shared, opened, program, same_bits
 

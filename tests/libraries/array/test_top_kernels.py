@@ -292,7 +292,7 @@ def test_histograms_by_templates(cuda: CudaIndexing) -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     names = [(TOPS, name) for name in top_names()] + [(NUMBERS, name) for name in number_names()]
     names += [(DISTINCT, name) for name in distinct_names()]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import Unsupported
-from atomr_accel.libraries._traces import Trace
+from atomr_accel.ops import Trace
 from atomr_accel.testing import poison
 
 from ...harness import on_shared, opened, program, used_by

@@ -38,8 +38,8 @@ class Fakes:
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Fakes:
+    from atomr_accel.executors import cuda_kernels as _cuda_kernels
     from atomr_accel.libraries.blas.host import _cuda, _cuda_handle
-    from atomr_accel.libraries.host import _cuda_kernels
 
     library = FakeLibrary()
     for module in (_cuda_handle, _cuda):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+from atomr_accel.executors.compiler import compile_cubin
 
 pytest.importorskip("cuda.bindings.driver")
 

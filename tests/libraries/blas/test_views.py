@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries.array.wire._messages import CopyStrided
+from atomr_accel.wire.copies import CopyStrided
 
 from ...harness import on_shared, same_bits
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries._request import Submission
+    from atomr_accel.ops import Submission
 
 
 def prepared(device: Device, a: GpuRef, b: GpuRef, **more: Any) -> Submission[GpuRef]:

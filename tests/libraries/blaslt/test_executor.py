@@ -70,8 +70,8 @@ async def test_fp8_the_other_way_round_is_refused_with_a_hint(device: Device) ->
 async def test_block_scales_are_tiled_and_fp4_is_packed(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    from atomr_accel.executors import cuda_kernels as _cuda_kernels
     from atomr_accel.libraries.blaslt.host import _cuda
-    from atomr_accel.libraries.host import _cuda_kernels
 
     members = {
         "pack": "unsigned char* target; const unsigned char* source; u64 count",

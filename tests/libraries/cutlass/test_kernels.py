@@ -9,10 +9,10 @@ import pytest
 
 from atomr_accel import CompileError, LibraryMissing
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.executors.disk_cache import DiskCache
 from atomr_accel.libraries.cutlass.host import _builds
 from atomr_accel.libraries.cutlass.host._builds import find_build
 from atomr_accel.libraries.cutlass.wire._spec import FUNCTIONS, Node, encode, shared_bytes
-from atomr_accel.libraries.host._disk_cache import DiskCache
 
 from .specs import PRODUCT, spec
 

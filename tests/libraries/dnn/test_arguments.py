@@ -9,7 +9,7 @@ import pytest
 
 from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
 from atomr_accel.device._core import DeviceCore
-from atomr_accel.libraries._request import Request
+from atomr_accel.ops import Request
 from atomr_accel.testing import poison
 
 from ... import seeds

@@ -13,7 +13,7 @@ from atomr_accel.libraries.dnn._facade import Dnn
 from atomr_accel.libraries.dnn.attention._options import AttentionOptions
 from atomr_accel.libraries.dnn.attention._paged import PagedKVCache
 from atomr_accel.libraries.dnn.rnn._facade import Rnn
-from atomr_accel.libraries.wire import _options
+from atomr_accel.wire import options as _options
 
 from ..conformance import MARKS, dtype_of
 from ..writers import ROWS, C, I, M, Row, V, put_all, row

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from atomr_accel import LibraryError
+from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.fft.host._prototypes import (
     INVERSE,
     PROTOTYPES,
@@ -19,7 +20,6 @@ from atomr_accel.libraries.fft.host._prototypes import (
 )
 from atomr_accel.libraries.fft.wire import _plan
 from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Place
-from atomr_accel.libraries.host._vendor import TYPES
 
 from ..conformance import Array
 from .machine import Machine

@@ -11,9 +11,8 @@ import trio
 import trio.testing
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported, open_device
-from atomr_accel.libraries._request import perform
-from atomr_accel.libraries._workspaces import TOGETHER
 from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
+from atomr_accel.ops import TOGETHER, perform
 from atomr_accel.testing import poison
 
 from ... import seeds

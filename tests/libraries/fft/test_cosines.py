@@ -134,7 +134,7 @@ def test_an_axis_takes_three_steps(type_: int, size: int) -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     names: dict[str, None] = {}
     sources = itertools.cycle(dtype for dtype in ELEMENTS if "x" not in dtype)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
+from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
 from atomr_accel.libraries.fft.host._prototypes import (
     PROTOTYPES,
@@ -20,7 +21,6 @@ from atomr_accel.libraries.fft.host._prototypes import (
 from atomr_accel.libraries.fft.host._source import ELEMENTS, SOURCE, move_name
 from atomr_accel.libraries.fft.wire._messages import Forget, Hook, Prepare, Transform
 from atomr_accel.libraries.fft.wire._plan import Move, plan
-from atomr_accel.libraries.host._vendor import TYPES
 
 from ... import seeds
 from ..conformance import dtype_of

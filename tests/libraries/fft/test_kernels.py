@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError
+from atomr_accel.executors.vendor import VendorLibrary
 from atomr_accel.libraries.fft.host._prototypes import PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.fft.host._source import (
     BY_SIZE,
@@ -20,7 +21,6 @@ from atomr_accel.libraries.fft.host._source import (
     roll_arguments,
 )
 from atomr_accel.libraries.fft.wire._plan import Dim, Move, Place
-from atomr_accel.libraries.host._vendor import VendorLibrary
 
 from ... import seeds
 from ..conformance import dtype_of
@@ -171,7 +171,7 @@ def test_frequencies(kernels: Any, n: int) -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     names = ["frequencies", *(f"roll<{element}>" for element in BY_SIZE.values())]
     targets = ("float16x2", "bfloat16x2", "float32", "float64", "complex64", "complex128")

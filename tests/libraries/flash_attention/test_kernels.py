@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from atomr_accel.executors.compiler import compile_cubin
 from atomr_accel.libraries.flash_attention.host._launches import (
     BY_KEYS,
     BY_QUERIES,
@@ -25,7 +26,6 @@ from atomr_accel.libraries.flash_attention.host._launches import (
 )
 from atomr_accel.libraries.flash_attention.host._problem import Problem
 from atomr_accel.libraries.flash_attention.wire._messages import Form
-from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
 from ...harness import opened, sized
 from ..conformance import MARKS, check, dtype_of, on_cuda

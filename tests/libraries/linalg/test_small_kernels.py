@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from atomr_accel.executors.compiler import compile_cubin
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
 from atomr_accel.libraries.linalg.host._small import SOURCE, THREADS, TYPES, room_of
 from atomr_accel.libraries.linalg.wire._forms import forms
 from atomr_accel.libraries.linalg.wire._messages import Problem
-from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
 from ... import seeds
 from ..host_kernels import compile_kernels, needs_compiler, on_host

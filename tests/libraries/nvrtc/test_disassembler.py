@@ -8,7 +8,7 @@ from atomr_accel import LibraryError, LibraryMissing, Unsupported
 from atomr_accel.libraries.nvrtc.host import _disassembler, _program
 from atomr_accel.libraries.nvrtc.host._cuda import CudaCompiler
 from atomr_accel.libraries.nvrtc.wire._messages import Compile, Disassemble
-from atomr_accel.wire._toolkit import find_tool
+from atomr_accel.wire.toolkit import find_tool
 from tests.harness import opened, program
 
 SOURCE = 'extern "C" __global__ void k(int* x) { x[0] = 3; }'

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.nvrtc.host import _compiler
+from atomr_accel.executors import compiler as _compiler
 
 from ...harness import ON_CUDA, ROOT, cpu_only, on_shared
 

@@ -367,7 +367,7 @@ def test_where_structs_and_tensor_maps_lie_is_left_to_the_driver(
 def test_the_image_tells_where_parameters_lie(alignment: int, first: int) -> None:
     """Parameters lie where the vendor aligns them in the constant bank."""
     pytest.importorskip("cuda.bindings.nvrtc")
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     source = f"""
         struct Wide {{ alignas({alignment}) char data[128]; }};

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atomr_accel.libraries.host._device_code import C_TYPES
+from atomr_accel.executors.device_code import C_TYPES
 from atomr_accel.libraries.rng.host._source import ROWS, type_of
 from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS, FLOATS, WHOLE
 from atomr_accel.libraries.rng.wire._messages import Distribution

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported
-from atomr_accel.libraries._request import perform
 from atomr_accel.libraries.rng._state import new_state
 from atomr_accel.libraries.rng.wire._distributions import KINDS
+from atomr_accel.ops import perform
 
 from ..conformance import MARKS
 

@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.stats import qmc
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries.host._vendor import VendorLibrary
+from atomr_accel.executors.vendor import VendorLibrary
 from atomr_accel.libraries.rng.host._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.rng.host._source import SOURCE
 from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS

@@ -348,7 +348,7 @@ def test_integers_of_points(kernel: Kernels, dtype: str) -> None:
 @pytest.mark.headers
 @needs_compiler
 def test_the_words_are_curands(kernel: Kernels) -> None:
-    from atomr_accel.libraries.host._vendor import VendorLibrary
+    from atomr_accel.executors.vendor import VendorLibrary
     from atomr_accel.libraries.rng.host._prototypes import PROTOTYPES, STATUS_NAMES
 
     host = {"curandCreateGeneratorHost": "ptr* int"}
@@ -368,7 +368,7 @@ def test_the_words_are_curands(kernel: Kernels) -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", ["sobol32", "scrambled_sobol32", "sobol64", "scrambled_sobol64"])
 def test_the_points_are_curands(kernel: Kernels, kind: str) -> None:
-    from atomr_accel.libraries.host._vendor import VendorLibrary
+    from atomr_accel.executors.vendor import VendorLibrary
     from atomr_accel.libraries.rng.host._prototypes import PROTOTYPES, STATUS_NAMES, VECTORS
 
     host = {
@@ -403,7 +403,7 @@ def test_the_points_are_curands(kernel: Kernels, kind: str) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_every_kernel() -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     # All of them in one program, because each takes the compiler a while by itself.
     lines = []
@@ -424,6 +424,6 @@ def test_nvrtc_compiles_every_kernel() -> None:
     "name", ["fill<Normal<b16>>", "draw_each<Beta<h16>>", "sobol<LogNormal<double>, u64>"]
 )
 def test_nvrtc_compiles_for_older_devices(name: str) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     assert compile_cubin(SOURCE.text, name, (), (8, 0))[0][:4] == b"\x7fELF"

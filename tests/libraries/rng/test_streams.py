@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRef
-from atomr_accel.backends._registry import find_backend
-from atomr_accel.libraries._op import Collected
+from atomr_accel.backends.registry import find_backend
 from atomr_accel.libraries.rng._generator import Generator
 from atomr_accel.libraries.rng._state import new_state
 from atomr_accel.libraries.rng.wire._distributions import KINDS
 from atomr_accel.memory._ref import Block, Epoch
+from atomr_accel.ops import Collected
 
 from ..conformance import Array, dtype_of
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
@@ -29,7 +29,7 @@ from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from atomr_accel.libraries._request import Request
+    from atomr_accel.ops import Request
 
     from ...fakes.driver import FakeDriver
 

@@ -12,7 +12,7 @@ import pytest
 from atomr_accel import LibraryMissing, Unsupported
 from atomr_accel.libraries.tensor._operations import LANE
 from atomr_accel.libraries.tensor.host import _cuda
-from atomr_accel.libraries.wire._recent import Recent
+from atomr_accel.wire.recent import Recent
 from tests.harness import opened
 
 from ...fakes.cublaslt import FakeEvents

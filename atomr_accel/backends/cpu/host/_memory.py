@@ -9,7 +9,7 @@ import numpy as np
 from ....wire import Copy, Fill, Probe, Protect, Unprotect
 
 if TYPE_CHECKING:
-    from ._context import CpuContext, CpuStream
+    from .context import CpuContext, CpuStream
 
 
 @final

@@ -8,10 +8,10 @@ import numpy as np
 
 from ...._errors import LibraryError
 from ....wire import SLAB_SHIFT, Advise, Attach, Copy, Fill, Prefetch, Probe, Protect, Unprotect
-from ._driver import check, driver, failure
+from .driver import check, driver, failure
 
 if TYPE_CHECKING:
-    from ._context import CudaContext, CudaStream
+    from .context import CudaContext, CudaStream
 
 _ADVICE: Final = {
     "read_mostly": "CU_MEM_ADVISE_SET_READ_MOSTLY",

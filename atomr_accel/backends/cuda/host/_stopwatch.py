@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ._driver import NOT_READY, check, driver
+from .driver import NOT_READY, check, driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....wire._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS
-from ...host._device_code import CudaSource
+from ....executors.device_code import CudaSource
+from ....wire.ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS
 from ._elements import CHEAP, EXACT, LONG, OF_COMPLEX, OVER, SMALL, STORED, register
 
 if TYPE_CHECKING:

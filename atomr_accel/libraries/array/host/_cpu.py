@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
+from ....wire.copies import CopyStrided
 from ...cub.host._cpu import CpuCub
 from ...cub.wire._messages import Run
-from ..wire._messages import CopyStrided
 from ..wire._several import Question, Several
 from ._cpu_expression import CpuExpressions
 from ._cpu_indexing import CpuIndexing
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
 
 _OF_SIZE: Final = {
     DTYPES[name].itemsize: DTYPES[name]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....wire._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ....wire.ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ..wire._program import Interpret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext
+    from ....backends.cpu.host.context import CpuContext
     from ..wire._program import Step, StridedArray
 
 _Array = np.ndarray[Any, np.dtype[Any]]

@@ -26,8 +26,8 @@ from ..wire._intervals import require_intervals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext
-    from ..wire._messages import CopyStrided
+    from ....backends.cpu.host.context import CpuContext
+    from ....wire.copies import CopyStrided
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 

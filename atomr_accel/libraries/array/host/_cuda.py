@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, final
 
+from ....executors.cuda_kernels import ArgumentBlocks, Kernels, preload_compiler
+from ....wire.copies import CopyStrided
 from ...cub.wire._messages import Run
-from ...host._cuda_kernels import ArgumentBlocks, Kernels, preload_compiler
-from ..wire._messages import CopyStrided
 from ..wire._several import Question, Several
 from ._cuda_expression import CudaExpressions
 from ._cuda_indexing import CudaIndexing
@@ -16,7 +16,7 @@ from ._source import ALIGNED, SOURCE, Launch, launch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ...cub.host._cuda import CudaCub
     from ..wire._several import Step
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver, failure
-from ...host._cuda_kernels import preload_compiler
-from ...host._vendor import undone_on_error
-from ...nvrtc.host._compiler import find_cubin
+from ....backends.cuda.host.driver import check, driver, failure
+from ....executors.compiler import find_cubin
+from ....executors.cuda_kernels import preload_compiler
+from ....executors.vendor import undone_on_error
 from ..wire._program import BuildKernels, ForgetKernel, ForgetKernels, RunKernels
 from ._codegen import NAME, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._program import KernelForm, Launch
 
 OPTIONS: Final = ("--fmad=false", "--diag-suppress=177,186")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import ArgumentBlocks, Arguments, Kernels
 from ....host._slots import Later
 from ....wire import PLACE
-from ...host._cuda_kernels import ArgumentBlocks, Arguments, Kernels
 from ..wire._indexing import (
     Choose,
     Compact,
@@ -50,10 +50,10 @@ from ._top_source import TOPS, kernel_types, tops
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ....executors.device_code import CudaSource
     from ....host._slots import Template
-    from ...host._device_code import CudaSource
-    from ..wire._messages import CopyStrided
+    from ....wire.copies import CopyStrided
     from ._indexing_source import Placed
 
     _Prepared = Callable[[Sequence[int]], None]

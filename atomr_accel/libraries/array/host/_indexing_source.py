@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...._dtypes import DTYPES
-from ...host._device_code import CudaSource
+from ....executors.device_code import CudaSource
 from ..wire._indexing import PARTS
 from ._source import THREADS, divisor
 

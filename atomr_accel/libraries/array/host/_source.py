@@ -6,10 +6,10 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...host._device_code import CudaSource
+from ....executors.device_code import CudaSource
 
 if TYPE_CHECKING:
-    from ..wire._messages import CopyStrided
+    from ....wire.copies import CopyStrided
 
 THREADS: Final = 256
 ITEMS: Final = 4

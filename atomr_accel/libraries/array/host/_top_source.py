@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...._dtypes import DTYPES
-from ...host._device_code import CudaSource
+from ....executors.device_code import CudaSource
 from ..wire._indexing import MOST_TOP, TOP_BINS, TOP_ROWS, TOP_STATE
 from ._indexing_source import Launch
 from ._source import THREADS

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 import msgspec
 
 from ....wire import Message
-from ._messages import CopyStrided
+from ....wire.copies import CopyStrided
 
 Outside = Literal["wrap", "clip", "drop"]
 """Treatment of an index out of bounds: it wraps around, becomes the nearest, or is dropped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias, get_args
 
 from ....wire import Message
+from ....wire.copies import CopyStrided
 from ...cub.wire._messages import Run
 from ._indexing import (
     Choose,
@@ -20,7 +21,6 @@ from ._indexing import (
     Top,
     Upload,
 )
-from ._messages import CopyStrided
 from ._program import Interpret, RunKernels
 
 Moves: TypeAlias = Choose | CopyAll | CopyStrided | Upload

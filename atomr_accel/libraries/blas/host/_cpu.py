@@ -20,7 +20,7 @@ from ..wire._messages import (
 from ._cpu_routines import apply, execute, number, solve_triangular, wide
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

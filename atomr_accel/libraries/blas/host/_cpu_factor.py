@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....executors.indices import require_within
 from ....host._host import IMPORTS
-from ...host._indices import require_within
 from ..wire._messages import Factor
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext
+    from ....backends.cpu.host.context import CpuContext
 
 _INT32 = DTYPES["int32"]
 

@@ -21,7 +21,7 @@ from ..wire._rows import ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext
+    from ....backends.cpu.host.context import CpuContext
     from ..wire._messages import Routine, Scalar
     from ..wire._rows import Operand
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....executors.numbers import CUDA_TYPES, number_cell
 from ....wire import PLACE
-from ...host._numbers import CUDA_TYPES, number_cell
-from ...wire._recent import Recent
+from ....wire.recent import Recent
 from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
 from ._cuda_factor import CudaFactorizations
 from ._cuda_handle import Handle, load_cublas
@@ -28,7 +28,7 @@ from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....host._slots import Template
 
 _LAUNCH_BOUND: Final = 1 << 26

@@ -13,10 +13,10 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._device_code import CudaSource
-from ...host._numbers import CUDA_TYPES, Scalars
-from ...host._vendor import VendorLibrary, undone_on_error
+from ....backends.cuda.host.driver import check, driver
+from ....executors.device_code import CudaSource
+from ....executors.numbers import CUDA_TYPES, Scalars
+from ....executors.vendor import VendorLibrary, undone_on_error
 from ._prototypes import (
     COMPUTES,
     EMULATED,
@@ -31,8 +31,8 @@ from ._prototypes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ...host._cuda_kernels import Kernels
+    from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ....executors.cuda_kernels import Kernels
     from ..wire._messages import Scalar
 
 HOST: Final = ENUMS["CUBLAS_POINTER_MODE_HOST"]
@@ -253,7 +253,10 @@ class Handle:
 
     def shift(self, ctype: str, to: int, source: int, count: int, delta: int) -> None:
         """Add ``delta`` to ``count`` integers."""
-        from ...host._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
+        from ....executors.cuda_kernels import (  # needs NVRTC, which others do not
+            Arguments,
+            Kernels,
+        )
 
         if self._kernels is None:
             self._kernels = Kernels(self._context, self._stream, _KERNELS)

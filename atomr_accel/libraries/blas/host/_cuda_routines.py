@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
-from ...host._numbers import CUDA_TYPES
+from ....executors.numbers import CUDA_TYPES
 from ..wire._messages import Routine
 from ..wire._rows import REAL_OF, ROWS, Row
 from ._prototypes import (

@@ -10,17 +10,17 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
+from ....executors.numbers import CUDA_TYPES
 from ....host._protocol import Fusion
-from ...host._numbers import CUDA_TYPES
 from ..wire._messages import Gemm
 from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT, OP_N, OP_T
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ...host._vendor import VendorLibrary
+    from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ....executors.vendor import VendorLibrary
 
 _MOST: Final = 32
 _SLOTS: Final = 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...host._numbers import DATA_TYPES
+from ....executors.numbers import DATA_TYPES
 from ..wire._rows import ROWS
 
 STATUS_NAME: Final = "cublasGetStatusName"

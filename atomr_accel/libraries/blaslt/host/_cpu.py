@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ...wire._recent import Recent
+from ....wire.recent import Recent
 from ..wire._messages import EPILOGUES, Epilogue, Heuristic, Matmul, Operand, Spec, Tune
 from ..wire._plan import BLOCKS, EXPONENTS, mask_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Scalar
 
 Array = np.ndarray[Any, Any]

@@ -28,13 +28,13 @@ import msgspec
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
+from ....executors.device_code import CudaSource
+from ....executors.numbers import CUDA_TYPES, number_cell
+from ....executors.timing import timing_events
+from ....executors.vendor import VendorLibrary, array, undone_on_error
 from ....wire import PLACE
-from ...host._device_code import CudaSource
-from ...host._numbers import CUDA_TYPES, number_cell
-from ...host._timing import timing_events
-from ...host._vendor import VendorLibrary, array, undone_on_error
-from ...wire._recent import Recent
+from ....wire.recent import Recent
 from ..wire._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
 from ..wire._plan import BLOCKS, E2M1, FP8, block_scale_bytes
 from ._prototypes import (
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import ExitStack
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ....executors.cuda_kernels import Kernels
     from ....host._slots import Template
-    from ...host._cuda_kernels import Kernels
 
 _MOST_PLANS: Final = 512
 _MOST_CALLS: Final = 64
@@ -394,7 +394,7 @@ class CudaBlasLt:
             tiles += count
 
     def _own_kernels(self) -> _Launcher:
-        from ...host._cuda_kernels import Kernels  # needs NVRTC, which others do not
+        from ....executors.cuda_kernels import Kernels  # needs NVRTC, which others do not
 
         if self._kernels is None:
             self._kernels = Kernels(self._context, self._stream, _KERNELS)
@@ -598,7 +598,7 @@ class _Launcher:
 
     def run(self, name: str, target: int, source: int, *sizes: int) -> None:
         """Launch with a thread for each of the first size."""
-        from ...host._cuda_kernels import Arguments
+        from ....executors.cuda_kernels import Arguments
 
         arguments = Arguments(struct.pack(f"QQ{len(sizes)}Q", target, source, *sizes))
         self._kernels.launch(self._kernels.function(name), sizes[0], arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from ...wire._options import LARGEST, whole
+from ....wire.options import LARGEST, whole
 
 
 @final

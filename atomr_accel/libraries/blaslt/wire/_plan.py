@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....wire import encode
-from ...wire._broadcast import broadcast
-from ...wire._matrices import Laid
+from ....wire.broadcast import broadcast
+from ....wire.matrices import Laid
 from ._layout import Layout
 from ._messages import EPILOGUES, Epilogue, Operand, Spec
 

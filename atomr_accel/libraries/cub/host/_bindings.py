@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from ...._errors import LibraryError, LibraryMissing
 from ...._install import cuda_command
-from ....backends.cuda.host._driver import failure
-from ...nvrtc.host._compiler import toolkit_headers
+from ....backends.cuda.host.driver import failure
+from ....executors.compiler import toolkit_headers
 
 _MODULE: Final = "_bindings_impl"
 _STATUS: Final = re.compile(r"(\d+)")
@@ -104,7 +104,7 @@ class _Status(int):
     @property
     def name(self) -> str:
         """Name of the status in the driver."""
-        from ....backends.cuda.host._driver import driver
+        from ....backends.cuda.host.driver import driver
 
         try:
             name: str = driver.CUresult(int(self)).name

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
-from ...host._disk_cache import DiskCache
-from ...nvrtc.host._compiler import compile_linkable, load_nvrtc
+from ....executors.compiler import compile_linkable, load_nvrtc
+from ....executors.disk_cache import DiskCache
 from ..wire._spec import Spec, decode
 from ._algorithms import ALGORITHMS
 from ._bindings import load_cub, refusal

@@ -17,7 +17,7 @@ from ..wire._spec import BINARY, UNARY, decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._spec import Operator, Spec
 
 Array = np.ndarray[Any, Any]

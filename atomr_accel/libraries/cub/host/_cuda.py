@@ -14,10 +14,10 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
-from ...host._device_code import CudaSource
-from ...wire._recent import Recent
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.device_code import CudaSource
+from ....wire.recent import Recent
 from ..wire._messages import Build, Count, Run
 from ..wire._spec import decode
 from ._bindings import load_cub, refusal
@@ -27,7 +27,7 @@ from ._calls import QUERY, SOMEWHERE, whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._spec import Spec
     from ._calls import Call
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
 
-from ....backends.cuda.host._driver import check, driver, failure
-from ...host._cuda_kernels import preload_compiler
-from ...host._timing import timing_events
+from ....backends.cuda.host.driver import check, driver, failure
+from ....executors.cuda_kernels import preload_compiler
+from ....executors.timing import timing_events
+from ....wire.recent import Recent
 from ...nvrtc.host._launch_config import launch_config
 from ...nvrtc.wire._messages import Launch, LaunchOptions
-from ...wire._recent import Recent
 from ..wire._messages import Build, Grouped, Matmul, Recall, Tune, table_parts
 from ..wire._spec import walk
 from ._plans import filled, store_of
 from ._tuned import keep_tuned, recall_tuned
 
 if TYPE_CHECKING:
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Sizes
     from ._plans import Plan
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from weakref import WeakKeyDictionary
 
 from ...._dtypes import DTYPES
-from ....backends.cuda.host._driver import check, driver
-from ...host._cuda_kernels import Arguments
-from ...host._vendor import undone_on_error
-from ...wire._recent import Recent
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments
+from ....executors.vendor import undone_on_error
+from ....wire.recent import Recent
 from ..wire._spec import MOST_NUMBERS, decode
 from ..wire._window import Window
 from ._builds import find_build
@@ -26,7 +26,7 @@ from ._source import NUMBER_MARK, POINTER_MARK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ....backends.cuda.host._context import CudaContext
+    from ....backends.cuda.host.context import CudaContext
     from ..wire._messages import Sizes
     from ..wire._spec import Spec
     from ._images import Facts, Map

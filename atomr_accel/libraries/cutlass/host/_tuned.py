@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from ...host._disk_cache import DiskCache
-from ...nvrtc.host._compiler import nvrtc_version
+from ....executors.compiler import nvrtc_version
+from ....executors.disk_cache import DiskCache
 from ..wire._messages import Sizes
 
 FILES: Final = DiskCache("cutlass-tuned")

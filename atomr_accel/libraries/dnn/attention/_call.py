@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ....memory import GpuRef
-from ..._arguments import require_readable, require_writable
-from ..._op import D
-from ..._traces import picker
+from ....ops import D, picker, require_readable, require_writable
 from ..graph._run import DnnPart, GraphCall, Output
 from ..wire._messages import TuneGraph
 from ..wire._sequence_messages import (
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from ....memory import Block, MemoryMap
-    from ..._request import Request
+    from ....ops import Request
     from ..graph._run import PlanCache
     from ..wire._messages import RunGraph
     from ._graph import Attention

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ...._dtypes import DTYPES
-from ..._op import D
-from ...wire._options import whole
+from ....ops import D
+from ....wire.options import whole
 from ._call import (
     ARGUMENTS,
     CACHES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Unpack
 
-from ..._op import D, op
+from ....ops import D, op
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
 from ._call import FP8, AttentionCall
 from ._checked import BACKWARD, SEQUENCES, AttentionCalls, forward
@@ -12,7 +12,7 @@ from ._options import AttentionOptions, checked
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
-    from ..._request import Request
+    from ....ops import Request
 
 _NOT_FP8: Final = ("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset")
 

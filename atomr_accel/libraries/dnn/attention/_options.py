@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, final
 
 from ....memory import GpuRef
-from ...wire._options import flag, real, whole
+from ....wire.options import flag, real, whole
 from ..graph._layout import exact
 
 if TYPE_CHECKING:

@@ -16,10 +16,8 @@ import numpy as np
 
 from ...._dtypes import as_dtype
 from ...._errors import OutOfMemory, Unsupported
-from ..._arguments import require_no_alias
-from ..._op import Collected, D, op
-from ..._request import Request, Submission
-from ...wire._options import whole
+from ....ops import Collected, D, Request, Submission, op, require_no_alias
+from ....wire.options import whole
 from ..graph._run import LANE
 from ..wire._sequence_messages import NOTHING, Clear, Grow, Upload
 from ._call import (
@@ -47,8 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ....memory import GpuRef
-    from ..._library import Home
-    from ..._request import Driver
+    from ....ops import Driver, Home
     from ..graph._run import PlanCache
 
 _INT32: Final = as_dtype("int32")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
-from ...wire._options import LARGEST
+from ....wire.options import LARGEST
 
 if TYPE_CHECKING:
     from ....memory import GpuRef

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from ...._dtypes import DTYPES
 from ....memory import Block, GpuRef
-from ..._arguments import (
+from ....ops import (
+    D,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    Workspaces,
+    picker,
     require_no_alias,
     require_no_race,
     require_readable,
     require_writable,
 )
-from ..._library import LaneSpec
-from ..._op import D, Facade
-from ..._request import Request, Submission
-from ..._traces import picker
-from ..._workspaces import Workspaces
-from ...wire._options import flag
-from ...wire._recent import Recent
+from ....wire.options import flag
+from ....wire.recent import Recent
 from ..wire._graph import Graph, encode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ..wire._sequence_messages import Clear
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ....memory import MemoryMap
-    from ..._library import Home
-    from ..._request import Driver
+    from ....ops import Driver, Home
     from ..attention._call import SetupStage
 
 _STREAMS: Final = 4

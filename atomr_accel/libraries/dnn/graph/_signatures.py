@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, overload
 
-from ..._op import op
+from ....ops import op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from ....memory import GpuRef
-    from ..._op import Awaited, Collected, Described, Facade
-    from ..._request import Request
+    from ....ops import Awaited, Collected, Described, Facade, Request
     from ._user_graph import Node, Plan
 
     OneOrMore: TypeAlias = GpuRef | tuple[GpuRef, ...]

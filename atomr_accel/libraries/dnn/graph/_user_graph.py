@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
-from ..._arguments import require_no_race, require_readable
-from ..._op import D, Facade, op
-from ..._origin import require_made_on
-from ..._request import Request, Submission
-from ...wire._options import flag, real
+from ....ops import (
+    D,
+    Facade,
+    Request,
+    Submission,
+    op,
+    require_made_on,
+    require_no_race,
+    require_readable,
+)
+from ....wire.options import flag, real
 from ..wire._element_types import FLOATS, INTEGERS, fitting
 from ..wire._graph import strides_of
 from ..wire._messages import PrepareGraph
@@ -25,8 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ....memory import GpuRef, MemoryMap
-    from ..._library import Home
-    from ..._request import Driver
+    from ....ops import Driver, Home
     from ..wire._graph import Tensor
     from ._layout import Padding, Steps
     from ._run import PlanCache

@@ -29,7 +29,7 @@ from ._cpu_sequences import CpuSequences
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._graph import Graph, Node, Tensor
 
 Array = np.ndarray[Any, Any]

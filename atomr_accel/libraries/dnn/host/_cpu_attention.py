@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....executors.indices import require_within
 from ...blaslt.host._cpu import saturate
-from ...host._indices import require_within
 from ._cpu_sequences import table_name
 from ._philox import kept
 

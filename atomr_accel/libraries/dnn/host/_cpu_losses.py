@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ...host._indices import require_within
+from ....executors.indices import require_within
 from ..wire._loss_messages import CrossEntropy, Ctc
 from ._cpu_pointwise import special
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext
+    from ....backends.cpu.host.context import CpuContext
 
 Array = np.ndarray[Any, Any]
 

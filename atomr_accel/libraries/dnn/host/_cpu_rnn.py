@@ -20,7 +20,7 @@ from ._philox import kept
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext
+    from ....backends.cpu.host.context import CpuContext
     from ..wire._routine_messages import RnnData, RnnSpec
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ from ._cpu_pointwise import special
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ....backends.cpu.host._context import CpuContext
+    from ....backends.cpu.host.context import CpuContext
     from ..wire._graph import Tensor
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ...host._indices import require_within
+from ....executors.indices import require_within
 from ..wire._routine_messages import Dropout
 from ..wire._sequence_messages import (
     Append,
@@ -25,7 +25,7 @@ from ._philox import kept
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ....backends.cpu.host._context import CpuContext
+    from ....backends.cpu.host.context import CpuContext
 
 Array = np.ndarray[Any, Any]
 

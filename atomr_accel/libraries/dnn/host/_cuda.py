@@ -8,10 +8,10 @@ from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary, finalize
 
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import preload_compiler
+from ....executors.disk_cache import DiskCache
 from ....wire import PLACE
-from ...host._cuda_kernels import preload_compiler
-from ...host._disk_cache import DiskCache
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_losses import CudaLosses
 from ._cuda_rnn import CudaRnn
@@ -27,7 +27,7 @@ from .fallback._fallback import Own, computes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....host._slots import Template
     from ._plans import Plan
 

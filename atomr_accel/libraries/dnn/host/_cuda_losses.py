@@ -6,9 +6,9 @@ import struct
 from ctypes import byref, c_size_t
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ...host._cuda_kernels import Arguments, Kernels
-from ...host._device_code import C_TYPES, CudaSource
-from ...host._vendor import array
+from ....executors.cuda_kernels import Arguments, Kernels
+from ....executors.device_code import C_TYPES, CudaSource
+from ....executors.vendor import array
 from ..wire._loss_messages import CrossEntropy, Ctc
 from ..wire._nodes import wider
 from ._routine_prototypes import DATA_NUMBERS, ENUMS
@@ -17,7 +17,7 @@ from .fallback._launch import THREADS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ._cuda_routines import Descriptors
 
 SOURCE: Final = CudaSource(__package__, "losses.cu", THREADS=THREADS)

@@ -8,8 +8,8 @@ from ctypes import byref, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
-from ....backends.cuda.host._driver import check, driver
-from ...host._vendor import array, undone_on_error
+from ....backends.cuda.host.driver import check, driver
+from ....executors.vendor import array, undone_on_error
 from ..wire._routine_messages import RnnBackward, RnnForward, RnnPack, RnnSizes
 from ._routine_prototypes import CELLS, DATA_LAYOUTS, DATA_NUMBERS, ENUMS
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from ....backends.cuda.host._context import CudaStream
+    from ....backends.cuda.host.context import CudaStream
     from ..wire._routine_messages import RnnData, RnnSpec
     from ._cuda_routines import Descriptors
 

@@ -7,7 +7,7 @@ from ctypes import byref, c_double, c_float, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import Unsupported
-from ...host._vendor import array, undone_on_error
+from ....executors.vendor import array, undone_on_error
 from ..wire._routine_messages import Normalize, Pool, Softmax
 from ._prototypes import last_error, load_cudnn
 from ._routine_prototypes import DATA_NUMBERS, ENUMS, POOLINGS

@@ -9,9 +9,9 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._cuda_kernels import Arguments, Kernels
-from ...host._device_code import C_TYPES, CudaSource
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments, Kernels
+from ....executors.device_code import C_TYPES, CudaSource
 from ..wire._routine_messages import Dropout
 from ..wire._sequence_messages import (
     Append,
@@ -30,7 +30,7 @@ from ._philox import threshold
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
 
 MOST_DERIVED: Final = 10
 """Number of lists of integers that one launch can make."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...._errors import LibraryError, LibraryMissing, OutOfMemory, Unsupported
 from ...._install import cuda_command
-from ...host._vendor import lacks_memory
+from ....executors.vendor import lacks_memory
 from ..wire._attention_nodes import SCORES, is_single
 from ..wire._block_nodes import BLOCKS
 from ..wire._element_types import FLOATS, LOGICAL, integers_of

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...host._disk_cache import DiskCache
+    from ....executors.disk_cache import DiskCache
     from ._runs import PlanRun
 
 _MOST_PLANS: Final = 4096

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from ...host._vendor import Prototypes, VendorLibrary
+from ....executors.vendor import Prototypes, VendorLibrary
 from ._routine_prototypes import ENUMS as ROUTINE_ENUMS
 from ._routine_prototypes import ROUTINES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ...host._vendor import Prototypes
+    from ....executors.vendor import Prototypes
 
 ROUTINES: Final[Prototypes] = {
     "cudnnCreateTensorDescriptor": "ptr*",

@@ -10,8 +10,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._errors import AccelError
-from ....backends.cuda.host._driver import check, driver
-from ...host._timing import timing_events
+from ....backends.cuda.host.driver import check, driver
+from ....executors.timing import timing_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..._arguments import require_dtype, require_readable
-from ..._op import D, op
-from ...wire._options import flag
-from ...wire._options import whole as whole_number
+from ....ops import D, op, require_dtype, require_readable
+from ....wire.options import flag
+from ....wire.options import whole as whole_number
 from ..graph._builder import Builder
 from ..graph._layout import (
     activation,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....memory import GpuRef
-    from ..._request import Request
+    from ....ops import Request
     from ..graph._builder import Symbol
     from ..graph._layout import Padding, Steps
 

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
-from ..._op import D, op
-from ...wire._options import real, whole
+from ....ops import D, op
+from ....wire.options import real, whole
 from ..graph._builder import Builder
 from ..graph._layout import per_channel
 from ..wire._nodes import wider
@@ -23,7 +23,7 @@ from ._norm_graphs import (
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
-    from ..._request import Request
+    from ....ops import Request
 
 _RUNNING: Final = {3: "running_mean", 4: "running_var"}
 """Outputs of batch norm that are written in place of inputs, by position."""

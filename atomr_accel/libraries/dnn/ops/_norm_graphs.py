@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..._arguments import require_dtype, require_readable
-from ..._op import D
-from ...wire._options import real
+from ....ops import D, require_dtype, require_readable
+from ....wire.options import real
 from ..graph._builder import Builder
 from ..graph._layout import is_last, logical, per_channel, require_float
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ....memory import GpuRef
-    from ..._request import Request
+    from ....ops import Request
     from ..graph._builder import Symbol
 
 Given = dict[str, "GpuRef"]

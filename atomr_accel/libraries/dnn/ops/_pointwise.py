@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from ...._dtypes import DTYPES
 from ....memory import GpuRef
-from ..._arguments import require_dtype, require_readable, require_shape
-from ..._op import D, op
-from ...wire._options import flag, real, whole
+from ....ops import D, op, require_dtype, require_readable, require_shape
+from ....wire.options import flag, real, whole
 from ..graph._builder import Builder
 from ..graph._layout import exact, require_float
 from ..graph._run import NAN, ZERO, DnnPart, EncodedGraph, FillCall, GraphCall, Output
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ....memory import MemoryMap
-    from ..._request import Request
+    from ....ops import Request
     from ..graph._run import CachedCall
 
 

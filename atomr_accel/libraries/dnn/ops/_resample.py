@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ....memory import GpuRef
-from ..._arguments import require_dtype, require_readable
-from ..._op import D, op
-from ...wire._options import LARGEST, flag, real, whole
+from ....ops import D, op, require_dtype, require_readable
+from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder
 from ..graph._layout import (
     Steps,
@@ -24,7 +23,7 @@ from ..graph._layout import (
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
 
 if TYPE_CHECKING:
-    from ..._request import Request
+    from ....ops import Request
 
 Attributes = dict[str, Any]
 

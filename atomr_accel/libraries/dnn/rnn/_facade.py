@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES, as_dtype
 from ...._errors import Unsupported
-from ..._arguments import require_int32, require_readable
-from ..._op import D, Facade, op
-from ..._request import Request, Submission
-from ...wire._options import LARGEST, flag, real, whole
-from ...wire._recent import Recent
+from ....ops import D, Facade, Request, Submission, op, require_int32, require_readable
+from ....wire.options import LARGEST, flag, real, whole
+from ....wire.recent import Recent
 from ..graph._run import LANE, DnnPart
 from ..wire._routine_messages import RnnBackward, RnnData, RnnForward, RnnPack, RnnSizes, RnnSpec
 
@@ -21,8 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ....memory import GpuRef
-    from ..._library import Home
-    from ..._request import Driver
+    from ....ops import Driver, Home
 
 _CELLS: Final = ("relu", "tanh", "lstm", "gru")
 _LAYOUTS: Final = ("time", "batch", "packed")

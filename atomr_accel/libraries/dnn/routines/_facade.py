@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ..._arguments import require_int32, require_readable
-from ..._op import D, op
-from ...wire._options import LARGEST, real, whole
+from ....ops import D, op, require_int32, require_readable
+from ....wire.options import LARGEST, real, whole
 from ..wire._routine_messages import Dropout, Normalize, Softmax
 from ._routine import RoutinePart, image_of
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
-    from ..._request import Request
+    from ....ops import Request
     from ..wire._graph import Tensor
 
 _MOST_LRN: Final = 16

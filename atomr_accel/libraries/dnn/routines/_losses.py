@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ..._arguments import require_no_alias, require_readable, require_shape, require_writable
-from ..._op import D, op
-from ..._request import Request, Submission
-from ...wire._options import flag, real, whole
+from ....ops import (
+    D,
+    Request,
+    Submission,
+    op,
+    require_no_alias,
+    require_readable,
+    require_shape,
+    require_writable,
+)
+from ....wire.options import flag, real, whole
 from ..graph._layout import require_float
 from ..graph._run import LANE, DnnPart
 from ..wire._loss_messages import CrossEntropy, Ctc, scratch_count
@@ -18,7 +25,7 @@ from ..wire._nodes import wider
 
 if TYPE_CHECKING:
     from ....memory import Block, GpuRef
-    from ..._request import Driver
+    from ....ops import Driver
 
 _MOST_LABELS: Final = 255
 

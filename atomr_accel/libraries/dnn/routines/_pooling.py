@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ..._arguments import require_int32, require_readable
-from ..._op import D, op
-from ...wire._options import flag
+from ....ops import D, op, require_int32, require_readable
+from ....wire.options import flag
 from ..graph._layout import Steps, is_last, physical, steps
 from ..ops._resample import ResamplingPart
 from ..wire._graph import Tensor, strides_of
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ....memory import GpuRef
-    from ..._request import Request
+    from ....ops import Request
 
 
 _NODES: Final = {

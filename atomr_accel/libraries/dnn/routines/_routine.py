@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ..._arguments import require_no_alias, require_readable, require_ref, require_writable
-from ..._op import D
-from ..._request import Request, Submission
+from ....ops import (
+    D,
+    Request,
+    Submission,
+    require_no_alias,
+    require_readable,
+    require_ref,
+    require_writable,
+)
 from ..graph._layout import is_last, logical
 from ..graph._run import LANE, DnnPart
 from ..wire._graph import Tensor, strides_of
@@ -15,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....memory import Block, GpuRef
-    from ..._request import Driver
+    from ....ops import Driver
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
 _RANKS: Final = range(3, 6)

@@ -14,7 +14,7 @@ from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transf
 from ..wire._plan import HALF, result_shape, result_type
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Hook, Spec
 
 _Array = np.ndarray[Any, np.dtype[Any]]

@@ -9,10 +9,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import LibraryError, Unsupported
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.vendor import VendorLibrary
 from ....wire import PLACE
-from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
-from ...host._vendor import VendorLibrary
 from ..wire._cosines import Fold, plan_cosines
 from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
 from ..wire._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
@@ -34,7 +34,7 @@ from ._source import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....host._slots import Template
     from ..wire._cosines import Spread
     from ..wire._plan import Layout, Place, Program

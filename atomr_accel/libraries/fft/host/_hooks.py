@@ -6,13 +6,13 @@ import re
 from ctypes import c_int
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...nvrtc.host._compiler import compile_linkable
+from ....executors.compiler import compile_linkable
 from ...nvrtc.host._linker import load_nvjitlink
 from ..wire._plan import result_type
 from ._prototypes import ENUMS
 
 if TYPE_CHECKING:
-    from ...host._vendor import VendorLibrary
+    from ....executors.vendor import VendorLibrary
     from ..wire._messages import Spec
 
 _TYPES: Final = """typedef float cufftReal;

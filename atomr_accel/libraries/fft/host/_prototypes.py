@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...host._numbers import CUDA_TYPES, DATA_TYPES
+from ....executors.numbers import CUDA_TYPES, DATA_TYPES
 
 _SET_CALLBACK: Final = "int str ptr size int ptr*"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...host._device_code import C_TYPES, CudaSource
+from ....executors.device_code import C_TYPES, CudaSource
 from ..wire._plan import MOST_DIMS
 
 if TYPE_CHECKING:

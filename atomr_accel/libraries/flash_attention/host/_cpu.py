@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....executors.indices import require_within
 from ...dnn.host._cpu_attention import FUNCTIONS
 from ...dnn.host._cpu_sequences import CpuSequences, table_name
-from ...host._indices import require_within
 from ..wire._messages import PLACES, STEPPED, Flash
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

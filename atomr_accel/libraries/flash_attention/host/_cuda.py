@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
+from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
 from ...dnn.host._cuda_sequences import CudaSequences
-from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ..wire._messages import PLACES, Flash
 from ._launches import launches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ...host._device_code import CudaSource
+    from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ....executors.device_code import CudaSource
     from ._launches import Launch
 
 _MOST_CALLS: Final = 512

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ....executors.device_code import C_TYPES, CudaSource
 from ...dnn.host._philox import threshold
-from ...host._device_code import C_TYPES, CudaSource
 from ..wire._messages import STEPPED
 from ._problem import POINTERS, Problem, Steps
 

@@ -18,7 +18,7 @@ from ..wire._messages import NOT_FINITE, Compute, ComputeAll, Plan, Problem, Req
 from ._failures import execute_all, require_success
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments, Kernels
+from ....executors.numbers import Scalars
+from ....executors.vendor import VendorLibrary, undone_on_error
 from ....host._slots import Later
+from ....wire.recent import Recent
 from ...array.host._cuda import CudaArray
 from ...array.wire._indexing import CopyAll
 from ...blas.host._cuda_handle import Handle, load_cublas
-from ...host._cuda_kernels import Arguments, Kernels
-from ...host._numbers import Scalars
-from ...host._vendor import VendorLibrary, undone_on_error
-from ...wire._recent import Recent
 from ..wire._forms import forms
 from ..wire._messages import Compute, ComputeAll, Plan, Problem, Require
 from ._cuda_routines import SILENT, WAITING, routine_of
@@ -31,7 +31,7 @@ from ._small import SOURCE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ._cuda_routines import Routine
 
 _MOST_PLANS: Final = 256

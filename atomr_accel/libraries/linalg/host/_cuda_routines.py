@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from ...._dtypes import DTYPES
 from ...._errors import LibraryError, Unsupported
-from ...host._numbers import CUDA_TYPES
+from ....executors.numbers import CUDA_TYPES
 from ..wire._forms import forms, square_u
 from ._prototypes import ENUMS, LETTERS, LOWER_PRECISIONS, SINGULAR, symbol
 from ._sizes import Sizes, Work, aligned

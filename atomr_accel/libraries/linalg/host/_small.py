@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, final
 
-from ...host._cuda_kernels import Arguments
-from ...host._device_code import CudaSource
+from ....executors.cuda_kernels import Arguments
+from ....executors.device_code import CudaSource
 from ._sizes import Sizes, Work
 
 if TYPE_CHECKING:

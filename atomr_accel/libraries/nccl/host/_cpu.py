@@ -14,7 +14,7 @@ from ..wire._exchange import REDUCING, Exchange, elements_of_a_round, exchange
 from ..wire._messages import Abort, AskBegun, Collect, Join, Step
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._exchange import Piece
 
 _Array = np.ndarray[Any, Any]

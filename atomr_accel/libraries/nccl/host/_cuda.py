@@ -18,7 +18,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import LibraryError
-from ...host._vendor import Id128, VendorLibrary
+from ....executors.vendor import Id128, VendorLibrary
 from ..wire._exchange import REDUCING, exchange
 from ..wire._messages import (
     ID_BYTES,
@@ -43,7 +43,7 @@ from ._prototypes import (
 )
 
 if TYPE_CHECKING:
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
 
 _NAP_SECONDS: Final = 20e-6
 _LONGEST_NAP: Final = 1e-3

@@ -35,7 +35,7 @@ from ._modules import Modules, Numbered
 from ._program import find_module
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
 
 _Sent = Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject
 

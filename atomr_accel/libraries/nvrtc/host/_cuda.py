@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
 
-from ....backends.cuda.host._driver import check, driver, failure
+from ....backends.cuda.host.driver import check, driver, failure
+from ....executors.compiler import load_nvrtc
+from ....executors.vendor import undone_on_error
 from ....wire import PLACE
-from ...host._vendor import undone_on_error
 from ..wire._messages import (
     Array,
     Compile,
@@ -31,7 +32,6 @@ from ..wire._messages import (
     TiledMap,
     Unload,
 )
-from ._compiler import load_nvrtc
 from ._disassembler import disassemble
 from ._launch_config import launch_config
 from ._modules import Modules
@@ -42,7 +42,7 @@ from ._textures import Textures
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....host._slots import Template
 
 _BUFFER_POINTER: Final = 1

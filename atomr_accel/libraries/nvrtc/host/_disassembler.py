@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from ...._errors import LibraryError, LibraryMissing
-from ....wire._toolkit import find_tool
+from ....wire.toolkit import find_tool
 
 
 def disassemble(image: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ....backends.cuda.host._driver import driver
+from ....backends.cuda.host.driver import driver
 from ..wire._messages import LaunchOptions, Occupancy
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ...host._disk_cache import base_folder, is_safe
+from ....executors.disk_cache import base_folder, is_safe
 
 if TYPE_CHECKING:
     from ..wire._messages import Compile

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ...._errors import CompileError
-from ..wire._messages import Compiled, Entry
-from ._compiler import (
+from ....executors.compiler import (
     CUBINS,
     LINKABLE,
     NOWHERE,
@@ -19,6 +18,7 @@ from ._compiler import (
     not_launchable,
     nvrtc_version,
 )
+from ..wire._messages import Compiled, Entry
 from ._includes import fingerprint, vendor_headers
 from ._linker import link, nvjitlink_version
 from ._precompiled import with_own_folder

@@ -9,7 +9,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Final
 
 from ...._dtypes import DTYPES
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
 
 if TYPE_CHECKING:
     from ..wire._messages import TiledMap

@@ -7,15 +7,15 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
-from ....backends.cuda.host._driver import check, driver
-from ...host._vendor import undone_on_error
+from ....backends.cuda.host.driver import check, driver
+from ....executors.vendor import undone_on_error
 from ..wire._messages import CopyArray, FreeArray, MakeArray, SurfaceObject, TextureObject
 from ._modules import Numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
 
 _SURFACES: Final = 0x02
 """``CUDA_ARRAY3D_SURFACE_LDST``"""

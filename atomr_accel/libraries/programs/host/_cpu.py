@@ -11,7 +11,7 @@ from ._steps import BoundStep, Steps
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Section
     from ._steps import Bound
 

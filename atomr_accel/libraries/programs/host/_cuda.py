@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host.driver import check, driver
 from ..wire._messages import Describe, Forget, Record, Replay
 from ._graph import Graphs, conditional
 from ._steps import Steps
 
 if TYPE_CHECKING:
-    from ....backends.cuda.host._context import CudaContext, CudaStream, Kept
+    from ....backends.cuda.host.context import CudaContext, CudaStream, Kept
     from ._steps import Bound
 
 

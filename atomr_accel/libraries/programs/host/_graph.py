@@ -12,15 +12,15 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._cuda_kernels import Arguments
-from ...host._device_code import read_kernels
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments
+from ....executors.device_code import read_kernels
 from ._steps import BoundSection, BoundStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Section
     from ._steps import Bound
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import msgspec
 
-from ....wire._control import find_class
+from ....wire.control import find_class
 from ..wire._messages import Section
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ..wire._messages import Draw, Pick, Points, Table, Take
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Distribution
 
 _Array = np.ndarray[Any, np.dtype[Any]]

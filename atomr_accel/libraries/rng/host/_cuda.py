@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._errors import LibraryError, Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
-from ...host._vendor import VendorLibrary
-from ...wire._recent import Recent
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.vendor import VendorLibrary
+from ....wire.recent import Recent
 from ..wire._distributions import BLOCK, DISTRIBUTIONS, KINDS
 from ..wire._messages import Draw, Pick, Points, Table, Take
 from ._prototypes import GENERATORS, ORDERINGS, PROTOTYPES, SKIPS, STATUS_NAMES, VECTORS
 from ._source import ROWS, SOURCE, parameters, type_of
 
 if TYPE_CHECKING:
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Distribution
 
 _MOST_SEQUENCES: Final = {"mtgp32": 64, "mt19937": 16}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ...host._device_code import C_TYPES, CudaSource
+from ....executors.device_code import C_TYPES, CudaSource
 
 if TYPE_CHECKING:
     from ..wire._messages import Distribution

@@ -8,11 +8,11 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....wire import StickyFault
-from ....wire._interop import ON_HOST, borrow, device_type
+from ....wire.interop import ON_HOST, borrow, device_type
 from ._runner import Runner
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Buffer, Call, Initialize
     from ..wire._pickling import Bytes
 

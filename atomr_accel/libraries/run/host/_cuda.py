@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from ...._dtypes import DTYPES
-from ....backends.cuda.host._driver import check, driver
-from ....wire._interop import ON_GPU, Borrowed, DeviceArray, contiguous, device_type
+from ....backends.cuda.host.driver import check, driver
+from ....wire.interop import ON_GPU, Borrowed, DeviceArray, contiguous, device_type
 from ._runner import Runner
 
 if TYPE_CHECKING:
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Buffer
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....host._host import IMPORTS
-from ....wire._trace import traceparent
+from ....wire.trace import traceparent
 from ..wire._messages import Call, Fetch, Forget, Initialize, Keep, Left, Supply
 from ..wire._pickling import Bytes, dumps, loads
 

@@ -24,7 +24,7 @@ from ..wire._messages import (
 )
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Dense, Matrix, Scalar, Spec
 
 Array = np.ndarray[Any, Any]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ...host._numbers import CUDA_TYPES
-from ...host._vendor import undone_on_error
-from ...wire._recent import Recent
+from ....executors.numbers import CUDA_TYPES
+from ....executors.vendor import undone_on_error
+from ....wire.recent import Recent
 from ..wire._messages import (
     Analyse,
     Call,
@@ -34,7 +34,7 @@ from ._prototypes import ENUMS, LETTERS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Spec
 
 _MOST_KNOWN: Final = 1024

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._numbers import CUDA_TYPES, Scalars
-from ...host._vendor import VendorLibrary, undone_on_error
+from ....backends.cuda.host.driver import check, driver
+from ....executors.numbers import CUDA_TYPES, Scalars
+from ....executors.vendor import VendorLibrary, undone_on_error
 from ._prototypes import ENUMS, INDEX_TYPES, NOT_SUPPORTED, PROTOTYPES, STATUS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Dense, Matrix, Scalar
 
 HOST: Final = ENUMS["CUSPARSE_POINTER_MODE_HOST"]

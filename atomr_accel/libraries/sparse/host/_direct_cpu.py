@@ -14,7 +14,7 @@ from ._cpu import matrix_at, taken_as
 from ._direct_failures import not_factorized, require_regular
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
 
 _ORDERS: Final = {"none": "NATURAL", "amd": "MMD_AT_PLUS_A"}
 """SuperLU's names for orders of columns; it has COLAMD for others."""

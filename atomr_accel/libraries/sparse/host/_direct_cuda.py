@@ -16,8 +16,8 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ...host._numbers import CUDA_TYPES
-from ...host._vendor import VendorLibrary, undone_on_error
+from ....executors.numbers import CUDA_TYPES
+from ....executors.vendor import VendorLibrary, undone_on_error
 from ..wire._direct import Drop, Factorize, SolveBy, System
 from ._direct_failures import not_factorized, require_regular
 from ._prototypes_dss import (
@@ -32,7 +32,7 @@ from ._prototypes_dss import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
 
 _C_TYPES: Final[dict[str, Any]] = {"int": c_int, "double": c_double}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...host._numbers import DATA_TYPES
+from ....executors.numbers import DATA_TYPES
 
 LETTERS: Final = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
 """Letters of element types in names of functions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...host._numbers import DATA_TYPES
+from ....executors.numbers import DATA_TYPES
 
 PROTOTYPES: Final = {
     "cudssCreate": "ptr*",

@@ -16,7 +16,7 @@ from ...blaslt.host._cpu import gelu, saturate
 from ..wire._messages import Check, Compress, Measure, Multiply, Prune, decode
 
 if TYPE_CHECKING:
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Dense, Structured
 
 Array = np.ndarray[Any, Any]

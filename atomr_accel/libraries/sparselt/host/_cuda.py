@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
 from ...._errors import LibraryError, Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._numbers import CUDA_TYPES, Scalars
-from ...host._timing import timing_events
-from ...host._vendor import VendorLibrary, undone_on_error
-from ...wire._recent import Recent
+from ....backends.cuda.host.driver import check, driver
+from ....executors.numbers import CUDA_TYPES, Scalars
+from ....executors.timing import timing_events
+from ....executors.vendor import VendorLibrary, undone_on_error
+from ....wire.recent import Recent
 from ..wire._messages import Check, Compress, Measure, Multiply, Prune, decode
 from ._prototypes import (
     ENUMS,
@@ -32,7 +32,7 @@ from ._prototypes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Dense, Spec, Structured
 
 _MOST_PLANS: Final = 256

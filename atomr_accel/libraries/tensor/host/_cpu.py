@@ -12,7 +12,7 @@ from ..wire._messages import ADDS, Available, Kind, Run, Tune, decode, numbers_o
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import Operation, Tensor
 
 _Array = np.ndarray[Any, Any]

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import LibraryError, LibraryMissing, Unsupported
-from ....backends.cuda.host._driver import check, driver
-from ...host._disk_cache import DiskCache
-from ...host._numbers import CUDA_TYPES, Scalars
-from ...host._timing import timing_events
-from ...host._vendor import VendorLibrary, array, undone_on_error
-from ...wire._recent import Recent
+from ....backends.cuda.host.driver import check, driver
+from ....executors.disk_cache import DiskCache
+from ....executors.numbers import CUDA_TYPES, Scalars
+from ....executors.timing import timing_events
+from ....executors.vendor import VendorLibrary, array, undone_on_error
+from ....wire.recent import Recent
 from ..wire._messages import ADDS, Available, Kind, Operation, Run, Tune, decode
 from ._prototypes import (
     CANDIDATES,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import ExitStack
 
-    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Tensor
 
 _MOST_PLANS: Final = 512

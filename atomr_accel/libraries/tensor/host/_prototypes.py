@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...host._numbers import CUDA_TYPES, DATA_TYPES
+from ....executors.numbers import CUDA_TYPES, DATA_TYPES
 from ..wire._operators import BINARY, UNARY
 
 _TENSOR: Final = "ptr int* int"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from atomr_accel.backends import Backend, Capabilities
-from atomr_accel.libraries._library import LaneSpec
+from atomr_accel.ops import LaneSpec
 
 HOST: Final = "abacus_accel._host"
 

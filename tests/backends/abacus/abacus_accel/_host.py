@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.libraries.blas.wire._messages import Gemm
 
 from ._messages import Count

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
+from atomr_accel.executors.disk_cache import DiskCache
 from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 from atomr_accel.libraries.dnn.host import _lowering
-from atomr_accel.libraries.host._disk_cache import DiskCache
 
 from .... import seeds
 from ....differential import graphs

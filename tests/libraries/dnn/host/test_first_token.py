@@ -105,7 +105,7 @@ def test_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_the_kernels() -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     names = [f"{name}<{kind}>" for name in PARAMETERS for kind in ("h16", "b16", "float")]
     uses = "\n".join(f"  at[{n}] = (void*){name};" for n, name in enumerate(names))

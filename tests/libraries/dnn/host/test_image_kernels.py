@@ -17,8 +17,8 @@ from ...host_kernels import compile_kernels, needs_compiler, on_host
 from .graph_memory import addresses_of, compare, filled
 
 if TYPE_CHECKING:
+    from atomr_accel.executors.device_code import CudaSource
     from atomr_accel.libraries.dnn.wire._graph import Graph
-    from atomr_accel.libraries.host._device_code import CudaSource
 
 MEMBERS = {
     "move": "{1}* y; {2}* x; Walk to; Walk from; i64 count",
@@ -243,7 +243,7 @@ def test_integers_become_no_other_integers() -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_them() -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     moves = ("move<u64, u64, u64>", "move<float, b16, h16>")
     resamples = (

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel.executors.device_code import C_TYPES
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._rewrite import cut
 from atomr_accel.libraries.dnn.host.fallback import (
@@ -30,7 +31,6 @@ from atomr_accel.libraries.dnn.host.fallback._nodes import pointwise_name, reduc
 from atomr_accel.libraries.dnn.wire._element_types import INTEGERS, LOGICAL, OF_INTEGERS
 from atomr_accel.libraries.dnn.wire._graph import Graph, packed_strides
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
-from atomr_accel.libraries.host._device_code import C_TYPES
 
 from ...host_kernels import compile_kernels, needs_compiler, on_host
 from .graph_memory import addresses_of, compare, filled
@@ -38,7 +38,7 @@ from .graph_memory import addresses_of, compare, filled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from atomr_accel.libraries.host._device_code import CudaSource
+    from atomr_accel.executors.device_code import CudaSource
 
 Array = np.ndarray[Any, Any]
 
@@ -412,7 +412,7 @@ def test_products(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_the_norms() -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     for name in (
         "forward<h16, float, float>",
@@ -425,7 +425,7 @@ def test_nvrtc_compiles_the_norms() -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("name", ["forward", "images", "filters"])
 def test_nvrtc_compiles_the_convolutions(name: str) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     for types in ("double, double", "float, h16"):
         image, *_ = compile_cubin(_own_convs.SOURCE.text, f"{name}<{types}>", (), (9, 0))
@@ -442,7 +442,7 @@ def test_nvrtc_compiles_the_convolutions(name: str) -> None:
     ],
 )
 def test_nvrtc_compiles_the_products(types: str) -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     source = _own_products.SOURCE.text
     assert compile_cubin(source, f"multiply<{types}>", (), (9, 0))[0][:4] == b"\x7fELF"
@@ -451,7 +451,7 @@ def test_nvrtc_compiles_the_products(types: str) -> None:
 @pytest.mark.headers
 def test_nvrtc_compiles_every_node() -> None:
     """All of them in one program, because a program takes long to begin with."""
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     nodes = []
     for op in _own_nodes.OPERATIONS:
@@ -474,8 +474,8 @@ def test_a_graph_that_runs_again_has_other_pointers_and_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is left of the run before."""
+    from atomr_accel.executors import cuda_kernels as _cuda_kernels
     from atomr_accel.libraries.dnn.host.fallback._fallback import Own
-    from atomr_accel.libraries.host import _cuda_kernels
 
     launched: list[tuple[str, bytes]] = []
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from atomr_accel.executors.device_code import C_TYPES, CudaSource
 from atomr_accel.libraries.dnn.graph._run import LANE
 from atomr_accel.libraries.dnn.host import _cuda_losses, _cuda_routines
 from atomr_accel.libraries.dnn.host._cpu import CpuDnn
 from atomr_accel.libraries.dnn.host._cuda_losses import SOURCE, CudaLosses, loss_name
 from atomr_accel.libraries.dnn.host._cuda_routines import Descriptors
-from atomr_accel.libraries.host._device_code import C_TYPES, CudaSource
 
 from ....fakes.cudnn_routines import FakeRoutines
 from ...conformance import conform, on_cuda
@@ -181,7 +181,7 @@ async def test_cudnn_is_asked_what_it_can_answer(device: Device, library: FakeRo
 
 @pytest.mark.headers
 def test_nvrtc_compiles_them() -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     uses = "\n".join(
         f"  at[{number}] = (void*){name};" for number, name in enumerate(instances(256))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atomr_accel.executors.cuda_kernels import Arguments
+from atomr_accel.executors.device_code import C_TYPES
 from atomr_accel.libraries.dnn.host import _cuda_sequences
 from atomr_accel.libraries.dnn.host._cpu_sequences import CpuSequences
 from atomr_accel.libraries.dnn.host._cuda_sequences import SOURCE, CudaSequences
@@ -24,8 +26,6 @@ from atomr_accel.libraries.dnn.wire._sequence_messages import (
     Derived,
     encode_derived,
 )
-from atomr_accel.libraries.host._cuda_kernels import Arguments
-from atomr_accel.libraries.host._device_code import C_TYPES
 
 from ...conformance import dtype_of
 from ...host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
@@ -288,7 +288,7 @@ def test_dropout(both: Both, dtype: str, offset: int) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_every_kernel() -> None:
-    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+    from atomr_accel.executors.compiler import compile_cubin
 
     lines = []
     for name, members in instances().items():

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 
+from atomr_accel.executors.device_code import C_TYPES
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import FUNCTIONS, interpret
 from atomr_accel.libraries.dnn.host.fallback import _nodes as _own_nodes
 from atomr_accel.libraries.dnn.host.fallback._fallback import launches
 from atomr_accel.libraries.dnn.wire._graph import Graph
 from atomr_accel.libraries.dnn.wire._resample_nodes import RESAMPLING
-from atomr_accel.libraries.host._device_code import C_TYPES
 
 from ...conformance import MARKS, dtype_of, eps_of, on_cuda
 from ...host_kernels import compile_kernels, needs_compiler, on_host

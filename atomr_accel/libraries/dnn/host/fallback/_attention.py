@@ -10,7 +10,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ....host._device_code import C_TYPES, CudaSource
+from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._attention_nodes import is_single
 from .._philox import threshold
 from ._launch import Form, Number, Part, Pointer, form

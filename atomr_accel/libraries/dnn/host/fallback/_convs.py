@@ -6,7 +6,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from ....host._device_code import C_TYPES, CudaSource
+from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
 from ._launch import Form, Pointer, form
 

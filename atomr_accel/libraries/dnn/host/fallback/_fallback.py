@@ -9,9 +9,9 @@ from . import _attention, _blocks, _convs, _moves, _nodes, _norms, _products, _r
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .....backends.cuda.host._context import CudaContext, CudaStream
-    from ....host._cuda_kernels import Arguments, Kernels
-    from ....host._device_code import CudaSource
+    from .....backends.cuda.host.context import CudaContext, CudaStream
+    from .....executors.cuda_kernels import Arguments, Kernels
+    from .....executors.device_code import CudaSource
     from ...wire._graph import Graph
     from ._launch import Form, Launch
 
@@ -107,7 +107,10 @@ class Own:
     def _prepared(
         self, form: Form, pointers: Mapping[int, int], numbers: Mapping[int, int]
     ) -> _Prepared:
-        from ....host._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
+        from .....executors.cuda_kernels import (  # needs NVRTC, which others do not
+            Arguments,
+            Kernels,
+        )
 
         kernels = self._made.get(form.source)
         if kernels is None:

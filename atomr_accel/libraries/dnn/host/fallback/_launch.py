@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ....host._device_code import CudaSource
+    from .....executors.device_code import CudaSource
 
 THREADS: Final = 256
 """Threads of a block."""

@@ -6,7 +6,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ....host._device_code import C_TYPES, CudaSource
+from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._graph import MOST_DIMS
 from ...wire._layout_nodes import LAYOUT
 from ._launch import Form, Pointer, form

@@ -6,7 +6,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ....host._device_code import C_TYPES, CudaSource
+from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
 from ._launch import THREADS, Form, Number, Pointer, form
 

@@ -6,7 +6,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ....host._device_code import C_TYPES, CudaSource
+from .....executors.device_code import C_TYPES, CudaSource
 from ._launch import THREADS, Form, Pointer, form
 
 if TYPE_CHECKING:

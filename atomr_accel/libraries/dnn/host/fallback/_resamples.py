@@ -6,7 +6,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from ....host._device_code import C_TYPES, CudaSource
+from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._resample_nodes import RESAMPLING, Axis, axes_of
 from ._launch import Form, Pointer, form
 

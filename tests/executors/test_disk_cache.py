@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.libraries.host._disk_cache import DiskCache
-from atomr_accel.libraries.nvrtc.host import _compiler
+from atomr_accel.executors import compiler as _compiler
+from atomr_accel.executors.disk_cache import DiskCache
 
-from ...harness import on_shared
+from ..harness import on_shared
 
 if TYPE_CHECKING:
     from atomr_accel import Device

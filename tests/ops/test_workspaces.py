@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.libraries._workspaces import TOGETHER, Workspaces
 from atomr_accel.memory import round_size
+from atomr_accel.ops import TOGETHER, Workspaces
 from atomr_accel.testing import poison
 
 from ..harness import on_shared, opened, program

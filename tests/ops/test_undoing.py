@@ -138,7 +138,7 @@ def a_handle(_library: Making) -> Callable[[], None]:
 
 
 def a_pair_of_events(_library: Making) -> Callable[[], None]:
-    from atomr_accel.libraries.host._timing import timing_events
+    from atomr_accel.executors.timing import timing_events
 
     with timing_events():
         return lambda: None

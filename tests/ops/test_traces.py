@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.libraries import _traces
-from atomr_accel.libraries._traces import Trace, signature
+from atomr_accel.ops import Trace, _traces, signature
 from atomr_accel.testing import poison
 from atomr_accel.testing._garbage import collect_garbage
 

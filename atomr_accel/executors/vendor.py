@@ -29,8 +29,8 @@ from numbers import Real
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ..._errors import LibraryError, LibraryMissing, OutOfMemory, Unsupported
-from ..._install import cuda_command
+from .._errors import LibraryError, LibraryMissing, OutOfMemory, Unsupported
+from .._install import cuda_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

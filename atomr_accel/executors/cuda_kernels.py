@@ -7,16 +7,16 @@ import ctypes
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from ..._errors import LibraryMissing
-from ...backends.cuda.host._driver import check, driver, failure
-from ..nvrtc.host._compiler import find_cubin, load_nvrtc
-from ._vendor import undone_on_error
+from .._errors import LibraryMissing
+from ..backends.cuda.host.driver import check, driver, failure
+from .compiler import find_cubin, load_nvrtc
+from .vendor import undone_on_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...backends.cuda.host._context import CudaContext, CudaStream
-    from ._device_code import CudaSource
+    from ..backends.cuda.host.context import CudaContext, CudaStream
+    from .device_code import CudaSource
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2

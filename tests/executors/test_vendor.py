@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from atomr_accel import LibraryError, OutOfMemory
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.libraries.host import _vendor
-from atomr_accel.libraries.host._numbers import Scalars, number_cell
-from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary, array, undone_on_error
+from atomr_accel.executors import vendor as _vendor
+from atomr_accel.executors.numbers import Scalars, number_cell
+from atomr_accel.executors.vendor import TYPES, VendorLibrary, array, undone_on_error
 
-from ..vendor_tables import TABLES
+from ..libraries.vendor_tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._dtypes import is_float
+from .._dtypes import is_float
 
 LARGEST: Final = 2**63 - 1
 """The largest whole number that messages carry, and that lengths of axes are."""

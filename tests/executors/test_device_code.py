@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atomr_accel.libraries.host import _device_code
-from atomr_accel.libraries.host._device_code import CudaSource, read_kernels
-from atomr_accel.libraries.nvrtc.host import _compiler
+from atomr_accel.executors import compiler as _compiler
+from atomr_accel.executors import device_code as _device_code
+from atomr_accel.executors.device_code import CudaSource, read_kernels
 from atomr_accel.testing import FAULTS
 from atomr_accel.testing._faults import source_of
 
-from ...harness import ROOT
+from ..harness import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

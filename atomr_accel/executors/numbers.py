@@ -8,8 +8,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from ..._dtypes import DTYPES
-from ..wire._recent import Recent
+from .._dtypes import DTYPES
+from ..wire.recent import Recent
 
 DATA_TYPES: Final = {
     "CUDA_R_32F": 0,

@@ -14,8 +14,8 @@ import msgspec
 
 from ..memory import GpuRef, NotContiguous
 from ._arguments import overlap, require_readable, require_writable
+from ._copies import copying
 from ._request import Preparing, Request, Submission
-from .array._copy import copying
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 import msgspec
 
-from ...._errors import CompileError, LibraryError, LibraryMissing, Unsupported
-from ...._install import cuda_command
-from ...host._disk_cache import DiskCache
+from .._errors import CompileError, LibraryError, LibraryMissing, Unsupported
+from .._install import cuda_command
+from .disk_cache import DiskCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries._library import LaneSpec
-from atomr_accel.libraries._request import Request, Submission
+from atomr_accel.ops import LaneSpec, Request, Submission
 
 LANE = LaneSpec("lane", {})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....wire import Message
+from . import Message
 
 
 class CopyStrided(Message, frozen=True):

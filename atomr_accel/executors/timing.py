@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from ...backends.cuda.host._driver import check, driver
+from ..backends.cuda.host.driver import check, driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

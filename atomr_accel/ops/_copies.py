@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from .._arguments import require_readable, require_writable
-from .._library import LaneSpec
-from .._request import Request, Submission
-from ._layout import merged
-from .wire._messages import CopyStrided
+from ..wire.copies import CopyStrided
+from ._arguments import require_readable, require_writable
+from ._library import LaneSpec
+from ._merged import merged
+from ._request import Request, Submission
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
-    from .._request import Driver
+    from ..memory import GpuRef
+    from ._request import Driver
 
-LANE: Final = LaneSpec(
+ARRAY_LANE: Final = LaneSpec(
     "array",
     {
         "cpu": "atomr_accel.libraries.array.host._cpu:CpuArray",
@@ -23,7 +23,7 @@ LANE: Final = LaneSpec(
     },
     max_streams=4,
 )
-WAITS: Final = LaneSpec("array-waits", LANE.executors, blocks=True)
+ARRAY_WAITS: Final = LaneSpec("array-waits", ARRAY_LANE.executors, blocks=True)
 """Reads what decides how large results are, or sorts long rows, so it waits for the device."""
 
 
@@ -48,7 +48,7 @@ def copying(
         message = _message(source, result)
         return Submission(message, (block,), (to,), result)
 
-    return Request(LANE, "array.copy", prepare)
+    return Request(ARRAY_LANE, "array.copy", prepare)
 
 
 def _message(source: GpuRef, target: GpuRef) -> CopyStrided | None:

@@ -6,11 +6,11 @@ import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from atomr_accel.libraries.host._cuda_kernels import Arguments, Kernels
+from atomr_accel.executors.cuda_kernels import Arguments, Kernels
 from atomr_accel.testing._garbage import collect_garbage
 
 if TYPE_CHECKING:
-    from ...fakes.driver import FakeDriver
+    from ..fakes.driver import FakeDriver
 
 
 def test_what_makes_a_launch_keeps_its_arguments(driver: FakeDriver) -> None:

@@ -1,1 +1,0 @@
-"""Modules that both sides of the wall share, for all libraries."""
