@@ -3,56 +3,24 @@
 This package runs in the program. Hosts import ``executors`` and ``wire`` instead.
 """
 
-from ._arguments import (
-    BLOCK_ALIGNMENT,
-    alignment,
-    not_contiguous,
-    overlap,
-    require_alignment,
-    require_dtype,
-    require_int32,
-    require_no_alias,
-    require_no_race,
-    require_rank,
-    require_readable,
-    require_ref,
-    require_shape,
-    require_writable,
-    same_place,
-    strided,
-)
+from ._arguments import BLOCK_ALIGNMENT, alignment, not_contiguous, overlap, require_alignment, require_dtype, require_int32, require_no_alias, require_no_race, require_rank, require_readable, require_ref, require_shape, require_writable, same_place, strided
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._library import Home, LaneSpec
 from ._merged import LARGEST_ITEM, merged
 from ._op import Awaited, Collected, D, Described, Facade, Identity, op
 from ._origin import name_of, require_made_on
-from ._request import (
-    Answered,
-    Driver,
-    FirstTry,
-    Keeper,
-    Pending,
-    Preparing,
-    Request,
-    Submission,
-    TracedDriver,
-    perform,
-    result,
-    submit,
-)
+from ._request import Answered, Driver, FirstTry, Keeper, Pending, Preparing, Request, Submission, TracedDriver, perform, result, submit
 from ._staging import has_views, on_any_views, on_copies
 from ._traces import Trace, Untraceable, picker, signature
 from ._witness import Witness, witnessed
-from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
+from ._workspaces import TOGETHER, WorkspaceSet, WorkspaceStatistics, Workspaces
 
 __all__ = [
     "ARRAY_LANE",
     "ARRAY_WAITS",
-    "BLOCK_ALIGNMENT",
-    "LARGEST_ITEM",
-    "TOGETHER",
     "Answered",
     "Awaited",
+    "BLOCK_ALIGNMENT",
     "Collected",
     "D",
     "Described",
@@ -62,11 +30,13 @@ __all__ = [
     "Home",
     "Identity",
     "Keeper",
+    "LARGEST_ITEM",
     "LaneSpec",
     "Pending",
     "Preparing",
     "Request",
     "Submission",
+    "TOGETHER",
     "Trace",
     "TracedDriver",
     "Untraceable",
