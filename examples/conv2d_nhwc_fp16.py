@@ -48,7 +48,7 @@ async def main() -> None:
         # A gradient: what the first filters contributed to the sum of the hidden layer.
         ones = await device.put(np.ones(hidden.shape, np.float16))
         slope = await dnn.relu_grad(ones, hidden)
-        gradient = await dnn.conv_grad_weight(images, slope, w1.shape, **window)
+        gradient = await dnn.conv_weight_grad(slope, images, w1.shape, **window)
         got, found, dw = [await device.get(ref) for ref in (y, hidden, gradient)]
 
     wide = x.astype(float)

@@ -5,6 +5,7 @@ to a cache in pages of 12 rows. Both are held against attention in double precis
 """
 
 import warnings
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,10 +38,10 @@ async def main() -> None:
     shapes = [(batch, longest, heads, SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     host = [rng.standard_normal(shape).astype(BFLOAT16) for shape in shapes]
     async with open_device(0) as device:
-        flash = device.flash_attention
+        flash: Any = device.flash_attention
         q, k, v = [await device.put(each) for each in host]
         lengths = await device.put(np.array(LENGTHS, np.int32))
-        out, lse = await flash.flash_attn_func(
+        out, lse, _ = await flash.flash_attn_func(
             *(q, k, v),
             causal=True,
             softcap=SOFTCAP,

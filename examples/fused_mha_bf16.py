@@ -49,7 +49,7 @@ async def main() -> None:
             )
             for each in projections
         ]
-        out, lse = await dnn.flash_attention(q, k, v, causal=True, return_lse=True)
+        out, lse = await dnn.flash_attention_with_lse(q, k, v, causal=True)
         upstream = await device.put(rng.standard_normal(out.shape).astype(BFLOAT16))
         grads = await dnn.flash_attention_grad(upstream, q, k, v, out, lse, causal=True)
         hosts = [wide(await device.get(ref)) for ref in (q, k, v)]

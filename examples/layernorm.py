@@ -29,7 +29,7 @@ async def main() -> None:
     async with open_device(0) as device:
         dnn = device.dnn
         refs = [await device.put(array) for array in (x, weight, bias)]
-        y, mean, inverse = await dnn.layer_norm(*refs, training=True, eps=EPS)
+        y, mean, inverse = await dnn.layer_norm_train(*refs, eps=EPS)
         upstream = await device.put(grad)
         grads = await dnn.layer_norm_grad(upstream, refs[0], refs[1], mean, inverse)
         got = await device.get(y)

@@ -43,7 +43,7 @@ async def main() -> None:
             slope = 2 * error / BATCH
             dhn = await device.put((slope[:, None] * readout)[None].astype(np.float32))
             nothing = await device.zeros(run.y.shape, np.float32)
-            found = await lstm.backward(run.tape, nothing, dhn)
+            found = await lstm.forward_grad(nothing, run.tape, dhn)
             readout -= np.float32(RATE) * (slope @ last).astype(np.float32)
             # weights -= rate * gradient, where both are
             await device.blas.axpy(found.dweights, weights, a=-RATE)

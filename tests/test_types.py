@@ -16,6 +16,7 @@ from atomr_accel.device.batches._batch import Later
 from atomr_accel.libraries.dnn.graph._operations import Operations
 from atomr_accel.libraries.dnn.graph._user_graph import Node, Plan
 from atomr_accel.libraries.dnn.wire._nodes import NODES
+from atomr_accel.libraries.flash_attention._facade import AttnProbs
 from atomr_accel.libraries.nvrtc._kernel import Kernel
 from atomr_accel.libraries.rng._generator import Generator
 from atomr_accel.ops import Awaited, Collected, Described, Request
@@ -166,76 +167,27 @@ async def test_requests_say_what_they_are_answered_with(device: Device) -> None:
 
 
 @on_shared
-async def test_return_attn_probs_decides_what_packed_attention_gives(device: Device) -> None:
+async def test_flash_attn_names_give_a_union_of_one_and_three_results(device: Device) -> None:
     qkv = await device.put(np.ones((2, 4, 3, 2, 16), np.float16))
-    q, kv = qkv[:, :, 0], qkv[:, :, 1:]
-    flag, flash = bool(device.name), device.flash_attention
-    assert_type(await flash.flash_attn_qkvpacked_func(qkv), GpuRef)
-    assert_type(await flash.flash_attn_kvpacked_func(q, kv), GpuRef)
-    two = await flash.flash_attn_qkvpacked_func(qkv, return_attn_probs=True)
-    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
-    two = await flash.flash_attn_kvpacked_func(q, kv, return_attn_probs=True)
-    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
-    either = await flash.flash_attn_kvpacked_func(q, kv, return_attn_probs=flag)
-    assert_type(either, GpuRef | tuple[GpuRef, GpuRef])
-    async with device.batch() as batch:
-        assert_type(batch.flash_attention.flash_attn_qkvpacked_func(qkv), GpuRef)
-    request = device.requests.flash_attention.flash_attn_qkvpacked_func
-    assert_type(request(qkv, return_attn_probs=True), Request[tuple[GpuRef, GpuRef]])
+    flash = device.flash_attention
+    assert isinstance(
+        assert_type(await flash.flash_attn_qkvpacked_func(qkv), GpuRef | AttnProbs), GpuRef
+    )
+    three = await flash.flash_attn_qkvpacked_func(qkv, return_attn_probs=True)
+    assert isinstance(three, AttnProbs)
+    assert three.S_dmask is None
 
 
-async def test_return_lse_decides_what_attention_gives(device: Device) -> None:
+async def test_attention_with_lse_gives_two_results(device: Device) -> None:
     q = await device.put(np.ones((2, 4, 2, 16), np.float16))
-    rows = q.reshape(8, 2, 16)
-    starts = await device.put(np.array([0, 4, 8], np.int32))
-    lengths = await device.put(np.array([4, 4], np.int32))
     cache = await device.dnn.kv_cache(8, 4, 2, 16, dtype="float16")
     sequences = [cache.new(), cache.new()]
     await cache.append(sequences, q, q)
-    flag = bool(device.name)
-
-    varlen = device.dnn.flash_attention_varlen
-    cached = device.dnn.flash_attention_with_kvcache
-    assert_type(await varlen(rows, rows, rows, starts, starts, 4, 4), GpuRef)
-    two = await varlen(rows, rows, rows, starts, starts, 4, 4, return_lse=True)
-    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
-    either = await varlen(rows, rows, rows, starts, starts, 4, 4, return_lse=flag)
-    assert_type(either, GpuRef | tuple[GpuRef, GpuRef])
-    assert_type(await cached(q, q, q, cache_seqlens=lengths), GpuRef)
-    two = await cached(q, q, q, cache_seqlens=lengths, return_lse=True)
+    assert_type(await device.dnn.flash_attention(q, q, q), GpuRef)
+    two = await device.dnn.flash_attention_with_lse(q, q, q)
     assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
     assert_type(await cache.attend(q, sequences), GpuRef)
-    two = await cache.attend(q, sequences, return_lse=True)
-    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
-
-    for collector in device.batch(), device.record():
-        async with collector as program:
-            dnn = program.dnn
-            assert_type(dnn.flash_attention_varlen(rows, rows, rows, starts, starts, 4, 4), GpuRef)
-            two = dnn.flash_attention_varlen(
-                rows, rows, rows, starts, starts, 4, 4, return_lse=True
-            )
-            assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
-            assert_type(dnn.flash_attention_with_kvcache(q, q, q, cache_seqlens=lengths), GpuRef)
-            two = dnn.flash_attention_with_kvcache(q, q, q, cache_seqlens=lengths, return_lse=True)
-            assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
-
-    requests = device.requests
-    varlen_request = requests.dnn.flash_attention_varlen
-    cached_request = requests.dnn.flash_attention_with_kvcache
-    attend_request = requests.using(cache).attend
-    assert_type(varlen_request(rows, rows, rows, starts, starts, 4, 4), Request[GpuRef])
-    assert_type(
-        varlen_request(rows, rows, rows, starts, starts, 4, 4, return_lse=True),
-        Request[tuple[GpuRef, GpuRef]],
-    )
-    assert_type(cached_request(q, q, q, cache_seqlens=lengths), Request[GpuRef])
-    assert_type(
-        cached_request(q, q, q, cache_seqlens=lengths, return_lse=True),
-        Request[tuple[GpuRef, GpuRef]],
-    )
-    assert_type(attend_request(q, sequences), Request[GpuRef])
-    request = attend_request(q, sequences, return_lse=True)
+    request = device.requests.using(cache).attend_with_lse(q, sequences)
     assert_type(request, Request[tuple[GpuRef, GpuRef]])
     two = await device.dnn.ref.ask(request)
     assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2

@@ -78,20 +78,19 @@ async def random(device: Device, *sizes: int) -> GpuRef:
     return await device.rng.normal(size=sizes, dtype=BFLOAT16)
 
 
-async def measure(device: Device, shape: Shape) -> list[Row]:
+async def measure(device: Device, shape: Shape, *, autotune: bool) -> list[Row]:
     """Both passes."""
     batch, length, heads, size, causal = shape
     q, k, v, do = [await random(device, batch, length, heads, size) for _ in range(4)]
     out, *grads = [await device.empty(q.shape, BFLOAT16) for _ in range(4)]
-    forward: Any = device.dnn.flash_attention
-    _, lse = await forward(q, k, v, causal=causal, out=out, return_lse=True)
+    forward: Any = device.dnn.flash_attention_with_lse
+    options: Any = {"causal": causal, "autotune": autotune}
+    _, lse = await forward(q, k, v, out=out, **options)
     three: Any = tuple(grads)
     ours: dict[str, Callable[[Any], Any]] = {
-        "forward": lambda on: on.dnn.flash_attention(
-            q, k, v, causal=causal, out=out, return_lse=True
-        ),
+        "forward": lambda on: on.dnn.flash_attention_with_lse(q, k, v, out=out, **options),
         "backward": lambda on: on.dnn.flash_attention_grad(
-            do, q, k, v, out, lse, causal=causal, grads=three
+            do, q, k, v, out, lse, grads=three, **options
         ),
     }
     theirs = rivals(device, shape)
@@ -148,7 +147,7 @@ def rivals(device: Device, shape: Shape) -> dict[str, dict[str, Rival]]:
     return found
 
 
-async def decode(device: Device, *, gpu: bool) -> list[Row]:
+async def decode(device: Device, *, gpu: bool, autotune: bool) -> list[Row]:
     """One query for each sequence, keys and values in pages or, by PyTorch, without gaps."""
     batch, length, heads, kv_heads, size, page = (
         (32, 8192, 32, 8, 128, 64) if gpu else (2, 64, 4, 2, 16, 16)
@@ -177,9 +176,11 @@ async def decode(device: Device, *, gpu: bool) -> list[Row]:
     lengths = await device.put(np.full(batch, length, np.int32))
     out = await device.empty(q.shape, BFLOAT16)
 
+    options: Any = {"causal": True, "autotune": autotune}
+
     def ours(on: Any) -> Any:
         return on.dnn.flash_attention_with_kvcache(
-            q, k, v, cache_seqlens=lengths, block_table=block_table, causal=True, out=out
+            q, k, v, cache_seqlens=lengths, block_table=block_table, out=out, **options
         )
 
     pace, paces = await compare(device, ours, theirs)
@@ -207,14 +208,13 @@ async def run(seconds: float, *, autotune: bool) -> None:
     async with open_device(0) as device:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
         gpu = device.backend == "cuda"
-        device.dnn.autotune = autotune
-        await decode(device, gpu=gpu)
+        await decode(device, gpu=gpu, autotune=autotune)
         rows: list[Row] = []
         for shape in shapes(gpu=gpu):
             if time.monotonic() - begin > seconds:
                 print(f"the time is over before {shape.name}")
                 break
-            rows += await measure(device, shape)
+            rows += await measure(device, shape, autotune=autotune)
         print(device.dnn.statistics())
     if not any(row.theirs for row in rows):
         return

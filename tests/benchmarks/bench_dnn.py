@@ -87,11 +87,12 @@ async def measure(device: Device, shape: Shape, batch: int) -> list[Row]:
 
     x, w, dy = await random(images), await random(filters), await random(results)
     dx, dw, y = [await device.empty(sizes, BFLOAT16) for sizes in (images, filters, results)]
-    window: Any = {"stride": stride, "padding": pad, "layout": "NHWC"}
+    gpu = device.backend == "cuda"
+    window: Any = {"stride": stride, "padding": pad, "layout": "NHWC", "autotune": gpu}
     ours: dict[str, Callable[[Any], Any]] = {
         "forward": lambda on: on.dnn.conv(x, w, out=y, **window),
-        "images": lambda on: on.dnn.conv_grad_input(dy, w, images, out=dx, **window),
-        "filters": lambda on: on.dnn.conv_grad_weight(x, dy, filters, out=dw, **window),
+        "images": lambda on: on.dnn.conv_input_grad(dy, w, images, out=dx, **window),
+        "filters": lambda on: on.dnn.conv_weight_grad(dy, x, filters, out=dw, **window),
     }
     theirs = rivals(device, shape, batch, across)
     rows = []
@@ -151,7 +152,6 @@ async def run(seconds: float, batch: int) -> None:
     async with open_device(0) as device:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
         gpu = device.backend == "cuda"
-        device.dnn.autotune = gpu
         rows: list[Row] = []
         done = 0
         for shape in SHAPES if gpu else SHAPES[9:10]:

@@ -84,7 +84,7 @@ async def both(device: Device, shape: Shape) -> dict[str, float]:
     grads: Any = tuple([await device.empty(q.shape, BFLOAT16) for _ in range(3)])
     flash: Any = device.flash_attention
     given: dict[str, Any] = {"causal": causal}
-    _, lse = await flash.flash_attn_func(q, k, v, out=out, return_attn_probs=True, **given)
+    _, lse, _ = await flash.flash_attn_func(q, k, v, out=out, return_attn_probs=True, **given)
 
     def forward(backend: str) -> Callable[[Any], Any]:
         return lambda on: on.flash_attention.flash_attn_func(

@@ -46,8 +46,8 @@ ROWS: Final = [
 
 _CONVOLUTIONS: Final[tuple[tuple[Any, ...], ...]] = (
     ("conv", ops.conv_inputs, ops.call_conv, ops.conv),
-    ("conv_grad_input", ops.grad_input_inputs, ops.call_grad_input, ops.grad_input),
-    ("conv_grad_weight", ops.grad_weight_inputs, ops.call_grad_weight, ops.grad_weight),
+    ("conv_input_grad", ops.grad_input_inputs, ops.call_grad_input, ops.grad_input),
+    ("conv_weight_grad", ops.grad_weight_inputs, ops.call_grad_weight, ops.grad_weight),
 )
 _FUSED: Final = tuple(case["activation"] for case in ops.FUSED)
 _ATTENTIONS: Final = (*attention.DENSE[:1], *attention.BACKWARD[:1], *attention.RAGGED[:1])

@@ -83,7 +83,7 @@ def _pairs(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
 
 
 def _grads(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
-    grads = tuple(refs[f"grads (d{name})"] for name in "QKV")
+    grads = tuple(refs[f"grads (d{name})"] for name in "qkv")
     rest = {name: ref for name, ref in refs.items() if not name.startswith("grads")}
     return function(**rest, grads=grads, **options)
 
@@ -106,7 +106,7 @@ S: Final = (2, 8, 2, 16)
 R: Final = (16, 2, 16)
 INT: Final = "int32"
 HALF: Final = "float16"
-_GRADS: Final = tuple(f"grads (d{name})" for name in "QKV")
+_GRADS: Final = tuple(f"grads (d{name})" for name in "qkv")
 _SCALES: Final = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
 _LABELS: Final = {
     "targets": ((2, 2), INT),
@@ -220,17 +220,17 @@ ROWS: Final = [
     row("dnn.reduce", x=M, out=V, options={"mode": "sum", "axis": 1}),
     row("dnn.conv", x=I, w=(8, 8, 1, 1), bias=C, out=I),
     row("dnn.conv_transpose", x=I, w=(8, 8, 1, 1), bias=C, out=I),
-    row("dnn.conv_grad_input", grad=I, w=(8, 8, 1, 1), out=I, options={"shape": I}),
+    row("dnn.conv_input_grad", grad=I, w=(8, 8, 1, 1), out=I, options={"shape": I}),
     row(
-        "dnn.conv_grad_weight",
+        "dnn.conv_weight_grad",
         x=I,
         grad=I,
         out=(8, 8, 1, 1),
         options={"shape": (8, 8, 1, 1)},
     ),
-    row("dnn.conv_grad_bias", grad=I, out=C),
+    row("dnn.conv_bias_grad", grad=I, out=C),
     row(
-        "dnn.batch_norm",
+        "dnn.batch_norm_train",
         x=I,
         weight=C,
         bias=C,
@@ -238,7 +238,6 @@ ROWS: Final = [
         running_mean=C,
         running_var=C,
         written=("out", "running_mean", "running_var"),
-        options={"training": True},
     ),
     row(
         "dnn.batch_norm",
@@ -249,10 +248,16 @@ ROWS: Final = [
         running_mean=C,
         running_var=C,
     ),
-    row("dnn.instance_norm", x=I, weight=C, bias=C, out=I),
-    row("dnn.group_norm", x=I, weight=C, bias=C, out=I, options={"num_groups": 2}),
-    row("dnn.layer_norm", x=M, weight=V, bias=V, out=M),
-    row("dnn.rms_norm", x=M, weight=V, bias=V, out=M),
+    *(
+        each
+        for end in ("", "_train")
+        for each in (
+            row(f"dnn.instance_norm{end}", x=I, weight=C, bias=C, out=I),
+            row(f"dnn.group_norm{end}", x=I, weight=C, bias=C, out=I, options={"num_groups": 2}),
+            row(f"dnn.layer_norm{end}", x=M, weight=V, bias=V, out=M),
+            row(f"dnn.rms_norm{end}", x=M, weight=V, bias=V, out=M),
+        )
+    ),
     row("dnn.max_pool", x=I, out=(2, 8, 2, 2), options={"window": 2}),
     row("dnn.avg_pool", x=I, out=(2, 8, 2, 2), options={"window": 2}),
     row(
@@ -286,14 +291,17 @@ ROWS: Final = [
     row("dnn.dropout", "x", x=M, out=M, options={"p": 0.5, "seed": 1}),
     row("dnn.local_response_norm", x=I, out=I, options={"size": 3}),
     row("dnn.local_response_norm_grad", grad=I, y=I, x=I, out=I, options={"size": 3}),
-    row(
-        "dnn.flash_attention",
-        q=S,
-        k=S,
-        v=S,
-        out=S,
-        **dict.fromkeys(("seqlens_q", "seqlens_k"), ((2,), INT)),
-        dtype=HALF,
+    *(
+        row(
+            name,
+            q=S,
+            k=S,
+            v=S,
+            out=S,
+            **dict.fromkeys(("seqlens_q", "seqlens_k"), ((2,), INT)),
+            dtype=HALF,
+        )
+        for name in ("dnn.flash_attention", "dnn.flash_attention_with_lse")
     ),
     row(
         "dnn.flash_attention_grad",
@@ -304,12 +312,15 @@ ROWS: Final = [
         written=_GRADS,
         call=_grads,
     ),
-    row(
-        "dnn.flash_attention_varlen",
-        **dict.fromkeys(("q", "k", "v", "out"), R),
-        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((3,), INT)),
-        options={"max_seqlen_q": 8, "max_seqlen_k": 8},
-        dtype=HALF,
+    *(
+        row(
+            name,
+            **dict.fromkeys(("q", "k", "v", "out"), R),
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((3,), INT)),
+            options={"max_seqlen_q": 8, "max_seqlen_k": 8},
+            dtype=HALF,
+        )
+        for name in ("dnn.flash_attention_varlen", "dnn.flash_attention_varlen_with_lse")
     ),
     row(
         "dnn.flash_attention_varlen",

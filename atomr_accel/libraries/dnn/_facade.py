@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from ...ops import D, require_no_race
-from ...wire.options import flag, whole
+from ...ops import D
+from ...wire.options import whole
 from .attention._paged import Caches
 from .graph._run import DnnStatistics
 from .graph._user_graph import Graphs
@@ -39,33 +39,6 @@ class Dnn(
     """
 
     traced = True
-
-    @property
-    def autotune(self) -> bool:
-        """``True`` if the first run of each graph tries all of its plans and keeps the fastest.
-
-        If ``False``, the vendor's heuristics choose. Equivalent to
-        ``torch.backends.cudnn.benchmark``. Setting it raises ``ValueError`` on a device that was
-        opened with ``deterministic=True``.
-        """
-        return self._plans.autotune
-
-    @autotune.setter
-    def autotune(self, autotune: bool) -> None:
-        require_no_race(self._device, autotune=flag(autotune, "autotune"))
-        self._plans.autotune = bool(autotune)
-
-    @property
-    def allow_tf32(self) -> bool:
-        """``True`` if products of float32 may round their factors to ten bits, to run faster.
-
-        Off by default. Equivalent to ``torch.backends.cudnn.allow_tf32``.
-        """
-        return self._plans.tf32
-
-    @allow_tf32.setter
-    def allow_tf32(self, allow: bool) -> None:
-        self._plans.tf32 = flag(allow, "allow_tf32")
 
     @property
     def plan_limit(self) -> int:

@@ -17,7 +17,6 @@ from ...ops import (
 )
 from ..dnn.attention._call import FP8, steps_of
 from .wire._messages import (
-    BACKWARD_WRITES,
     PLACES,
     STEPPED,
     Flash,
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 
     from ...memory import Block, MemoryMap
     from ...ops import Driver, Home
-    from ..dnn.attention._call import AttentionCall
-    from ..dnn.attention._options import Options
+    from ..dnn.attention._call import AttentionCall, AttentionWork
 
 LANE: Final = LaneSpec(
     "flash_attention",
@@ -65,20 +63,25 @@ _BLOCKS: Final = 3
 
 MOST_SPLITS: Final = 128
 
-_OUTPUTS: Final = {"o": "out", **{name: f"grads ({name})" for name in BACKWARD_WRITES}}
-_NAMES: Final = {
-    "begin_q": "cu_seqlens_q",
-    "begin_k": "cu_seqlens_k",
-    "count_q": "seqlens_q",
-    "count_k": "seqlens_k",
-    "table": "block_table",
-    "slopes": "alibi_slopes",
-    "grad": "dout",
-    "o": "out",
-    "lse": "softmax_lse",
-    **{f"scale_{name}": f"{name}_descale" for name in "qkv"},
+_GRADIENTS: Final = {
+    "dQ": "dq",
+    "dK": "dk",
+    "dV": "dv",
+    "dBias": "dbias",
+    "dSink_token": "dsink",
 }
-"""Names of arguments, for inputs that have other names in messages."""
+_OUTPUTS: Final = {"o": "o", "stats": "lse", **_GRADIENTS}
+_READS: Final = {
+    "seq_len_q": "count_q",
+    "seq_len_kv": "count_k",
+    "cache_seqlens": "count_k",
+    "cu_seqlens_q": "begin_q",
+    "cu_seqlens_k": "begin_k",
+    "alibi_slopes": "slopes",
+    "dO": "grad",
+    "stats": "lse",
+}
+"""Names that our kernels have for outputs and inputs of graphs."""
 
 
 def workspaces() -> Workspaces:
@@ -86,81 +89,57 @@ def workspaces() -> Workspaces:
     return Workspaces(LANE.max_streams, 1 << 22)
 
 
-def require_apart(
-    op: str,
-    outs: Mapping[str, GpuRef | None],
-    reads: Mapping[str, GpuRef | None],
-    names: Mapping[str, str] = _NAMES,
-) -> None:
-    """Check that outputs and inputs share no memory. Errors use this library's argument names.
-
-    Args:
-        op: name of the op in errors.
-        outs: buffers for results, by name.
-        reads: inputs, by the names in ``READS`` and ``BACKWARD_READS``.
-        names: argument names of the inputs.
-
-    Raises:
-        ValueError: an output shares memory with an input.
-    """
-    written = [(_OUTPUTS[name], ref) for name, ref in outs.items() if isinstance(ref, GpuRef)]
-    if written:
-        read = [(names.get(name, name), ref) for name, ref in reads.items() if ref is not None]
-        require_no_alias(op, written, read)
-
-
 @final
 class KernelCall:
     """A checked call of our own kernels.
 
     Args:
-        op: name of the op in errors.
+        work: the call.
         call: its checked arguments.
-        options: its options.
-        reads: buffers by the names in ``READS`` and ``BACKWARD_READS``; None for absent ones.
-        outputs: shapes of results by name, in the order in which the caller gets them.
+        scales: factors of numbers in fp8, by ``"q"``, ``"k"`` and ``"v"``.
         splits: number of blocks among which to split keys; 0 for an automatic choice.
-        names: argument names that replace those in ``_NAMES``.
     """
 
     def __init__(
         self,
-        op: str,
+        work: AttentionWork,
         call: AttentionCall,
-        options: Options,
-        reads: Mapping[str, GpuRef | None],
-        outputs: Mapping[str, tuple[int, ...]],
-        *,
-        splits: int = 0,
-        names: Mapping[str, str] | None = None,
+        scales: Mapping[str, GpuRef | None],
+        splits: int,
     ) -> None:
-        self._op: Final = op
+        given = {
+            _READS.get(name, name): (work.called.get(name, name), ref)
+            for name, ref in work.reads.items()
+            if name not in ("new_k", "new_v")
+        }
+        given |= {f"scale_{name}": (f"{name}_descale", ref) for name, ref in scales.items()}
+        self._op: Final = work.name
         self._call: Final = call
-        self._options: Final = options
-        self._reads: Final = {name: ref for name, ref in reads.items() if ref is not None}
-        self._outputs: Final = outputs
+        self._reads: Final = {name: ref for name, (_, ref) in given.items() if ref is not None}
+        self._names: Final = {name: called for name, (called, _) in given.items()}
+        self._outputs: Final = {_OUTPUTS[name]: shape for name, shape in call.outputs.items()}
+        self._outs: Final = dict(zip(self._outputs, work.outs, strict=False))
+        self._labels: Final = {
+            _OUTPUTS[name]: call.out_names.get(name, "out") for name in call.outputs
+        }
         self._splits: Final = splits
-        self._names: Final = {**_NAMES, **(names or {})}
         self._cached: Final = "count_k" in self._reads and "count_q" not in self._reads
 
-    def submission(
-        self, driver: Driver, kept: Workspaces, outs: Mapping[str, GpuRef | None]
-    ) -> Submission[tuple[GpuRef, ...]]:
-        """Prepare the submission, whose result is the outputs.
+    def submission(self, driver: Driver, kept: Workspaces) -> Submission[Any]:
+        """Prepare the submission, whose result is the outputs; a single one is not in a tuple.
 
         Args:
             driver: driver of the request.
             kept: the lane's workspaces.
-            outs: buffers for results, by name; None to make one.
         """
         _require_tensor_cores(driver.home)
         form = self._form(driver.home)
         appending = self._call.appending
         blocks = self._readable(driver.memory)
-        self._check_outputs(driver.memory, outs)
+        self._check_outputs(driver.memory)
         made = {}
         for name, shape in self._outputs.items():
-            given = outs.get(name)
+            given = self._outs.get(name)
             made[name] = driver.output(shape, self._dtype(name)) if given is None else given
         writes = [ref._block for ref in made.values()]
         addresses = {name: block.address for name, block in blocks.items()}
@@ -180,12 +159,13 @@ class KernelCall:
             reads += [block for block in more_reads if block not in reads]
             writes += more_writes
         message = Flash(form, tuple([addresses.get(name, 0) for name in PLACES]), append)
-        return Submission(message, reads, writes, tuple(made.values()))
+        results = tuple(made.values())
+        return Submission(message, reads, writes, results if len(results) > 1 else results[0])
 
     # --- sizes ----------------------------------------------------------------------------
 
     def _form(self, home: Home) -> Form:
-        call, options, reads = self._call, self._options, self._reads
+        call, reads = self._call, self._reads
         spec = call.spec
         new = 0 if call.appending is None else call.appending.k.shape[1]
         ragged_q = "begin_q" in reads
@@ -225,7 +205,7 @@ class KernelCall:
             pages=spec.pages,
             added=new,
             scale=spec.scale,
-            softcap=options.softcap,
+            softcap=call.scalars.get("softcap", 0.0),
             before=-1 if spec.left is None else spec.left,
             after=-1 if spec.right is None else spec.right,
             bottom_right=not spec.top_left,
@@ -233,8 +213,8 @@ class KernelCall:
             slopes_by_sequence=slopes is not None and len(slopes.shape) == 2,
             bias=spec.bias,
             dropout=spec.dropout,
-            seed=options.seed if spec.dropout else 0,
-            offset=options.offset if spec.dropout else 0,
+            seed=call.derived["seed"].addend if spec.dropout else 0,
+            offset=call.derived["offset"].addend if spec.dropout else 0,
             scales=(self._scales("q"), self._scales("k"), self._scales("v")),
             splits=self._split(home) if kind == "decode" else 1,
             limit=call.derived["seq_len_kv"].most if self._cached else -1,
@@ -268,7 +248,7 @@ class KernelCall:
         """Return the blocks of the inputs, by name."""
         found = {}
         for name, ref in self._reads.items():
-            called = self._names.get(name, name)
+            called = self._names[name]
             block = require_readable(ref, memory, called, strided=name in ("q", "k", "v"))
             if block.offset % _ALIGNMENT and name in (*"qkvo", "grad"):
                 raise ValueError(
@@ -278,13 +258,13 @@ class KernelCall:
             found[name] = block
         return found
 
-    def _check_outputs(self, memory: MemoryMap, outs: Mapping[str, GpuRef | None]) -> None:
+    def _check_outputs(self, memory: MemoryMap) -> None:
         written = []
         for name, shape in self._outputs.items():
-            out = outs.get(name)
+            out = self._outs.get(name)
             if out is None:
                 continue
-            called = _OUTPUTS.get(name, name)
+            called = self._labels[name]
             block = require_writable(out, memory, called)
             dtype = self._dtype(name)
             if out.shape != shape or out.dtype is not dtype:
@@ -298,7 +278,7 @@ class KernelCall:
                     f"must be a multiple of {_ALIGNMENT}"
                 )
             written.append((called, out))
-        read = [(self._names.get(name, name), ref) for name, ref in self._reads.items()]
+        read = [(self._names[name], ref) for name, ref in self._reads.items()]
         appending = self._call.appending
         if appending is not None:
             caches = {"k": appending.k_cache, "v": appending.v_cache}

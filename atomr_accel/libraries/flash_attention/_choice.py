@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..._errors import Unsupported
+from ..dnn.attention._call import FP8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from ..dnn.attention._call import AttentionCall
     from ..dnn.attention._graph import AttentionSpec
 
 BACKENDS: Final = ("auto", "cudnn", "kernel")
@@ -35,6 +37,18 @@ class Case(NamedTuple):
     ragged: bool = False
     narrow: bool = False
     backward: bool = False
+
+    @classmethod
+    def of(cls, call: AttentionCall, reads: Mapping[str, object]) -> Case:
+        """Return the case of a call whose inputs are ``reads``."""
+        lengths = ("seq_len_q", "cu_seqlens_q", "cache_seqlens")
+        return cls(
+            call.spec,
+            lengths=any(reads.get(name) is not None for name in lengths),
+            ragged=call.spec.ragged_q,
+            narrow=any(call.inputs[name].dtype in FP8 for name in "qk"),
+            backward=call.spec.backward,
+        )
 
     @property
     def uneven(self) -> bool:

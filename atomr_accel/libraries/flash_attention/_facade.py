@@ -3,49 +3,55 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final, Unpack, final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Unpack, final
+
+import msgspec
 
 from ..._dtypes import DTYPES
 from ...ops import D, Request, Submission, op, require_ref
 from ...wire.options import flag, whole
-from ..array._steps import Describing
-from ..dnn.attention._call import FP8, NARROW, require
-from ..dnn.attention._checked import AttentionCalls, forward
-from ..dnn.attention._options import checked
-from ._call import LANE, MOST_SPLITS, KernelCall, require_apart, workspaces
+from ..dnn.attention._call import ARGUMENTS, CACHES, FP8, NARROW, AttentionWork, require
+from ..dnn.attention._checked import NOT_CACHED, AttentionCalls, forward
+from ..dnn.attention._options import ExtraOptions, checked
+from ._call import LANE, MOST_SPLITS, KernelCall, workspaces
 from ._choice import Case, by_kernel
-from ._signatures import (
-    FlashOptions,
-    flash_attn_func_op,
-    flash_attn_kvpacked_func_op,
-    flash_attn_qkvpacked_func_op,
-    flash_attn_varlen_func_op,
-    flash_attn_with_kvcache_op,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ...memory import GpuRef
-    from ...ops import Described, Driver, Home
+    from ...ops import Driver, Home
     from ..dnn._facade import Dnn
     from ..dnn.attention._call import AttentionCall
-    from ..dnn.attention._options import Options
 
-    _Reads = dict[str, GpuRef | None]
-
-_CALLED: Final = {"window": "window_size"}
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
-_CACHE_NAMES: Final = {"k": "k_cache", "v": "v_cache", "count_k": "cache_seqlens"}
-_GRADIENTS: Final = {
-    "dQ": "dq",
-    "dK": "dk",
-    "dV": "dv",
-    "dBias": "dbias",
-    "dSink_token": "dsink",
-}
-"""Names that our kernels have for the gradients of graphs."""
+_NO_SCALES: Final[Mapping[str, GpuRef | None]] = MappingProxyType({})
+
+
+class FlashOptions(ExtraOptions, total=False):
+    """Options that flash-attn does not have: those of ``ExtraOptions``, and one more.
+
+    Attributes:
+        backend: ``"cudnn"``, ``"kernel"`` for those of this package, or ``"auto"``.
+    """
+
+    backend: str
+
+
+class AttnProbs(NamedTuple):
+    """Results of a call with ``return_attn_probs``.
+
+    Attributes:
+        out: the result.
+        softmax_lse: the logarithms that the backward pass needs.
+        S_dmask: None. The probabilities are never in memory.
+    """
+
+    out: GpuRef
+    softmax_lse: GpuRef
+    S_dmask: None = None
 
 
 @final
@@ -67,20 +73,16 @@ class FlashAttention(AttentionCalls[D]):
     """
 
     traced = True
+    _renamed: ClassVar[Mapping[str, str]] = {"window": "window_size"}
+    _called: ClassVar[Mapping[str, str]] = {**ARGUMENTS, "dO": "dout", "stats": "softmax_lse"}
 
     def __init__(self, device: Home, dnn: Dnn[Any]) -> None:
-        super().__init__(device)
-        self._dnn: Dnn[Described] = dnn._on(Describing(device))
+        super().__init__(device, dnn._plans)
         self._scratch: Final = workspaces()
-
-    def _on(self, device: Home) -> Any:
-        facade = super()._on(device)
-        facade._dnn = self._dnn._on(Describing(device))
-        return facade
 
     # --- forward --------------------------------------------------------------------------
 
-    @flash_attn_func_op
+    @op
     def flash_attn_func(
         self,
         q: GpuRef,
@@ -99,7 +101,7 @@ class FlashAttention(AttentionCalls[D]):
         seqlens_k: GpuRef | None = None,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef | AttnProbs]:
         """``softmax(q @ k.T / sqrt(size)) @ v``, without the scores ever being in memory.
 
         As ``flash_attn_func`` of the package flash-attn.
@@ -128,12 +130,14 @@ class FlashAttention(AttentionCalls[D]):
             key; with ``return_attn_probs`` also the logarithms of the sums of exponentials
             of scores, float32 (batch, heads, queries).
         """
-        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given["deterministic"] = deterministic
-        lengths, more = (seqlens_q, seqlens_k), (return_attn_probs, out, options)
-        return self._whole("flash_attn_func", q, k, v, lengths, given, *more)
+        name, lengths = "flash_attn_func", (seqlens_q, seqlens_k)
+        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given, backend = _options(name, *scores, deterministic, options)
+        lse = flag(return_attn_probs, "return_attn_probs")
+        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
+        return self._computed(work, backend, probs=lse)
 
-    @flash_attn_kvpacked_func_op
+    @op
     def flash_attn_kvpacked_func(
         self,
         q: GpuRef,
@@ -149,19 +153,21 @@ class FlashAttention(AttentionCalls[D]):
         *,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef | AttnProbs]:
         """``flash_attn_func`` of keys and values in one buffer, (batch, keys, 2, kv_heads, size).
 
         Nothing is copied. Arguments and results are those of ``flash_attn_func``, but without
         lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``kv[:, :, 0]``.
         """
         k, v = _parts(kv, "kv", 2)
-        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given["deterministic"] = deterministic
-        more = (return_attn_probs, out, options)
-        return self._whole("flash_attn_kvpacked_func", q, k, v, (None, None), given, *more)
+        name, lengths = "flash_attn_kvpacked_func", (None, None)
+        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given, backend = _options(name, *scores, deterministic, options)
+        lse = flag(return_attn_probs, "return_attn_probs")
+        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
+        return self._computed(work, backend, probs=lse)
 
-    @flash_attn_qkvpacked_func_op
+    @op
     def flash_attn_qkvpacked_func(
         self,
         qkv: GpuRef,
@@ -176,19 +182,21 @@ class FlashAttention(AttentionCalls[D]):
         *,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef | AttnProbs]:
         """``flash_attn_func`` of one buffer, (batch, sequence, 3, heads, size).
 
         Nothing is copied. Arguments and results are those of ``flash_attn_func``, but without
         lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``qkv[:, :, 0]``.
         """
         q, k, v = _parts(qkv, "qkv", 3)
-        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given["deterministic"] = deterministic
-        more = (return_attn_probs, out, options)
-        return self._whole("flash_attn_qkvpacked_func", q, k, v, (None, None), given, *more)
+        name, lengths = "flash_attn_qkvpacked_func", (None, None)
+        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given, backend = _options(name, *scores, deterministic, options)
+        lse = flag(return_attn_probs, "return_attn_probs")
+        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
+        return self._computed(work, backend, probs=lse)
 
-    @flash_attn_varlen_func_op
+    @op
     def flash_attn_varlen_func(
         self,
         q: GpuRef,
@@ -210,7 +218,7 @@ class FlashAttention(AttentionCalls[D]):
         *,
         out: GpuRef | None = None,
         **options: Unpack[FlashOptions],
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef | AttnProbs]:
         """Attention of sequences of different lengths that lie one after the other.
 
         As ``flash_attn_varlen_func`` of the package flash-attn.
@@ -240,34 +248,16 @@ class FlashAttention(AttentionCalls[D]):
             Shape (total_q, heads, value_size); with ``return_attn_probs`` also the logarithms,
             float32 (total_q, heads).
         """
-        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given["deterministic"] = deterministic
         name = "flash_attn_varlen_func"
-        chosen, backend = _checked(name, given, options, without=("bias",))
-        flag(return_attn_probs, "return_attn_probs")
+        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        given, backend = _options(name, *scores, deterministic, options)
+        lse = flag(return_attn_probs, "return_attn_probs")
         lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        reads: _Reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
-        reads["table"] = block_table
+        ragged = (q, k, v, lists, longest, block_table)
+        work = self._ragged_work(name, *ragged, given, out=out, lse=lse)
+        return self._computed(work, backend, probs=lse)
 
-        def make() -> tuple[AttentionCall, Case]:
-            call = self._ragged(q, k, v, lists, longest, block_table, chosen, backward=False)
-            shape = (*q.shape[:2], call.spec.value_size)
-            call = forward(call, shape, return_lse=return_attn_probs, lse=q.shape[:2])
-            return call, Case(call.spec, lengths=True, ragged=True)
-
-        if not by_kernel(name, backend, make()[1]):
-            require_apart(name, {"o": out}, {**reads, **_scored(chosen)})
-            found: Request[Any] = self._dnn.flash_attention_varlen(
-                *(q, k, v, *lists, *longest),
-                block_table=block_table,
-                out=out,
-                return_lse=return_attn_probs,
-                **_for_cudnn(given, options),
-            )
-            return found
-        return self._forward(name, make, chosen, reads, out)
-
-    @flash_attn_with_kvcache_op
+    @op
     def flash_attn_with_kvcache(
         self,
         q: GpuRef,
@@ -292,6 +282,7 @@ class FlashAttention(AttentionCalls[D]):
         max_seqlen_k: int | None = None,
         sink: GpuRef | None = None,
         out: GpuRef | None = None,
+        autotune: bool = False,
         backend: str = "auto",
     ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Attention of a few new queries to the keys and values of a cache.
@@ -329,6 +320,7 @@ class FlashAttention(AttentionCalls[D]):
             max_seqlen_k: the most keys of a sequence, new ones too; by default what fits.
             sink: float32 (heads,): an additional score of each head.
             out: where to put the result. Made if absent.
+            autotune: see ``FlashOptions``.
             backend: see ``FlashOptions``.
 
         Returns:
@@ -339,11 +331,10 @@ class FlashAttention(AttentionCalls[D]):
             GpuRefSealed: a cache to be written is sealed.
         """
         name = "flash_attn_with_kvcache"
-        given = _given(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        del given["dropout_p"]
-        given["sink"] = sink
-        chosen, _ = _checked(name, given, {})
-        flag(return_softmax_lse, "return_softmax_lse")
+        scores = (softmax_scale, causal, window_size, softcap, alibi_slopes)
+        more = {"sink": sink, "autotune": autotune, "backend": backend}
+        given, backend = _options(name, 0.0, *scores, False, more)
+        lse = flag(return_softmax_lse, "return_softmax_lse")
         splits = whole(num_splits, "num_splits", 0, MOST_SPLITS)
         if cache_batch_idx is not None:
             if block_table is not None:
@@ -360,42 +351,16 @@ class FlashAttention(AttentionCalls[D]):
             most = k_cache.shape[1] if count is None else count
             if max_seqlen_k is not None and whole(max_seqlen_k, "max_seqlen_k", 1) < most:
                 raise ValueError(f"max_seqlen_k is {max_seqlen_k}, but sequences have {most} keys")
+        caches = (k_cache, v_cache)
+        if lengths is None:
+            work = self._whole_cache_work(name, q, caches, given, out, empty=count == 0, lse=lse)
+        else:
+            cached = (q, caches, (k, v), lengths, block_table, max_seqlen_k)
+            work = self._cached_work(name, *cached, given, out=out, lse=lse, dtypes=NARROW)
         scales = {"q": q_descale, "k": k_descale, "v": v_descale}
-
-        def make() -> tuple[AttentionCall, Case]:
-            if lengths is None:
-                every = (q, k_cache, v_cache, None, None, "bshd", chosen)
-                call = self._dense(*every, backward=False, dtypes=NARROW)
-                if count == 0:
-                    call.spec = call.spec._replace(keys=0)
-            else:
-                cached = (q, k_cache, v_cache, k, v, lengths, block_table, max_seqlen_k, chosen)
-                call = self._cached(*cached, dtypes=NARROW)
-            self._check_scales(call, scales)
-            call = forward(call, self._shape(call.spec), return_lse=return_softmax_lse)
-            narrow = q.dtype in FP8 or k_cache.dtype in FP8
-            return call, Case(call.spec, lengths=lengths is not None, narrow=narrow)
-
-        reads: _Reads = {"q": q, "k": k_cache, "v": v_cache}
-        reads |= {"count_k": lengths, "table": block_table}
-        wanted = "kernel" if splits and backend == "auto" else backend
-        if not by_kernel(name, wanted, make()[1]):
-            require_apart(name, {"o": out}, {**reads, **_scored(chosen)}, _CACHE_NAMES)
-            more = {"out": out, "return_lse": return_softmax_lse, **_for_cudnn(given, {})}
-            found: Request[Any]
-            if lengths is None:
-                found = self._dnn.flash_attention(q, k_cache, v_cache, **more)
-            else:
-                found = self._dnn.flash_attention_with_kvcache(
-                    *(q, k_cache, v_cache, k, v),
-                    cache_seqlens=lengths,
-                    block_table=block_table,
-                    max_seqlen_k=max_seqlen_k,
-                    **more,
-                )
-            return found
-        reads |= {f"scale_{name}": scale for name, scale in scales.items()}
-        return self._forward(name, make, chosen, reads, out, splits=splits, names=_CACHE_NAMES)
+        if splits and backend == "auto":
+            backend = "kernel"
+        return self._computed(work, backend, splits=splits, scales=scales)
 
     # --- backward -------------------------------------------------------------------------
 
@@ -449,29 +414,11 @@ class FlashAttention(AttentionCalls[D]):
             of our kernels are 0 behind the ends of sequences.
         """
         name = "flash_attn_backward"
-        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given["deterministic"] = deterministic
-        chosen, backend = _checked(name, given, options)
-        reads: _Reads = {"q": q, "k": k, "v": v, "count_q": seqlens_q, "count_k": seqlens_k}
-        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
-
-        def make() -> tuple[AttentionCall, Case]:
-            call = self._dense(q, k, v, seqlens_q, seqlens_k, "bshd", chosen, backward=True)
-            spec = call.spec
-            rows = (spec.batch, spec.heads, spec.queries)
-            self._backward(call, dout, out, softmax_lse, self._shape(spec), rows, grads)
-            return call, Case(call.spec, lengths=seqlens_q is not None, backward=True)
-
-        if not by_kernel(name, backend, make()[1]):
-            require_apart(name, _targets(grads), {**reads, **_scored(chosen)})
-            return self._dnn.flash_attention_grad(
-                *(dout, q, k, v, out, softmax_lse),
-                seqlens_q=seqlens_q,
-                seqlens_k=seqlens_k,
-                grads=grads,
-                **_for_cudnn(given, options),
-            )
-        return self._backwards(name, make, chosen, reads, grads)
+        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        chosen, backend = _options(name, *scores, deterministic, options)
+        given, lengths = (dout, q, k, v, out, softmax_lse), (seqlens_q, seqlens_k)
+        work = self._dense_grad_work(name, given, lengths, chosen, grads=grads)
+        return self._computed(work, backend)
 
     @op
     def flash_attn_varlen_backward(
@@ -526,113 +473,75 @@ class FlashAttention(AttentionCalls[D]):
             The gradients with respect to q, k and v, and to ``sink`` if given.
         """
         name = "flash_attn_varlen_backward"
-        given = _given(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given["deterministic"] = deterministic
-        chosen, backend = _checked(name, given, options, without=("bias",))
-        lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        reads: _Reads = {"q": q, "k": k, "v": v, "begin_q": cu_seqlens_q, "begin_k": cu_seqlens_k}
-        reads |= {"o": out, "lse": softmax_lse, "grad": dout}
+        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        chosen, backend = _options(name, *scores, deterministic, options)
+        given, lists = (dout, q, k, v, out, softmax_lse), (cu_seqlens_q, cu_seqlens_k)
+        longest = (max_seqlen_q, max_seqlen_k)
+        work = self._ragged_grad_work(name, given, lists, longest, chosen, grads=grads)
+        return self._computed(work, backend)
 
-        def make() -> tuple[AttentionCall, Case]:
-            call = self._ragged(q, k, v, lists, longest, None, chosen, backward=True)
-            shape = (*q.shape[:2], call.spec.value_size)
-            self._backward(call, dout, out, softmax_lse, shape, q.shape[:2], grads)
-            return call, Case(call.spec, lengths=True, ragged=True, backward=True)
+    # --- implementations --------------------------------------------------------------------
 
-        if not by_kernel(name, backend, make()[1]):
-            require_apart(name, _targets(grads), {**reads, **_scored(chosen)})
-            return self._dnn.flash_attention_varlen_grad(
-                *(dout, q, k, v, out, softmax_lse, *lists, *longest),
-                grads=grads,
-                **_for_cudnn(given, options),
-            )
-        return self._backwards(name, make, chosen, reads, grads)
-
-    # --- kernels --------------------------------------------------------------------------
-
-    def _whole(
+    def _whole_cache_work(
         self,
         name: str,
         q: GpuRef,
-        k: GpuRef,
-        v: GpuRef,
-        lengths: tuple[GpuRef | None, GpuRef | None],
-        given: dict[str, Any],
-        return_lse: bool,
-        out: GpuRef | None,
-        options: Any,
-    ) -> Request[Any]:
-        """Attention of sequences of one length, or padded to it."""
-        chosen, backend = _checked(name, given, options)
-        flag(return_lse, "return_attn_probs")
-        reads: _Reads = {"q": q, "k": k, "v": v, "count_q": lengths[0], "count_k": lengths[1]}
-
-        def make() -> tuple[AttentionCall, Case]:
-            call = self._dense(q, k, v, *lengths, "bshd", chosen, backward=False)
-            call = forward(call, self._shape(call.spec), return_lse=return_lse)
-            return call, Case(call.spec, lengths=lengths[0] is not None)
-
-        if not by_kernel(name, backend, make()[1]):
-            require_apart(name, {"o": out}, {**reads, **_scored(chosen)})
-            return self._dnn.flash_attention(
-                *(q, k, v),
-                seqlens_q=lengths[0],
-                seqlens_k=lengths[1],
-                out=out,
-                return_lse=return_lse,
-                **_for_cudnn(given, options),
-            )
-        return self._forward(name, make, chosen, reads, out)
-
-    def _forward(
-        self,
-        name: str,
-        make: Callable[[], tuple[AttentionCall, Case]],
-        options: Options,
-        reads: Mapping[str, GpuRef | None],
+        caches: tuple[GpuRef, GpuRef],
+        options: dict[str, Any],
         out: GpuRef | None,
         *,
-        splits: int = 0,
-        names: Mapping[str, str] | None = None,
-    ) -> Request[Any]:
-        """A request for our forward kernels."""
+        empty: bool,
+        lse: bool,
+    ) -> AttentionWork:
+        """Attention to all rows of a cache, or to none if it is empty."""
 
-        def prepare(driver: Driver) -> Submission[Any]:
-            call, _ = make()
-            lse = {"lse": call.outputs["stats"]} if "stats" in call.outputs else {}
-            kernel = KernelCall(
-                name,
-                call,
-                options,
-                {**reads, **_scored(options)},
-                {"o": call.outputs["o"], **lse},
-                splits=splits,
-                names=names,
-            )
-            found = kernel.submission(driver, self._scratch, {"o": out})
-            assert found.result is not None
-            result: Any = found.result if lse else found.result[0]
-            return Submission(found.message, found.reads, found.writes, result)
+        def make() -> AttentionCall:
+            chosen = checked(name, options, without=NOT_CACHED, called=self._renamed)
+            lengths = (None, None)
+            call = self._dense(q, *caches, *lengths, "bshd", chosen, backward=False, dtypes=NARROW)
+            if empty:
+                call.spec = call.spec._replace(keys=0)
+            return forward(call, self._shape(call.spec), lse=lse)
 
-        return Request(LANE, f"flash_attention.{name}", prepare)
+        called = {**self._called, **CACHES}
+        refs, values = (q, *caches), (lse, empty)
+        return self._work(name, ("q", "k", "v"), refs, (out,), make, options, values, called)
 
-    def _backwards(
+    def _computed(
         self,
-        name: str,
-        make: Callable[[], tuple[AttentionCall, Case]],
-        options: Options,
-        reads: Mapping[str, GpuRef | None],
-        grads: tuple[GpuRef, GpuRef, GpuRef] | None,
-    ) -> Request[tuple[GpuRef, ...]]:
-        """A request for our backward kernels."""
+        work: AttentionWork,
+        backend: str,
+        *,
+        probs: bool = False,
+        splits: int = 0,
+        scales: Mapping[str, GpuRef | None] = _NO_SCALES,
+    ) -> Request[Any]:
+        """Return the request for cuDNN or for our kernels.
 
-        def prepare(driver: Driver) -> Submission[tuple[GpuRef, ...]]:
-            call, _ = make()
-            outputs = {_GRADIENTS[each]: shape for each, shape in call.outputs.items()}
-            kernel = KernelCall(name, call, options, {**reads, **_scored(options)}, outputs)
-            return kernel.submission(driver, self._scratch, _targets(grads))
+        Args:
+            work: the call.
+            backend: one of ``BACKENDS``.
+            probs: whether the caller gets flash-attn's three results.
+            splits: as for ``KernelCall``.
+            scales: factors of numbers in fp8, by ``"q"``, ``"k"`` and ``"v"``.
+        """
 
-        return Request(LANE, f"flash_attention.{name}", prepare)
+        def make() -> AttentionCall:
+            call = work.make()
+            self._check_scales(call, scales)
+            return call
+
+        if by_kernel(work.name.partition(".")[2], backend, Case.of(make(), work.reads)):
+            request = Request(
+                LANE,
+                work.name,
+                lambda driver: KernelCall(work, make(), scales, splits).submission(
+                    driver, self._scratch
+                ),
+            )
+        else:
+            request = self._attend(work)
+        return _with_probs(request) if probs else request
 
     def _check_scales(self, call: AttentionCall, scales: Mapping[str, GpuRef | None]) -> None:
         for name, scale in scales.items():
@@ -644,51 +553,55 @@ class FlashAttention(AttentionCalls[D]):
             require(scale, self._device.memory, f"{name}_descale", (_FLOAT32,), (), (1,), shape)
 
 
-def _given(
+def _with_probs(request: Request[Any]) -> Request[AttnProbs]:
+    """Have a request return the three results of flash-attn."""
+
+    def prepare(driver: Driver) -> Submission[AttnProbs]:
+        submission = request.prepare(driver)
+        assert submission.result is not None
+        return msgspec.structs.replace(submission, result=AttnProbs(*submission.result))
+
+    return Request(request.lane, request.name, prepare)
+
+
+def _options(
+    op: str,
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: GpuRef | bool | None,
-) -> dict[str, Any]:
-    """Arguments as ``AttentionOptions`` names them."""
-    return {
+    deterministic: bool,
+    options: Any,
+) -> tuple[dict[str, Any], str]:
+    """Return the options that differ from their defaults, by our names, and the backend.
+
+    Raises:
+        TypeError: an option does not exist.
+    """
+    known = set(FlashOptions.__annotations__)
+    if unknown := sorted(options.keys() - known):
+        named = inspect.signature(getattr(FlashAttention, op)).parameters.keys()
+        known = (named - {"self", "options"}) | known
+        raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    given = {
         "dropout_p": dropout_p,
         "softmax_scale": softmax_scale,
         "causal": causal,
         "window": window_size,
         "softcap": softcap,
         "alibi_slopes": None if alibi_slopes is False else alibi_slopes,
+        "deterministic": deterministic,
+        **options,
     }
-
-
-def _checked(
-    op: str, given: Mapping[str, Any], options: Any, *, without: tuple[str, ...] = ()
-) -> tuple[Options, str]:
-    """Return all options, and the backend.
-
-    Raises:
-        TypeError: an option does not exist, or its value is of another type.
-        ValueError: a value that an option cannot have.
-    """
-    known = FlashOptions.__annotations__.keys() - set(without)
-    if unknown := sorted(options.keys() - known):
-        named = inspect.signature(getattr(FlashAttention, op)).parameters.keys()
-        known = (named - {"self", "options"}) | known
-        raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
-    more = {name: value for name, value in options.items() if name != "backend"}
-    if "deterministic" in given:
-        flag(given["deterministic"], "deterministic")
-    chosen = checked(op, {**given, **more}, without=without, called=_CALLED)
-    return chosen, options.get("backend", "auto")
-
-
-def _for_cudnn(given: Mapping[str, Any], options: Any) -> Any:
-    """Return the options that differ from their defaults."""
-    found = {**given, **options}
-    found.pop("backend", None)
-    return {name: value for name, value in found.items() if value != _DEFAULTS.get(name)}
+    backend = given.pop("backend", "auto")
+    found = {
+        name: value
+        for name, value in given.items()
+        if type(value) is not type(default := _DEFAULTS.get(name)) or value != default
+    }
+    return found, backend
 
 
 _DEFAULTS: Final = {
@@ -697,22 +610,8 @@ _DEFAULTS: Final = {
     "window": (-1, -1),
     "softcap": 0.0,
     "deterministic": False,
+    "autotune": False,
 }
-
-
-def _scored(options: Options) -> dict[str, GpuRef | None]:
-    """The buffers among the options."""
-    slopes = options.alibi_slopes
-    return {
-        "slopes": None if isinstance(slopes, bool) else slopes,
-        "bias": options.bias,
-        "sink": options.sink,
-    }
-
-
-def _targets(grads: tuple[GpuRef, GpuRef, GpuRef] | None) -> dict[str, GpuRef | None]:
-    """Return the buffers for the gradients with respect to q, k and v, by name."""
-    return dict(zip(("dq", "dk", "dv"), grads or (None,) * 3, strict=True))
 
 
 def _parts(ref: GpuRef, name: str, count: int) -> list[GpuRef]:

@@ -68,13 +68,13 @@ CALLS: list[Call] = [
     ),
     (
         "gradient's shape",
-        lambda d, r: d.conv_grad_input(r.y, r.w, (2, 8, 9, 9)),
+        lambda d, r: d.conv_input_grad(r.y, r.w, (2, 8, 9, 9)),
         ValueError,
         r"\(2, 8, 9, 9\).*\(2, 4, 4, 3\)",
     ),
     (
         "filter's shape",
-        lambda d, r: d.conv_grad_weight(r.x, r.y, (4, 8, 2, 2)),
+        lambda d, r: d.conv_weight_grad(r.y, r.x, (4, 8, 2, 2)),
         ValueError,
         r"give \(2, 4, 5, 4\).*\(2, 4, 4, 3\)",
     ),
@@ -104,11 +104,11 @@ CALLS: list[Call] = [
         "no statistics",
         lambda d, r: d.batch_norm(r.x, None, None, r.b8, r.b8),
         ValueError,
-        "without training",
+        "batch_norm needs both",
     ),
     (
         "half of the statistics",
-        lambda d, r: d.batch_norm(r.x, r.b8, None, r.b8, r.b8, training=True),
+        lambda d, r: d.batch_norm_train(r.x, r.b8, None, r.b8, r.b8),
         ValueError,
         "come together",
     ),
@@ -185,7 +185,7 @@ async def test_refs_that_cannot_be_used(device: Device) -> None:
     c = await device.put(np.ones(8, np.float32))
     sealed = await device.put(np.ones(8, np.float32), sealed=True)
     with pytest.raises(GpuRefSealed, match="running_var"):
-        await device.dnn.batch_norm(x, c, sealed, c, c, training=True)
+        await device.dnn.batch_norm_train(x, c, sealed, c, c)
     y = await device.dnn.batch_norm(x, c, sealed, sealed, c)  # reading is another thing
     assert y.shape == x.shape
     await device.free(x)
@@ -257,26 +257,26 @@ async def test_type_checkers_know_how_many_results_there_are(device: Device) -> 
     w = await device.put(np.ones(4, np.float32))
     q = await device.put(np.ones((1, 2, 2, 16), np.float16))
     assert_type(await device.dnn.layer_norm(x, w, w), GpuRef)
-    three = await device.dnn.layer_norm(x, w, w, training=True)
+    three = await device.dnn.layer_norm_train(x, w, w)
     assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
     x4 = await device.put(np.ones((2, 4, 3, 3), np.float32))
     assert_type(await device.dnn.batch_norm(x4, w, w, w, w), GpuRef)
-    three = await device.dnn.batch_norm(x4, None, None, w, w, training=True)
+    three = await device.dnn.batch_norm_train(x4, None, None, w, w)
     assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
     assert_type(await device.dnn.instance_norm(x4, w, w), GpuRef)
     assert_type(
-        device.requests.dnn.instance_norm(x4, w, w, training=True),
+        device.requests.dnn.instance_norm_train(x4, w, w),
         Request[tuple[GpuRef, GpuRef, GpuRef]],
     )
     async with device.batch() as batch:
         assert_type(batch.dnn.group_norm(x4, 2, w, w), GpuRef)
-        three = batch.dnn.group_norm(x4, 2, w, w, training=True)
+        three = batch.dnn.group_norm_train(x4, 2, w, w)
         assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
         assert_type(batch.dnn.flash_attention(q, q, q, causal=True), GpuRef)
-        two = batch.dnn.flash_attention(q, q, q, return_lse=True)
+        two = batch.dnn.flash_attention_with_lse(q, q, q)
         assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
     async with device.record() as program:
-        pair = program.dnn.rms_norm(x, w, training=True)
+        pair = program.dnn.rms_norm_train(x, w)
         assert len(assert_type(pair, tuple[GpuRef, GpuRef])) == 2
 
 
@@ -321,10 +321,13 @@ async def test_statistics_and_limits(device: Device) -> None:
     assert device.dnn.statistics().evictions == 1
     with pytest.raises(ValueError, match="at least 1"):
         device.dnn.plan_limit = 0
-    device.dnn.autotune = True
-    device.dnn.allow_tf32 = True
-    await device.dnn.relu(x)
+    no: Any = "no"
+    images = await device.put(np.ones((1, 1, 4, 4), np.float32))
+    filters = await device.put(np.ones((1, 1, 1, 1), np.float32))
+    await device.dnn.conv(images, filters, autotune=True, allow_tf32=True)
     assert device.dnn.statistics().tuned == 1
-    assert device.dnn.autotune
-    assert device.dnn.allow_tf32
+    with pytest.raises(TypeError, match="allow_tf32 must be"):
+        await device.dnn.conv(images, filters, allow_tf32=no)
+    with pytest.raises(TypeError, match="autotune must be"):
+        await device.dnn.conv(images, filters, autotune=no)
     assert on_cuda() or device.dnn.statistics().workspace == 0

@@ -184,9 +184,7 @@ CALLS: list[Any] = [
     lambda d, r, i: d.flash_attention(r.s[i[0]], r.s[i[1]], r.s[i[2]], softcap=2.0),
     lambda d, r, i: d.flash_attention(r.s[i[0]], r.s[i[1]], r.s[i[2]], softcap=3.0),
     lambda d, r, i: d.flash_attention(r.s[i[0]], r.s[i[1]], r.s[i[2]], layout="bhsd"),
-    lambda d, r, i: d.flash_attention(
-        *(r.s[i[0]], r.s[i[1]], r.s[i[2]]), causal=True, return_lse=True
-    ),
+    lambda d, r, i: d.flash_attention_with_lse(*(r.s[i[0]], r.s[i[1]], r.s[i[2]]), causal=True),
     lambda d, r, i: d.flash_attention(r.s[i[0]], r.s[i[1]], r.s[i[2]], bias=r.bias[i[3] % 2]),
     lambda d, r, i: d.flash_attention(r.s[i[0]], r.s[i[1]], r.s[i[2]], sink=r.sink[i[3] % 2]),
     lambda d, r, i: d.flash_attention(
@@ -198,8 +196,8 @@ CALLS: list[Any] = [
         seqlens_k=r.lengths[i[1] % 2],
         causal=True,
     ),
-    lambda d, r, i: d.flash_attention_varlen(
-        *r.packed[:3], r.ends[i[0] % 3], r.ends[i[1] % 3], *(5, 5), causal=True, return_lse=True
+    lambda d, r, i: d.flash_attention_varlen_with_lse(
+        *r.packed[:3], r.ends[i[0] % 3], r.ends[i[1] % 3], *(5, 5), causal=True
     ),
     lambda d, r, i: d.flash_attention_with_kvcache(
         *(r.s[i[0]], r.s[i[1]], r.s[i[2]]), cache_seqlens=r.lengths[i[3] % 2]
@@ -249,7 +247,7 @@ async def test_batch_norm_updates_the_buffers_of_each_call(device: Device) -> No
     x, weight, bias = r.x[0], r.c[0], r.c[1]
     for _ in range(2):
         mean, var = await device.zeros((4,), np.float32), await device.full((4,), 1, np.float32)
-        await device.dnn.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0)
+        await device.dnn.batch_norm_train(x, mean, var, weight, bias, momentum=1.0)
         expected = (await device.get(x)).mean((0, 2, 3))
         np.testing.assert_allclose(await device.get(mean), expected, rtol=1e-4, atol=1e-5)
 

@@ -65,12 +65,12 @@ async def test_convolution_and_its_gradients(device: Device, dtype: str, last: b
     slope = await dnn.relu_grad(dy, y)
     results = [
         (y, ty),
-        (await dnn.conv_grad_input(slope, filters, images.shape, **window), tx.grad),
-        (await dnn.conv_grad_weight(images, slope, filters.shape, **window), tw.grad),
+        (await dnn.conv_input_grad(slope, filters, images.shape, **window), tx.grad),
+        (await dnn.conv_weight_grad(slope, images, filters.shape, **window), tw.grad),
     ]
     for got, expected in results:
         close(back(await device.get(got), last=last), expected, dtype, 400)
-    close(await device.get(await dnn.conv_grad_bias(slope, layout=layout)), tb.grad, dtype, 400)
+    close(await device.get(await dnn.conv_bias_grad(slope, layout=layout)), tb.grad, dtype, 400)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,12 +106,12 @@ async def test_norms_and_their_gradients(device: Device, dtype: str, name: str) 
     grad = rounded(rng, shape, dtype)
     ty.backward(torch.tensor(grad.astype(np.float64)))
 
-    forward = getattr(device.dnn, f"{name}_norm")
+    forward = getattr(device.dnn, f"{name}_norm_train")
     backward = getattr(device.dnn, f"{name}_norm_grad")
     refs = [await device.put(each) for each in (x, w, b)]
     extra = (4,) if name == "group" else ()
     running = (None, None) if name == "batch" else ()
-    y, *saved = await forward(refs[0], *extra, *running, *refs[1:], training=True, eps=EPS)
+    y, *saved = await forward(refs[0], *extra, *running, *refs[1:], eps=EPS)
     upstream = await device.put(grad)
     gradients = await backward(upstream, refs[0], *extra, refs[1], *saved)
     for got, expected in zip((y, *gradients), (ty, tx.grad, tw.grad, tb.grad), strict=True):

@@ -24,9 +24,10 @@ def _arguments(case: Case, given: tuple[Any, ...]) -> dict[str, Any]:
 
 
 async def _dense(device: Any, q: Any, k: Any, v: Any, *given: Any, **case: Any) -> Any:
-    return await device.flash_attention.flash_attn_func(
+    out, lse, _ = await device.flash_attention.flash_attn_func(
         q, k, v, return_attn_probs=True, **_arguments(case, given)
     )
+    return out, lse
 
 
 async def _backward(device: Any, *given: Any, **case: Any) -> Any:
@@ -39,9 +40,10 @@ async def _ragged(
     device: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *given: Any, **case: Any
 ) -> Any:
     longest = rows.longest(case)
-    return await device.flash_attention.flash_attn_varlen_func(
+    out, lse, _ = await device.flash_attention.flash_attn_varlen_func(
         q, k, v, cu_q, cu_k, *longest, return_attn_probs=True, **_arguments(case, given)
     )
+    return out, lse
 
 
 async def _ragged_backward(device: Any, *given: Any, **case: Any) -> Any:

@@ -30,7 +30,7 @@ async def test_both_backends_agree(device: Any) -> None:
     found = []
     for backend in ("auto", "cudnn", "kernel"):
         given: Any = {"causal": True, "window_size": (9, -1), "backend": backend}
-        out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+        out, lse, _ = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
         grads = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
         found.append([(await device.get(ref)).astype(float) for ref in (out, lse, *grads)])
     for others in found[1:]:
@@ -44,7 +44,7 @@ async def test_packed(device: Any) -> None:
     packed, pair = await putting(device, whole, whole[:, :, 1:])
     q, k, v = await putting(device, *(whole[:, :, at] for at in range(3)))
     flash = device.flash_attention
-    out, lse = await flash.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    out, lse, _ = await flash.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     expected, logs = (await device.get(out)).astype(float), await device.get(lse)
     grads = await flash.flash_attn_backward(out, q, k, v, out, lse, causal=True)
     for backend in ("auto", "kernel"):
@@ -55,7 +55,7 @@ async def test_packed(device: Any) -> None:
             got = await device.get(await call(*given, causal=True, backend=backend))
             np.testing.assert_allclose(got.astype(float), expected, atol=4e-3)
             by_place = (0.0, None, True, (-1, -1), 0.0, None, False, True)
-            got, kept = await call(*given, *by_place, backend=backend)
+            got, kept, _ = await call(*given, *by_place, backend=backend)
             np.testing.assert_allclose((await device.get(got)).astype(float), expected, atol=4e-3)
             np.testing.assert_allclose(await device.get(kept), logs, atol=4e-3)
         parts = [packed[:, :, at] for at in range(3)]
@@ -80,7 +80,7 @@ async def test_values_behind_the_ends_change_nothing(device: Any, garbage: float
         )
         given: Any = {"seqlens_q": counts, "seqlens_k": counts, "causal": True, "softcap": 2.0}
         flash = device.flash_attention
-        out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+        out, lse, _ = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
         o, logs = await device.get(out), await device.get(lse)
         behind = np.arange(24) >= lengths[:, None, None]
         assert not o[~inside[..., 0, 0]].any()
@@ -209,7 +209,9 @@ async def test_in_a_batch_and_recorded(device: Any) -> None:
     flash = device.flash_attention
     alone = [await device.get(await flash.flash_attn_func(*each, **given)) for each in sets]
     async with device.batch() as batch:
-        out, lse = batch.flash_attention.flash_attn_func(*sets[1], return_attn_probs=True, **given)
+        out, lse, _ = batch.flash_attention.flash_attn_func(
+            *sets[1], return_attn_probs=True, **given
+        )
         grads = batch.flash_attention.flash_attn_backward(out, *sets[1], out, lse, **given)
         plain = batch.flash_attention.flash_attn_func(*sets[1])  # cuDNN's
     np.testing.assert_array_equal(await device.get(out), alone[1])
@@ -225,12 +227,23 @@ async def test_in_a_batch_and_recorded(device: Any) -> None:
     np.testing.assert_array_equal(await device.get(result), alone[1])
 
 
+async def test_return_attn_probs_gives_three_results_by_a_trace_too(device: Any) -> None:
+    q = await device.put(normal(np.random.default_rng(0), 1, 9, 2, 16))
+    for backend in ("cudnn", "kernel"):
+        for _ in range(3):
+            three = await device.flash_attention.flash_attn_func(
+                q, q, q, return_attn_probs=True, backend=backend
+            )
+            assert [each.shape for each in (three.out, three.softmax_lse)] == [q.shape, (1, 2, 9)]
+            assert three.S_dmask is None
+
+
 async def test_results_go_where_they_are_wanted(device: Any) -> None:
     rng = np.random.default_rng(0)
     flash = device.flash_attention
     q, k, v = await putting(device, *[normal(rng, 1, 9, 2, 16) for _ in range(3)])
     out = await device.empty(q.shape, HALF)
-    got, lse = await flash.flash_attn_func(
+    got, lse, _ = await flash.flash_attn_func(
         q, k, v, out=out, return_attn_probs=True, backend="kernel"
     )
     assert got is out
@@ -256,7 +269,7 @@ async def test_dropout_is_the_same_in_both_passes_and_of_what_is_said(device: An
     q, k, v, do = await putting(device, *arrays, eye, np.ones((1, n, 1, n), HALF))
     flash = device.flash_attention
     given: Any = {"dropout_p": p, "seed": 7, "offset": 5, "backend": "kernel"}
-    out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+    out, lse, _ = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
     kept = (await device.get(out))[0, :, 0] != 0
     assert abs(kept.mean() - (1 - p)) < 0.1
     _, _, dv = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
@@ -347,7 +360,7 @@ async def test_bad_arguments(device: Any) -> None:
         (TypeError, "deterministic must be", (q, q, q), {"deterministic": 2}),
         (TypeError, "return_attn_probs must be", (q, q, q), {"return_attn_probs": "yes"}),
         (ValueError, "belong together", (q, q, q), {"seqlens_q": counts}),
-        (ValueError, "out shares memory with q, which flash_attn_func", (q, q, q), {"out": q}),
+        (ValueError, "out shares memory with q, which flash_attention", (q, q, q), {"out": q}),
         (ValueError, "without zeros", (q[:, :0], q, q), {}),
         (Unsupported, "multiples of 8", (odd, odd, odd), {"backend": "kernel"}),
         (TypeError, "out is float32", (q, q, q), {"out": wide, "backend": "kernel"}),

@@ -173,7 +173,7 @@ async def test_sizes_on_the_host(size: int, kernels: HostKernels, monkeypatch: A
                 monkeypatch.undo()
             given: Any = {"causal": True, "backend": "kernel"}
             flash: Any = device.flash_attention
-            out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+            out, lse, _ = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
             grads = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
             found.append([(await device.get(ref)).astype(float) for ref in (out, lse, *grads)])
     assert sum(name.startswith("by_keys") for name in kernels.ran) == (1 if size < 128 else 2)
@@ -212,7 +212,7 @@ async def test_options_on_the_host(
             if numpy:
                 monkeypatch.undo()
             flash: Any = device.flash_attention
-            out, lse = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+            out, lse, _ = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
             grads = await flash.flash_attn_backward(do, q, k, v, out, lse, **given)
             found.append([(await device.get(ref)).astype(float) for ref in (out, lse, *grads)])
     for one, other in zip(*found, strict=True):

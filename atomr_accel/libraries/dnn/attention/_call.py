@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
@@ -372,8 +374,16 @@ class AttentionCall:
         masked = spec.left is not None or spec.right is not None
         return least < (spec.queries if masked else 1)
 
-    def cached(self, plans: PlanCache, names: Sequence[str]) -> GraphCall:
-        """The call without its buffers, which come in the order of ``names``."""
+    def cached(
+        self, plans: PlanCache, names: Sequence[str], called: Mapping[str, str]
+    ) -> GraphCall:
+        """Return the call without its buffers, which come in the order of ``names``.
+
+        Args:
+            plans: keeps the graph.
+            names: names of the buffers in the graph.
+            called: argument names of buffers that have other names in the graph.
+        """
         spec = self.spec
         attention = plans.graph(("attention", spec), lambda: attention_graph(spec))
         ids = attention.ids
@@ -391,7 +401,7 @@ class AttentionCall:
             attention.graph,
             [
                 (ids[name] if name in self.inputs else -1, label)
-                for name, label in zip(names, argument_names(names), strict=True)
+                for name, label in ((name, called.get(name, name)) for name in names)
             ],
             [
                 Output(ids[name], shape, self.out_names.get(name, "out"))
@@ -400,28 +410,51 @@ class AttentionCall:
             tuple(numbers[id_] for id_ in attention.graph.scalars),
             setup,
             updates,
-            strided=frozenset(name for name, _ in spec.strides),
+            strided=frozenset(called.get(name, name) for name, _ in spec.strides),
         )
 
 
-_ARGUMENTS: Final = {
-    "dO": "grad",
-    "new_k": "k",
-    "new_v": "v",
-    "o": "out",
-    "seq_len_kv": "seqlens_k",
-    "seq_len_q": "seqlens_q",
-    "stats": "lse",
-    "table": "block_table",
-}
+ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "dO": "grad",
+        "new_k": "k",
+        "new_v": "v",
+        "o": "out",
+        "seq_len_kv": "seqlens_k",
+        "seq_len_q": "seqlens_q",
+        "stats": "lse",
+        "table": "block_table",
+    }
+)
+"""Argument names of buffers that have other names in graphs."""
+
+CACHES: Final[Mapping[str, str]] = MappingProxyType({"k": "k_cache", "v": "v_cache"})
+"""Argument names of caches, which are the keys and values of a graph."""
 
 
-def argument_names(names: Sequence[str]) -> list[str]:
-    """Return the argument names of buffers, from their names in graphs."""
-    renamed = _ARGUMENTS
-    if "new_k" in names:
-        renamed = {**_ARGUMENTS, "k": "k_cache", "v": "v_cache"}
-    return [renamed.get(name, name) for name in names]
+@final
+class AttentionWork(NamedTuple):
+    """The arguments of a call of attention, before they are checked.
+
+    Attributes:
+        name: name of the request.
+        key: values on which ``make`` depends besides shapes and dtypes; None if it must be
+            called each time.
+        reads: the inputs by the names of the graph's tensors, or of their sources; None for
+            absent ones.
+        outs: buffers for results, as for ``DnnPart._request``.
+        make: checks everything.
+        tune: whether the first run tries all plans.
+        called: argument names of inputs that have other names in ``reads``.
+    """
+
+    name: str
+    key: Hashable
+    reads: Mapping[str, GpuRef | None]
+    outs: Sequence[GpuRef | None]
+    make: Callable[[], AttentionCall]
+    tune: bool = False
+    called: Mapping[str, str] = ARGUMENTS
 
 
 def require(
@@ -610,32 +643,14 @@ class AttentionPart(DnnPart[D]):
     """Base of the facades that call attention: the library, and the caches that it makes."""
 
     def _attend(
-        self,
-        name: str,
-        key: Hashable,
-        names: Sequence[str],
-        given: Sequence[GpuRef | None],
-        outs: Sequence[GpuRef | None],
-        make: Callable[[], AttentionCall],
-        *,
-        sent: Callable[[], None] | None = None,
+        self, work: AttentionWork, *, sent: Callable[[], None] | None = None
     ) -> Request[Any]:
-        """Return the request for a call.
-
-        Args:
-            name: name of the op.
-            key: values on which ``make`` depends besides shapes and dtypes; None if it must be
-                called each time.
-            names: names of the inputs: those of the graph's tensors, or of their sources.
-            given: the inputs; the last ones may be absent.
-            outs: buffers for results, as for ``_request``.
-            make: checks everything.
-            sent: as for ``_request``.
-        """
-        plans = self._plans
+        """Return the request for cuDNN; ``sent`` is as for ``_request``."""
+        plans, names = self._plans, tuple(work.reads)
 
         def check() -> GraphCall:
-            return make().cached(plans, names[: len(given)])
+            return gathered(work.make()).cached(plans, names, work.called)
 
-        whole = None if key is None else (name, key)
-        return self._request(name, whole, given, outs, check, sent=sent)
+        key = None if work.key is None else (work.name, work.key)
+        given = tuple(work.reads.values())
+        return self._request(work.name, key, given, work.outs, check, tune=work.tune, sent=sent)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ...._dtypes import DTYPES
 from ....ops import D
-from ....wire.options import flag, whole
+from ....wire.options import whole
 from ._call import (
+    ARGUMENTS,
+    CACHES,
     FP8,
     HALF,
     NARROW,
@@ -15,6 +18,7 @@ from ._call import (
     Appending,
     AttentionCall,
     AttentionPart,
+    AttentionWork,
     DerivedInput,
     alike,
     columns_of,
@@ -28,10 +32,10 @@ from ._call import (
     steps_of,
 )
 from ._graph import AttentionSpec, rounded_up
-from ._options import Options
+from ._options import BUFFERS, Options, checked, split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ....memory import GpuRef
 
@@ -39,11 +43,170 @@ _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _MOST_INT32: Final = 2**31 - 1
 _LAYOUTS: Final = {"bshd": "batch, sequence, heads, size", "bhsd": "batch, heads, sequence, size"}
+SEQUENCES: Final = ("q", "k", "v", "seq_len_q", "seq_len_kv")
+_LISTS: Final = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+BACKWARD: Final = ("o", "dO", "stats")
+_CACHED: Final = ("q", "k", "v", "new_k", "new_v", "cache_seqlens", "table")
+NOT_CACHED: Final = ("bias", "dropout_p", "seed", "offset", "deterministic")
+"""Options that calls with a cache do not have."""
+
 _PAGES: Final = "pages, page, heads, size"
 
 
 class AttentionCalls(AttentionPart[D]):
-    """Checks arguments, and makes calls of them."""
+    """Checks arguments, and makes calls of them.
+
+    ``dense``, ``ragged``, ``cached`` and their gradients are the one implementation of attention.
+    ``device.dnn`` has cuDNN compute them, and ``device.flash_attention`` what suits the call.
+    """
+
+    _renamed: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Argument names of options that have other names in ``AttentionOptions``."""
+
+    _called: ClassVar[Mapping[str, str]] = ARGUMENTS
+    """Argument names of inputs that have other names in graphs."""
+
+    def _dense_work(
+        self,
+        name: str,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        seqlens: tuple[GpuRef | None, GpuRef | None],
+        options: Any,
+        *,
+        layout: str = "bshd",
+        out: GpuRef | None = None,
+        lse: bool = False,
+    ) -> AttentionWork:
+        """Attention of sequences of one length, or padded; with ``lse`` also its logarithms."""
+
+        def make() -> AttentionCall:
+            chosen = checked(name, options, called=self._renamed)
+            call = self._dense(q, k, v, *seqlens, layout, chosen, backward=False)
+            return forward(call, self._shape(call.spec), lse=lse)
+
+        values = (layout, lse, seqlens[0] is seqlens[1])
+        return self._work(name, SEQUENCES, (q, k, v, *seqlens), (out,), make, options, values)
+
+    def _dense_grad_work(
+        self,
+        name: str,
+        given: tuple[GpuRef, GpuRef, GpuRef, GpuRef, GpuRef, GpuRef],
+        seqlens: tuple[GpuRef | None, GpuRef | None],
+        options: Any,
+        *,
+        layout: str = "bshd",
+        grads: Sequence[GpuRef] | None = None,
+    ) -> AttentionWork:
+        """The gradients of ``_dense_work``; ``given`` is grad, q, k, v, out and lse."""
+        grad, q, k, v, out, lse = given
+
+        def make() -> AttentionCall:
+            chosen = checked(name, options, called=self._renamed)
+            call = self._dense(q, k, v, *seqlens, layout, chosen, backward=True)
+            spec = call.spec
+            rows = (spec.batch, spec.heads, spec.queries)
+            return self._backward(call, grad, out, lse, self._shape(spec), rows, grads)
+
+        values = (layout, seqlens[0] is seqlens[1], grads is None or len(grads))
+        names, refs = (*SEQUENCES, *BACKWARD), (q, k, v, *seqlens, out, grad, lse)
+        return self._work(name, names, refs, grads or (), make, options, values)
+
+    def _ragged_work(
+        self,
+        name: str,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        lists: tuple[GpuRef, GpuRef],
+        longest: tuple[int, int],
+        block_table: GpuRef | None,
+        options: Any,
+        *,
+        out: GpuRef | None = None,
+        lse: bool = False,
+    ) -> AttentionWork:
+        """Attention of sequences that lie one after the other; ``lse`` as for ``_dense_work``."""
+
+        def make() -> AttentionCall:
+            chosen = checked(name, options, without=("bias",), called=self._renamed)
+            call = self._ragged(q, k, v, lists, longest, block_table, chosen, backward=False)
+            shape = (*q.shape[:2], call.spec.value_size)
+            return forward(call, shape, lse=lse, rows=q.shape[:2])
+
+        values = (lse, lists[0] is lists[1], *longest)
+        names, refs = (*_LISTS, "table"), (q, k, v, *lists, block_table)
+        return self._work(name, names, refs, (out,), make, options, values)
+
+    def _ragged_grad_work(
+        self,
+        name: str,
+        given: tuple[GpuRef, GpuRef, GpuRef, GpuRef, GpuRef, GpuRef],
+        lists: tuple[GpuRef, GpuRef],
+        longest: tuple[int, int],
+        options: Any,
+        *,
+        grads: Sequence[GpuRef] | None = None,
+    ) -> AttentionWork:
+        """The gradients of ``_ragged_work``; ``given`` is as for ``_dense_grad_work``."""
+        grad, q, k, v, out, lse = given
+
+        def make() -> AttentionCall:
+            chosen = checked(name, options, without=("bias",), called=self._renamed)
+            call = self._ragged(q, k, v, lists, longest, None, chosen, backward=True)
+            shape = (*q.shape[:2], call.spec.value_size)
+            return self._backward(call, grad, out, lse, shape, q.shape[:2], grads)
+
+        values = (lists[0] is lists[1], *longest, grads is None or len(grads))
+        names, refs = (*_LISTS, *BACKWARD), (q, k, v, *lists, out, grad, lse)
+        return self._work(name, names, refs, grads or (), make, options, values)
+
+    def _cached_work(
+        self,
+        name: str,
+        q: GpuRef,
+        caches: tuple[GpuRef, GpuRef],
+        new: tuple[GpuRef | None, GpuRef | None],
+        lengths: GpuRef,
+        block_table: GpuRef | None,
+        max_seqlen_k: int | None,
+        options: Any,
+        *,
+        out: GpuRef | None = None,
+        lse: bool = False,
+        dtypes: Any = HALF,
+    ) -> AttentionWork:
+        """Attention with a cache. ``dtypes``: as for ``_cached``; ``lse``: as for others."""
+
+        def make() -> AttentionCall:
+            chosen = checked(name, options, without=NOT_CACHED, called=self._renamed)
+            cached = (q, *caches, *new, lengths, block_table, max_seqlen_k, chosen)
+            call = self._cached(*cached, dtypes=dtypes)
+            return forward(call, self._shape(call.spec), lse=lse)
+
+        values, refs = (lse, max_seqlen_k), (q, *caches, *new, lengths, block_table)
+        called = {**self._called, **CACHES}
+        return self._work(name, _CACHED, refs, (out,), make, options, values, called)
+
+    def _work(
+        self,
+        name: str,
+        names: Sequence[str],
+        refs: Sequence[GpuRef | None],
+        outs: Sequence[GpuRef | None],
+        make: Callable[[], AttentionCall],
+        options: Any,
+        values: Sequence[Any],
+        called: Mapping[str, str] | None = None,
+    ) -> AttentionWork:
+        """A call with its key; ``values`` are the arguments that are neither refs nor options."""
+        key, buffers = split(options, *values)
+        reads = dict(zip((*names, *BUFFERS), (*refs, *buffers), strict=False))
+        tune = options.get("autotune", False)
+        return AttentionWork(
+            f"{self._library}.{name}", key, reads, outs, make, tune, called or self._called
+        )
 
     def _dense(
         self,
@@ -272,14 +435,14 @@ class AttentionCalls(AttentionPart[D]):
         lse: GpuRef,
         shape: tuple[int, ...],
         stats: tuple[int, ...],
-        grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
+        grads: Sequence[GpuRef] | None = None,
     ) -> AttentionCall:
         """Add the inputs and outputs of the backward pass."""
         memory, inputs, spec = self._device.memory, call.inputs, call.spec
         dtype = (DTYPES[spec.dtype],)
-        require(grad, memory, "grad", dtype, shape)
+        require(grad, memory, self._called["dO"], dtype, shape)
         require(out, memory, "out", dtype, shape)
-        require(lse, memory, "lse", (_FLOAT32,), stats)
+        require(lse, memory, self._called["stats"], (_FLOAT32,), stats)
         inputs.update(o=out, dO=grad, stats=lse)
         call.outputs.update(
             {
@@ -294,7 +457,7 @@ class AttentionCalls(AttentionPart[D]):
                 if wanted
             }
         )
-        call.out_names = {name: f"grads ({name})" for name in ("dQ", "dK", "dV")}
+        call.out_names = {name: f"grads ({name.lower()})" for name in ("dQ", "dK", "dV")}
         if grads is not None and len(grads) != 3:
             raise ValueError(f"grads must be three buffers, for q, k and v, not {len(grads)}")
         return call
@@ -321,19 +484,17 @@ def forward(
     call: AttentionCall,
     shape: tuple[int, ...],
     *,
-    return_lse: bool,
-    lse: tuple[int, ...] | None = None,
+    lse: bool,
+    rows: tuple[int, ...] | None = None,
 ) -> AttentionCall:
-    """Add the outputs of the forward pass."""
-    flag(return_lse, "return_lse")
+    """Add the outputs of the forward pass; ``rows`` is the shape of logarithms if not the usual."""
     spec = call.spec
     call.outputs["o"] = shape
-    if return_lse:
-        each = (spec.batch, spec.heads, spec.queries) if lse is None else lse
-        call.outputs["stats"] = each
+    if lse:
+        call.outputs["stats"] = rows or (spec.batch, spec.heads, spec.queries)
     else:
         call.derived.pop("offsets_stats", None)
-    call.spec = spec._replace(stats=return_lse)
+    call.spec = spec._replace(stats=lse)
     return call
 
 

@@ -18,37 +18,47 @@ _WINDOWS: Final = 2
 _INT64: Final = 2**63
 
 
-class AttentionOptions(TypedDict, total=False):
-    """Options of all functions for attention.
+class ExtraOptions(TypedDict, total=False):
+    """Options that the package flash-attn does not have.
+
+    Attributes:
+        align: alignment of queries and keys: ``"bottom_right"`` pairs the last query with the
+            last key, and ``"top_left"`` the first query with the first key.
+        bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
+        sink: float32 of shape (heads,): an additional score for each head, without a value.
+        seed, offset: random numbers that decide which probabilities are set to 0; by default 0,
+            so all calls drop the same ones. The backward pass needs the same numbers.
+        autotune: whether the first run tries all plans of cuDNN and keeps the fastest.
+    """
+
+    align: str
+    bias: GpuRef | None
+    sink: GpuRef | None
+    seed: int
+    offset: int
+    autotune: bool
+
+
+class AttentionOptions(ExtraOptions, total=False):
+    """Options of all functions for attention, with those of ``ExtraOptions``.
 
     Attributes:
         softmax_scale: factor of ``q @ k.T``; by default ``1 / sqrt(size)``.
         causal: whether a query sees no later keys than its own.
         window: number of keys before and after its own that a query sees; -1 for all.
-        align: alignment of queries and keys: ``"bottom_right"`` pairs the last query with the
-            last key, and ``"top_left"`` the first query with the first key.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
         alibi_slopes: float32 of shape (heads,) or (batch, heads): scores become smaller by
             ``slope * distance``. True for the slopes of the paper, with ``causal`` only.
-        bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
-        sink: float32 of shape (heads,): an additional score for each head, without a value.
         dropout_p: the share of probabilities that is set to 0; the others grow.
-        seed, offset: random numbers that decide which probabilities are set to 0. The backward
-            pass needs the same numbers.
         deterministic: whether the backward pass always sums in the same order.
     """
 
     softmax_scale: float | None
     causal: bool
     window: tuple[int, int]
-    align: str
     softcap: float
     alibi_slopes: GpuRef | bool | None
-    bias: GpuRef | None
-    sink: GpuRef | None
     dropout_p: float
-    seed: int
-    offset: int
     deterministic: bool
 
 
@@ -73,6 +83,7 @@ class Options:
     seed: int = 0
     offset: int = 0
     deterministic: bool = False
+    autotune: bool = False
 
     @property
     def left(self) -> int | None:
@@ -160,6 +171,7 @@ _CHECKS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "seed": _number,
     "offset": _number,
     "deterministic": flag,
+    "autotune": flag,
 }
 """Converters from each option to its value in ``Options``. They raise for bad values."""
 

@@ -21,22 +21,23 @@ from ....wire.options import whole
 from ..graph._run import LANE
 from ..wire._sequence_messages import NOTHING, Clear, Grow, Upload
 from ._call import (
+    ARGUMENTS,
+    CACHES,
     HALF,
     Appending,
     AttentionCall,
     AttentionPart,
+    AttentionWork,
     DerivedInput,
     alike,
-    gathered,
     mask_of,
     require,
     scored,
 )
-from ._checked import forward
+from ._checked import NOT_CACHED, forward
 from ._facade import FlashAttention
 from ._graph import AttentionSpec
-from ._options import BUFFERS, AttentionOptions, checked, split
-from ._signatures import attend_op
+from ._options import BUFFERS, AttentionOptions, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -264,7 +265,7 @@ class PagedKVCache(AttentionPart[D]):
 
         return Request(LANE, "dnn.kv_append", prepare)
 
-    @attend_op
+    @op
     def attend(
         self,
         q: GpuRef,
@@ -274,9 +275,8 @@ class PagedKVCache(AttentionPart[D]):
         *,
         layer: int = 0,
         out: GpuRef | None = None,
-        return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef]:
         """Attention of queries to the rows of sequences in a layer, after writing new rows.
 
         As ``flash_attention_with_kvcache``, in one message.
@@ -288,12 +288,10 @@ class PagedKVCache(AttentionPart[D]):
             v: new values, shape (sequences, new, kv_heads, value_size). Both or none.
             layer: number of the layer.
             out: where to put the result. Made if absent.
-            return_lse: whether to return the logarithms of the sums of exponentials.
             **options: see ``AttentionOptions``; no ``bias`` and no dropout.
 
         Returns:
-            Shape (sequences, queries, heads, value_size); with ``return_lse`` also float32
-            (sequences, heads, queries).
+            Shape (sequences, queries, heads, value_size).
 
         Raises:
             ValueError: no such sequences or layer, shapes or options that do not fit.
@@ -303,7 +301,42 @@ class PagedKVCache(AttentionPart[D]):
             GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
             Unsupported: cuDNN does not have this combination.
         """
-        chosen = checked("attend", options, without=_WITHOUT)
+        return self._attend_to("attend", q, sequences, k, v, layer, out, options, lse=False)
+
+    @op
+    def attend_with_lse(
+        self,
+        q: GpuRef,
+        sequences: Sequence[int],
+        k: GpuRef | None = None,
+        v: GpuRef | None = None,
+        *,
+        layer: int = 0,
+        out: GpuRef | None = None,
+        **options: Unpack[AttentionOptions],
+    ) -> Request[tuple[GpuRef, GpuRef]]:
+        """``attend`` with the logarithms of the sums of exponentials of scores.
+
+        Returns:
+            The result, and float32 (sequences, heads, queries).
+        """
+        name = "attend_with_lse"
+        return self._attend_to(name, q, sequences, k, v, layer, out, options, lse=True)
+
+    def _attend_to(
+        self,
+        name: str,
+        q: GpuRef,
+        sequences: Sequence[int],
+        k: GpuRef | None,
+        v: GpuRef | None,
+        layer: int,
+        out: GpuRef | None,
+        options: Any,
+        *,
+        lse: bool,
+    ) -> Request[Any]:
+        chosen = checked(name, options, without=NOT_CACHED)
         if (k is None) != (v is None):
             raise ValueError("k and v belong together: new keys and new values")
         memory = self._device.memory
@@ -327,16 +360,19 @@ class PagedKVCache(AttentionPart[D]):
             spec = spec._replace(scale=chosen.scale(spec.size))
             call.spec = mask_of(spec, chosen, same=False, bounded=False)
             shape = (*q.shape[:3], self.v.shape[-1])
-            return forward(gathered(call), shape, return_lse=return_lse)
+            return forward(call, shape, lse=lse)
 
         def sent() -> None:
             for growth in growing:
                 self._commit(growth)
 
         at = self._layer(layer)
-        _, buffers = split(options)
-        given = (q, self.k[at], self.v[at], k, v, *buffers)
-        return self._attend("dnn.kv_attend", None, _ATTENDED, given, (out,), make, sent=sent)
+        scores = {each: getattr(chosen, each) for each in BUFFERS}
+        buffers = {each: ref for each, ref in scores.items() if not isinstance(ref, bool)}
+        reads = {"q": q, "k": self.k[at], "v": self.v[at], "new_k": k, "new_v": v, **buffers}
+        called = {**ARGUMENTS, **CACHES}
+        work = AttentionWork("dnn.kv_attend", None, reads, (out,), make, chosen.autotune, called)
+        return self._attend(work, sent=sent)
 
     def _call(self, q: GpuRef, table: Any, after: Any, layer: int) -> AttentionCall:
         if len(q.shape) != 4 or 0 in q.shape or q.shape[0] != len(after):
@@ -556,10 +592,6 @@ class Caches(FlashAttention[D]):
             return Submission(message, (), (v._block,), finish=finish)
 
         return Request(LANE, "dnn.kv_cache", prepare)
-
-
-_ATTENDED: Final = ("q", "k", "v", "new_k", "new_v", *BUFFERS)
-_WITHOUT: Final = ("bias", "dropout_p", "seed", "offset", "deterministic")
 
 
 def _columns(pages: Iterable[list[int]]) -> int:

@@ -17,9 +17,11 @@ from ....ops import (
     Workspaces,
     picker,
     require_no_alias,
+    require_no_race,
     require_readable,
     require_writable,
 )
+from ....wire.options import flag
 from ....wire.recent import Recent
 from ..wire._graph import Graph, encode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
@@ -226,15 +228,11 @@ class PlanCache:
     """The program's knowledge of plans, and the graphs that facades have made.
 
     Attributes:
-        autotune: whether graphs get the fastest of their plans, found by trying.
-        tf32: whether products of float32 may round their factors.
         workspaces: the plans' scratch memory.
         calls: checked calls, by their signatures (see ``DnnPart._request``).
     """
 
     def __init__(self) -> None:
-        self.autotune = False
-        self.tf32 = False
         self.workspaces: Final = Workspaces(_STREAMS, _SMALL)
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
         self.calls: Final[Recent[Hashable, CachedCall]] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
@@ -261,14 +259,8 @@ class PlanCache:
         return workspace
 
     def still(self, encoded: bytes, workspace: int | None, *, tuned: bool) -> Callable[[], bool]:
-        """Return a function that checks whether settings and ``find`` give the same as now."""
-        settings = self.autotune, self.tf32
-
-        def as_it_was() -> bool:
-            same = settings == (self.autotune, self.tf32)
-            return same and self.find(encoded, tuned=tuned) == workspace
-
-        return as_it_was
+        """Return a function that checks whether ``find`` gives the same as now."""
+        return lambda: self.find(encoded, tuned=tuned) == workspace
 
     def keep(self, device: Home, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
         """Note the host's answer about a plan, and return the bytes of workspace."""
@@ -338,7 +330,7 @@ class DnnPart(Facade[D]):
         make: Callable[[], CachedCall],
         *,
         numbers: tuple[float, ...] = (),
-        tune: bool | None = None,
+        tune: bool = False,
         sent: Callable[[], None] | None = None,
     ) -> Request[Any]:
         """Return a request to run a graph.
@@ -353,9 +345,15 @@ class DnnPart(Facade[D]):
             make: checks arguments, and returns the call that all calls with the same signature
                 share; may be called several times.
             numbers: the graph's numbers, if the call has none.
-            tune: whether to try all plans; by default as ``autotune`` says.
+            tune: whether the first run tries all plans and keeps the fastest.
             sent: called when the message of the call that ``make`` gave last is being sent.
+
+        Raises:
+            TypeError: ``tune`` is not a bool.
+            ValueError: ``tune`` is set on a device that was opened with ``deterministic=True``.
         """
+        if tune is not False:
+            require_no_race(self._device, autotune=flag(tune, "autotune"))
         planned: tuple[bytes, int] | None = None
 
         def prepare(driver: Driver) -> Submission[Any]:
@@ -364,15 +362,14 @@ class DnnPart(Facade[D]):
             if type(call) is not GraphCall:
                 return _fill(driver, call, reads, outs)
             plans = self._plans
-            tuned = plans.autotune if tune is None else tune
             encoded = call.graph.encoded
             if planned is None or planned[0] != encoded:
-                nbytes = plans.find(encoded, tuned=tuned)
-                driver.depends(plans.still(encoded, nbytes, tuned=tuned))
+                nbytes = plans.find(encoded, tuned=tune)
+                driver.depends(plans.still(encoded, nbytes, tuned=tune))
                 if nbytes is None:
-                    nbytes = self._plan(driver, encoded, tuned=tuned, name=name, trial=trial)
+                    nbytes = self._plan(driver, encoded, tuned=tune, name=name, trial=trial)
                 planned = encoded, nbytes
-            run = self._run(driver, call, outs, addresses, numbers, planned[1], tuned=tuned)
+            run = self._run(driver, call, outs, addresses, numbers, planned[1], tuned=tune)
             message, writes, made = run
             if call.updates:
                 _update(call, given, reads, writes)

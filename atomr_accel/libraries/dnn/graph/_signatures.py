@@ -25,12 +25,20 @@ class Build(Protocol[Unknown_co, One_co, More_co]):
     """``build``: the number of its outputs decides the type of the plan's result."""
 
     @overload
-    def __call__(self, /, *, autotune: bool | None = ...) -> Unknown_co: ...
-    @overload
-    def __call__(self, output: Node, /, *, autotune: bool | None = ...) -> One_co: ...
+    def __call__(self, /, *, allow_tf32: bool = ..., autotune: bool = ...) -> Unknown_co: ...
     @overload
     def __call__(
-        self, first: Node, second: Node, /, *others: Node, autotune: bool | None = ...
+        self, output: Node, /, *, allow_tf32: bool = ..., autotune: bool = ...
+    ) -> One_co: ...
+    @overload
+    def __call__(
+        self,
+        first: Node,
+        second: Node,
+        /,
+        *others: Node,
+        allow_tf32: bool = ...,
+        autotune: bool = ...,
     ) -> More_co: ...
 
 

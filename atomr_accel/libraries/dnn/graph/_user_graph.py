@@ -286,15 +286,18 @@ class Graph(Facade[D], Operations):
         self._outputs.append((called, symbol))
 
     @build_op
-    def build(self, *outputs: Node, autotune: bool | None = None) -> Request[Plan[D, OneOrMore]]:
+    def build(
+        self, *outputs: Node, allow_tf32: bool = False, autotune: bool = False
+    ) -> Request[Plan[D, OneOrMore]]:
         """Make a plan.
 
         Args:
             *outputs: results of the plan, in this order; by default the tensors that ``output``
                 was called with. They become outputs if they are not yet. From them type checkers
                 know whether the result is a buffer or a tuple.
-            autotune: try all plans at the first run and keep the fastest; by default as
-                ``device.dnn.autotune`` says.
+            allow_tf32: whether products of float32 may round their factors to ten bits, to run
+                faster.
+            autotune: whether the first run tries all plans and keeps the fastest.
 
         Returns:
             The plan, which runs the graph.
@@ -309,9 +312,9 @@ class Graph(Facade[D], Operations):
         if outputs:
             self._require_outputs(outputs)
         device, plans = self._device, self._plans
-        require_no_race(device, autotune=bool(autotune))
-        graph = EncodedGraph(self._builder.finish(tf32=plans.tf32))
-        tuned = plans.autotune if autotune is None else flag(autotune, "autotune")
+        tuned = flag(autotune, "autotune")
+        require_no_race(device, autotune=tuned)
+        graph = EncodedGraph(self._builder.finish(tf32=flag(allow_tf32, "allow_tf32")))
         plan: Plan[D, OneOrMore] = Plan(
             *(device, plans, graph, self._inputs, self._scalars, self._outputs, self._strided),
             tuned=tuned,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....ops import D, op, require_dtype, require_readable
+from ....wire.options import flag
 from ....wire.options import whole as whole_number
 from ..graph._builder import Builder
 from ..graph._layout import (
@@ -47,7 +48,21 @@ class _Made(NamedTuple):
 
 
 class Convolutions(DnnPart[D]):
-    """Convolutions, in one to three dimensions of space."""
+    """Convolutions, in one to three dimensions of space.
+
+    ``allow_tf32`` lets convolutions of float32 round their factors to ten bits, to run faster.
+    With ``autotune`` the first run of each graph tries all of its plans and keeps the fastest, as
+    ``torch.backends.cudnn.benchmark`` does; otherwise the vendor's heuristics choose. Gradients
+    take ``grad``, the gradient with respect to the result of ``conv``, first.
+
+    All methods raise:
+        ValueError: shapes, options or a layout that do not fit, or aliasing; ``autotune`` on a
+            device that was opened with ``deterministic=True``.
+        TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
+        Unsupported: cuDNN does not have this combination.
+        GpuRefStale: a ref is of an older generation, or was freed.
+        OutOfMemory: there is not enough memory for the result.
+    """
 
     @op
     def conv(
@@ -62,6 +77,8 @@ class Convolutions(DnnPart[D]):
         groups: int = 1,
         activation: str | None = None,
         layout: str | None = None,
+        allow_tf32: bool = False,
+        autotune: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Cross-correlation of images with filters, as ``torch.nn.functional.conv2d``.
@@ -84,17 +101,12 @@ class Convolutions(DnnPart[D]):
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, which is the faster one on
                 tensor cores; for other dimensions ``"NCW"``, ``"NWC"``, ``"NCDHW"``,
                 ``"NDHWC"``.
+            allow_tf32: see the class.
+            autotune: see the class.
             out: where the result goes.
 
         Returns:
             (N, K, ...) or (N, ..., K), of the dtype of ``x``.
-
-        Raises:
-            ValueError: shapes, options or a layout that do not fit, or aliasing.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: there is not enough memory for the result.
         """
         node = _activation(activation)
 
@@ -112,13 +124,14 @@ class Convolutions(DnnPart[D]):
                 ids.append(shift.id)
             if node is not None:
                 y = builder.node(node, input=y)["y"]
-            return self._made(builder, ids, y, x, last)
+            return self._made(builder, ids, y, x, last, allow_tf32)
 
         given = [(x, "x"), (w, "w")]
         if bias is not None:
             given.append((bias, "bias"))
         options = (stride, padding, dilation, groups, node)
-        return self._conv("conv", given, options, layout, out, make)
+        choices = (allow_tf32, autotune)
+        return self._conv("conv", given, options, layout, out, make, *choices)
 
     @op
     def conv_transpose(
@@ -133,6 +146,8 @@ class Convolutions(DnnPart[D]):
         dilation: Steps = 1,
         groups: int = 1,
         layout: str | None = None,
+        allow_tf32: bool = False,
+        autotune: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Transposed convolution, as ``torch.nn.functional.conv_transpose2d``.
@@ -150,19 +165,14 @@ class Convolutions(DnnPart[D]):
             dilation: steps between the taps of a filter.
             groups: number of groups that channels are split into.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
+            allow_tf32: see the class.
+            autotune: see the class.
             out: where the result goes.
 
         Returns:
             (N, K, ...) or (N, ..., K). The size of a dimension is
             ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``,
             where ``s`` is that of ``x``.
-
-        Raises:
-            ValueError: shapes, options or a layout that do not fit, or aliasing.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: there is not enough memory for the result.
         """
 
         def make(last: bool) -> _Made:
@@ -199,16 +209,17 @@ class Convolutions(DnnPart[D]):
                 shift = per_channel(builder, bias, len(x.shape), last=last)
                 y = builder.node("add", a=y, b=shift)["y"]
                 ids.append(shift.id)
-            return self._made(builder, ids, y, x, last)
+            return self._made(builder, ids, y, x, last, allow_tf32)
 
         given = [(x, "x"), (w, "w")]
         if bias is not None:
             given.append((bias, "bias"))
         options = (stride, padding, output_padding, dilation, groups)
-        return self._conv("conv_transpose", given, options, layout, out, make)
+        choices = (allow_tf32, autotune)
+        return self._conv("conv_transpose", given, options, layout, out, make, *choices)
 
     @op
-    def conv_grad_input(
+    def conv_input_grad(
         self,
         grad: GpuRef,
         w: GpuRef,
@@ -219,6 +230,8 @@ class Convolutions(DnnPart[D]):
         dilation: Steps = 1,
         groups: int = 1,
         layout: str | None = None,
+        allow_tf32: bool = False,
+        autotune: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Gradient of ``conv`` with respect to its images, as ``torch.nn.grad.conv2d_input``.
@@ -235,17 +248,12 @@ class Convolutions(DnnPart[D]):
             dilation: steps between the taps of a filter.
             groups: number of groups that channels are split into.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
+            allow_tf32: see the class.
+            autotune: see the class.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
-
-        Raises:
-            ValueError: shapes, options or a layout that do not fit, or aliasing.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: there is not enough memory for the result.
         """
         sizes = tuple(shape)
 
@@ -256,17 +264,18 @@ class Convolutions(DnnPart[D]):
             whole = logical(sizes, last=last)
             _check_groups(groups, whole[1], weight.shape[1])
             dx = builder.node("conv_dgrad", loss=loss, filter=weight, shape=whole, **window)
-            return self._made(builder, [loss.id, weight.id], dx["dx"], grad, last)
+            return self._made(builder, [loss.id, weight.id], dx["dx"], grad, last, allow_tf32)
 
         given = [(grad, "grad"), (w, "w")]
         options = (sizes, stride, padding, dilation, groups)
-        return self._conv("conv_grad_input", given, options, layout, out, make)
+        choices = (allow_tf32, autotune)
+        return self._conv("conv_input_grad", given, options, layout, out, make, *choices)
 
     @op
-    def conv_grad_weight(
+    def conv_weight_grad(
         self,
-        x: GpuRef,
         grad: GpuRef,
+        x: GpuRef,
         shape: Sequence[int],
         *,
         stride: Steps = 1,
@@ -274,6 +283,8 @@ class Convolutions(DnnPart[D]):
         dilation: Steps = 1,
         groups: int = 1,
         layout: str | None = None,
+        allow_tf32: bool = False,
+        autotune: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Gradient of ``conv`` with respect to its filters, as ``torch.nn.grad.conv2d_weight``.
@@ -281,8 +292,8 @@ class Convolutions(DnnPart[D]):
         Vendor operation: ``conv_wgrad``.
 
         Args:
-            x: the images.
             grad: the gradient with respect to the result of ``conv``.
+            x: the images.
             shape: the shape of the filters.
             stride: steps of the filter; a number, or one for each dimension.
             padding: zeros around the image: a number; a number or a pair (before, after)
@@ -290,17 +301,12 @@ class Convolutions(DnnPart[D]):
             dilation: steps between the taps of a filter.
             groups: number of groups that channels are split into.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
+            allow_tf32: see the class.
+            autotune: see the class.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
-
-        Raises:
-            ValueError: shapes, options or a layout that do not fit, or aliasing.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: there is not enough memory for the result.
         """
         sizes = tuple(shape)
 
@@ -311,14 +317,15 @@ class Convolutions(DnnPart[D]):
             whole = logical(sizes, last=last)
             _check_groups(groups, image_.shape[1], whole[1])
             dw = builder.node("conv_wgrad", image=image_, loss=loss, shape=whole, **window)
-            return self._made(builder, [image_.id, loss.id], dw["dw"], x, last)
+            return self._made(builder, [loss.id, image_.id], dw["dw"], x, last, allow_tf32)
 
-        given = [(x, "x"), (grad, "grad")]
+        given = [(grad, "grad"), (x, "x")]
         options = (sizes, stride, padding, dilation, groups)
-        return self._conv("conv_grad_weight", given, options, layout, out, make)
+        choices = (allow_tf32, autotune)
+        return self._conv("conv_weight_grad", given, options, layout, out, make, *choices)
 
     @op
-    def conv_grad_bias(
+    def conv_bias_grad(
         self, grad: GpuRef, *, layout: str | None = None, out: GpuRef | None = None
     ) -> Request[GpuRef]:
         """Gradient of ``conv`` with respect to its bias: the sum over images and space.
@@ -332,13 +339,6 @@ class Convolutions(DnnPart[D]):
 
         Returns:
             (K,), float32, or float64 for float64.
-
-        Raises:
-            ValueError: shapes, options or a layout that do not fit, or aliasing.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: there is not enough memory for the result.
         """
 
         def make(last: bool) -> _Made:
@@ -350,7 +350,7 @@ class Convolutions(DnnPart[D]):
             graph = EncodedGraph(builder.finish())
             return _Made(graph, (loss.id,), total.id, (loss.shape[1],))
 
-        return self._conv("conv_grad_bias", [(grad, "grad")], (), layout, out, make)
+        return self._conv("conv_bias_grad", [(grad, "grad")], (), layout, out, make)
 
     def _conv(
         self,
@@ -360,14 +360,16 @@ class Convolutions(DnnPart[D]):
         layout: str | None,
         out: GpuRef | None,
         make: Callable[[bool], _Made],
+        allow_tf32: bool = False,
+        autotune: bool = False,
     ) -> Request[GpuRef]:
         """Return the request for a convolution, whose graph is made for each new signature."""
-        plans, device = self._plans, self._device
+        memory, tf32 = self._device.memory, flag(allow_tf32, "allow_tf32")
 
         def check() -> GraphCall:
             x, first = given[0]
             for ref, called in given:
-                require_readable(ref, device.memory, called)
+                require_readable(ref, memory, called)
             for ref, called in given:
                 require_float(ref, called)
                 require_dtype(ref, x.dtype, called, first)
@@ -376,9 +378,9 @@ class Convolutions(DnnPart[D]):
             reads = zip(made.inputs, names, strict=True)
             return GraphCall(made.graph, reads, (Output(made.output, made.shape),))
 
-        key = (name, exact(options), layout, plans.tf32)
+        key = (name, exact(options), layout, tf32)
         refs = [ref for ref, _ in given]
-        return self._request(f"dnn.{name}", key, refs, (out,), check)
+        return self._request(f"dnn.{name}", key, refs, (out,), check, tune=autotune)
 
     def _made(
         self,
@@ -387,9 +389,10 @@ class Convolutions(DnnPart[D]):
         y: Symbol,
         x: GpuRef,
         last: bool,
+        allow_tf32: bool,
     ) -> _Made:
         builder.output(y, x.dtype)
-        graph = EncodedGraph(builder.finish(tf32=self._plans.tf32))
+        graph = EncodedGraph(builder.finish(tf32=allow_tf32))
         return _Made(graph, tuple(ids), y.id, physical(y.shape, last=last))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
 from ....ops import D, op
-from ....wire.options import flag, real, whole
+from ....wire.options import real, whole
 from ..graph._builder import Builder
 from ..graph._layout import per_channel
 from ..wire._nodes import wider
@@ -19,13 +19,6 @@ from ._norm_graphs import (
     parameters_of,
     plane_of,
     require_parameter,
-)
-from ._signatures import (
-    batch_norm_op,
-    group_norm_op,
-    instance_norm_op,
-    layer_norm_op,
-    rms_norm_op,
 )
 
 if TYPE_CHECKING:
@@ -39,13 +32,56 @@ _RUNNING: Final = {3: "running_mean", 4: "running_var"}
 class Normalizations(NormalizationPart[D]):
     """Normalisations, forward and backward.
 
-    With ``training=True`` the statistics come back too; the gradients want them. They, and
-    the gradients of parameters of batch norm, are float32, or float64 for float64.
-    Parameters have the dtype of ``x`` or that of statistics; batch norm's have the latter.
+    Methods ``..._train`` also return the statistics, which the gradients take. These, and the
+    gradients of parameters of batch norm, are float32, or float64 for float64. Parameters have
+    the dtype of ``x`` or that of statistics; batch norm's have the latter. ``layout`` is
+    ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions. ``eps`` is
+    added to the variance. Gradients take ``grad``, the gradient with respect to the result, and
+    return those with respect to ``x``, ``weight`` and ``bias``.
+
+    All methods raise:
+        ValueError: shapes, numbers or a layout that do not fit, or aliasing.
+        TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
+        Unsupported: the device does not have this combination.
+        GpuRefStale: a ref is of an older generation, or was freed.
     """
 
-    @batch_norm_op
+    @op
     def batch_norm(
+        self,
+        x: GpuRef,
+        running_mean: GpuRef,
+        running_var: GpuRef,
+        weight: GpuRef,
+        bias: GpuRef,
+        *,
+        eps: float = 1e-5,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Normalise each channel by running statistics.
+
+        As ``torch.nn.functional.batch_norm`` without ``training``. Vendor operation:
+        ``batchnorm_inference``.
+
+        Args:
+            x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C); (N, C) too.
+            running_mean: (C,), which is subtracted.
+            running_var: (C,), the variance.
+            weight: (C,), the factor of each channel.
+            bias: (C,), the term added to each channel.
+            eps: added to the variance.
+            layout: see the class.
+            out: where the result goes.
+
+        Returns:
+            The result, of the shape and dtype of ``x``.
+        """
+        running = (running_mean, running_var)
+        return self._batch_norm(x, *running, weight, bias, False, 0.0, eps, layout, out)
+
+    @op
+    def batch_norm_train(
         self,
         x: GpuRef,
         running_mean: GpuRef | None,
@@ -53,46 +89,55 @@ class Normalizations(NormalizationPart[D]):
         weight: GpuRef,
         bias: GpuRef,
         *,
-        training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
-        """Normalise each channel over batch and space, as ``torch.nn.functional.batch_norm``.
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """Normalise each channel over batch and space, by its own statistics.
 
-        Vendor operations: ``batchnorm`` in training, else ``batchnorm_inference``.
+        As ``torch.nn.functional.batch_norm`` with ``training=True``. Vendor operation:
+        ``batchnorm``.
 
         Args:
-            x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C); (N, C) too.
-            running_mean: (C,). In training it moves towards the mean of the batch, in
-                place, by ``momentum``; None for none. Otherwise it is subtracted.
-            running_var: (C,); the same for the variance, unbiased in training.
+            x: as for ``batch_norm``, with at least two values for each channel.
+            running_mean: (C,). It moves towards the mean of the batch, in place, by
+                ``momentum``; None for none.
+            running_var: (C,); the same for the unbiased variance. Both or none.
             weight: (C,), the factor of each channel.
             bias: (C,), the term added to each channel.
-            training: use the statistics of the batch, and return them.
             momentum: how far running statistics move.
             eps: added to the variance.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
+            layout: see the class.
             out: where the result goes.
 
         Returns:
-            The result, of the shape and dtype of ``x``; in training a tuple of it, the
-            mean and the inverse standard deviation, both (C,).
+            The result, the mean and the inverse standard deviation, both (C,).
 
         Raises:
-            ValueError: shapes, numbers or a layout that do not fit, aliasing; training with
-                one value for each channel, which has no variance.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: running statistics that are sealed, in training.
+            GpuRefSealed: running statistics are sealed.
         """
-        flag(training, "training")
+        running = (running_mean, running_var)
+        return self._batch_norm(x, *running, weight, bias, True, momentum, eps, layout, out)
+
+    def _batch_norm(
+        self,
+        x: GpuRef,
+        running_mean: GpuRef | None,
+        running_var: GpuRef | None,
+        weight: GpuRef,
+        bias: GpuRef,
+        training: bool,
+        momentum: float,
+        eps: float,
+        layout: str | None,
+        out: GpuRef | None,
+    ) -> Request[Any]:
         running = running_mean is not None or running_var is not None
         if (running or not training) and (running_mean is None or running_var is None):
             raise ValueError(
-                "running_mean and running_var come together, and without training both are needed"
+                "running_mean and running_var come together, and batch_norm needs both; "
+                "batch_norm_train takes None for both"
             )
         given: Given = {"x": x, "weight": weight, "bias": bias}
         if running_mean is not None and running_var is not None:
@@ -171,12 +216,6 @@ class Normalizations(NormalizationPart[D]):
 
         Returns:
             The gradients with respect to ``x``, ``weight`` and ``bias``.
-
-        Raises:
-            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -185,18 +224,17 @@ class Normalizations(NormalizationPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._per_channel_grad("batchnorm", given, shapes, layout)
 
-    @instance_norm_op
+    @op
     def instance_norm(
         self,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef,
         *,
-        training: bool = False,
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
+    ) -> Request[GpuRef]:
         """Normalise each channel of each image, as ``torch.nn.functional.instance_norm``.
 
         Vendor operation: ``instancenorm``.
@@ -205,22 +243,32 @@ class Normalizations(NormalizationPart[D]):
             x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C).
             weight: (C,), the factor of each channel.
             bias: (C,), the term added to each channel.
-            training: return the statistics, too.
             eps: added to the variance.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
-            The result; in training a tuple of it, the mean and the inverse standard
-            deviation, both (N, C).
-
-        Raises:
-            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
+            The result, of the shape and dtype of ``x``.
         """
-        return self._per_channel("instancenorm", x, weight, bias, training, eps, layout, out)
+        return self._per_channel("instancenorm", x, weight, bias, False, eps, layout, out)
+
+    @op
+    def instance_norm_train(
+        self,
+        x: GpuRef,
+        weight: GpuRef,
+        bias: GpuRef,
+        *,
+        eps: float = 1e-5,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """``instance_norm`` with the statistics that its gradient takes.
+
+        Returns:
+            The result, the mean and the inverse standard deviation, both (N, C).
+        """
+        return self._per_channel("instancenorm", x, weight, bias, True, eps, layout, out)
 
     @op
     def instance_norm_grad(
@@ -247,12 +295,6 @@ class Normalizations(NormalizationPart[D]):
 
         Returns:
             The gradients with respect to ``x``, ``weight`` and ``bias``.
-
-        Raises:
-            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -261,7 +303,7 @@ class Normalizations(NormalizationPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._per_channel_grad("instancenorm", given, shapes, layout)
 
-    @group_norm_op
+    @op
     def group_norm(
         self,
         x: GpuRef,
@@ -269,11 +311,10 @@ class Normalizations(NormalizationPart[D]):
         weight: GpuRef,
         bias: GpuRef,
         *,
-        training: bool = False,
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
+    ) -> Request[GpuRef]:
         """Normalise groups of channels of each image, as ``torch.nn.functional.group_norm``.
 
         cuDNN has no group norm; on CUDA this is a kernel of this package.
@@ -283,24 +324,38 @@ class Normalizations(NormalizationPart[D]):
             num_groups: number of groups, which must divide the channels.
             weight: (C,), the factor of each channel.
             bias: (C,), the term added to each channel.
-            training: return the statistics, too.
             eps: added to the variance.
             layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
             out: where the result goes.
 
         Returns:
-            The result; in training a tuple of it, the mean and the inverse standard
-            deviation, both (N, num_groups).
-
-        Raises:
-            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
+            The result, of the shape and dtype of ``x``.
         """
         groups = whole(num_groups, "num_groups", 1)
         return self._per_channel(
-            "groupnorm", x, weight, bias, training, eps, layout, out, groups=groups
+            "groupnorm", x, weight, bias, False, eps, layout, out, groups=groups
+        )
+
+    @op
+    def group_norm_train(
+        self,
+        x: GpuRef,
+        num_groups: int,
+        weight: GpuRef,
+        bias: GpuRef,
+        *,
+        eps: float = 1e-5,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """``group_norm`` with the statistics that its gradient takes.
+
+        Returns:
+            The result, the mean and the inverse standard deviation, both (N, num_groups).
+        """
+        groups = whole(num_groups, "num_groups", 1)
+        return self._per_channel(
+            "groupnorm", x, weight, bias, True, eps, layout, out, groups=groups
         )
 
     @op
@@ -328,12 +383,6 @@ class Normalizations(NormalizationPart[D]):
 
         Returns:
             The gradients with respect to ``x``, ``weight`` and ``bias``.
-
-        Raises:
-            ValueError: shapes, numbers or a layout that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
         """
         groups = whole(num_groups, "num_groups", 1)
 
@@ -344,17 +393,16 @@ class Normalizations(NormalizationPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._per_channel_grad("groupnorm", given, shapes, layout, groups=groups)
 
-    @layer_norm_op
+    @op
     def layer_norm(
         self,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef,
         *,
-        training: bool = False,
         eps: float = 1e-5,
         out: GpuRef | None = None,
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
+    ) -> Request[GpuRef]:
         """Normalise over the last dimensions, as ``torch.nn.functional.layer_norm``.
 
         Vendor operation: ``layernorm``.
@@ -364,22 +412,33 @@ class Normalizations(NormalizationPart[D]):
             weight: the factor of normalised numbers. Its shape determines the dimensions over
                 which they are normalised.
             bias: the term that is added; of the shape of ``weight``.
-            training: return the statistics, too.
             eps: added to the variance.
             out: where the result goes.
 
         Returns:
-            The result; in training a tuple of it, the mean and the inverse standard
-            deviation, both of the leading dimensions of ``x``.
-
-        Raises:
-            ValueError: shapes or numbers that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
+            The result, of the shape and dtype of ``x``.
         """
         given = {"x": x, "weight": weight, "bias": bias}
-        return self._rows("layernorm", given, eps, out, training=training)
+        return self._rows("layernorm", given, eps, out, training=False)
+
+    @op
+    def layer_norm_train(
+        self,
+        x: GpuRef,
+        weight: GpuRef,
+        bias: GpuRef,
+        *,
+        eps: float = 1e-5,
+        out: GpuRef | None = None,
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """``layer_norm`` with the statistics that its gradient takes.
+
+        Returns:
+            The result, the mean and the inverse standard deviation, both of the leading
+            dimensions of ``x``.
+        """
+        given = {"x": x, "weight": weight, "bias": bias}
+        return self._rows("layernorm", given, eps, out, training=True)
 
     @op
     def layer_norm_grad(
@@ -398,27 +457,20 @@ class Normalizations(NormalizationPart[D]):
 
         Returns:
             The gradients with respect to ``x``, ``weight`` and ``bias``.
-
-        Raises:
-            ValueError: shapes or numbers that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
         """
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._rows_grad("layernorm", given)
 
-    @rms_norm_op
+    @op
     def rms_norm(
         self,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef | None = None,
         *,
-        training: bool = False,
         eps: float = 1e-6,
         out: GpuRef | None = None,
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+    ) -> Request[GpuRef]:
         """Divide by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
         Vendor operation: ``rmsnorm``.
@@ -428,24 +480,32 @@ class Normalizations(NormalizationPart[D]):
             weight: the factor of the quotients. Its shape determines the dimensions over which
                 the mean is taken.
             bias: the term that is added; of the shape of ``weight``.
-            training: return the statistics, too.
             eps: added to the mean square.
             out: where the result goes.
 
         Returns:
-            The result; in training a tuple of it and the inverse root mean square, of the
-            leading dimensions of ``x``.
-
-        Raises:
-            ValueError: shapes or numbers that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
+            The result, of the shape and dtype of ``x``.
         """
-        given = {"x": x, "weight": weight}
-        if bias is not None:
-            given["bias"] = bias
-        return self._rows("rmsnorm", given, eps, out, training=training)
+        given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
+        return self._rows("rmsnorm", given, eps, out, training=False)
+
+    @op
+    def rms_norm_train(
+        self,
+        x: GpuRef,
+        weight: GpuRef,
+        bias: GpuRef | None = None,
+        *,
+        eps: float = 1e-6,
+        out: GpuRef | None = None,
+    ) -> Request[tuple[GpuRef, GpuRef]]:
+        """``rms_norm`` with the statistics that its gradient takes.
+
+        Returns:
+            The result and the inverse root mean square, of the leading dimensions of ``x``.
+        """
+        given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
+        return self._rows("rmsnorm", given, eps, out, training=True)
 
     @op
     def rms_norm_grad(
@@ -454,9 +514,7 @@ class Normalizations(NormalizationPart[D]):
         x: GpuRef,
         weight: GpuRef,
         inv_variance: GpuRef,
-        *,
-        has_bias: bool = False,
-    ) -> Request[tuple[GpuRef, ...]]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """The gradients of ``rms_norm``.
 
         Vendor operation: ``rmsnorm_backward``.
@@ -466,19 +524,12 @@ class Normalizations(NormalizationPart[D]):
             x: the array that was normalised.
             weight: the parameter of the forward pass.
             inv_variance: the statistic that came with the result.
-            has_bias: whether to return the gradient with respect to the bias.
 
         Returns:
-            The gradients with respect to ``x`` and ``weight``, and with ``has_bias`` to ``bias``.
-
-        Raises:
-            ValueError: shapes or numbers that do not fit, or aliasing.
-            TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-            Unsupported: the device does not have this combination.
-            GpuRefStale: a ref is of an older generation, or was freed.
+            The gradients with respect to ``x``, ``weight`` and ``bias``.
         """
         given = _backward_given(grad, x, weight, None, inv_variance)
-        return self._rows_grad("rmsnorm", given, has_dbias=flag(has_bias, "has_bias"))
+        return self._rows_grad("rmsnorm", given, has_dbias=True)
 
 
 def _backward_given(

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ....ops import D, require_dtype, require_readable
-from ....wire.options import flag, real
+from ....wire.options import real
 from ..graph._builder import Builder
 from ..graph._layout import is_last, logical, per_channel, require_float
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
@@ -55,7 +55,6 @@ class NormalizationPart(DnnPart[D]):
         **attributes: int,
     ) -> Request[Any]:
         """A normalisation with parameters for each channel and statistics for each image."""
-        flag(training, "training")
         epsilon = real(eps, "eps", least=0)
         given = {"x": x, "weight": weight, "bias": bias}
 
@@ -119,7 +118,6 @@ class NormalizationPart(DnnPart[D]):
         self, op: str, given: Given, eps: float, out: GpuRef | None, *, training: bool
     ) -> Request[Any]:
         """A normalisation over the last dimensions."""
-        flag(training, "training")
         epsilon = real(eps, "eps", least=0)
         x, weight = given["x"], given["weight"]
 

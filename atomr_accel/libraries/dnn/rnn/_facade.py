@@ -37,7 +37,7 @@ class RnnOutput(NamedTuple):
         y: output of the last layer at each step; zeros behind the end of a sequence.
         hn: the last hidden states, (layers * directions, batch, output size).
         cn: an LSTM's last cell states; None for other networks.
-        tape: input of ``backward``; None unless ``training``.
+        tape: input of ``forward_grad``; None unless ``training``.
     """
 
     y: GpuRef
@@ -194,7 +194,7 @@ class Rnn(Facade[D]):
             lengths: steps of each sequence; by default all of them. Packed ones need them,
                 in descending order.
             layout: see ``x``.
-            training: whether ``backward`` follows.
+            training: whether ``forward_grad`` follows.
             seed: seed of the dropout between layers, which happens only in training. Masks
                 differ between backends.
 
@@ -242,20 +242,20 @@ class Rnn(Facade[D]):
         return Request(LANE, "dnn.rnn", prepare)
 
     @op
-    def backward(
+    def forward_grad(
         self,
+        grad: GpuRef,
         tape: RnnTape | None,
-        dy: GpuRef,
         dhn: GpuRef | None = None,
         dcn: GpuRef | None = None,
     ) -> Request[RnnGradients]:
-        """The gradients of a run.
+        """The gradients of ``forward``.
 
         Vendor functions: ``cudnnRNNBackwardData_v8`` and ``cudnnRNNBackwardWeights_v8``.
 
         Args:
+            grad: gradient with respect to ``y``; ignored behind the end of a sequence.
             tape: tape of a run with ``training=True``; it can be used once.
-            dy: gradient with respect to ``y``; ignored behind the end of a sequence.
             dhn: gradient with respect to the last hidden states; zeros if absent.
             dcn: gradient with respect to an LSTM's last cell states; zeros if absent.
 
@@ -283,7 +283,7 @@ class Rnn(Facade[D]):
                 for ref in kept
                 if ref is not None
             ]
-            reads.append(self._checked(dy, "dy", tape.y.shape))
+            reads.append(self._checked(grad, "grad", tape.y.shape))
             states = {"dhn": (dhn, spec.output_size), "dcn": (dcn, spec.hidden_size)}
             for name, (ref, size) in states.items():
                 if ref is not None:
@@ -295,7 +295,7 @@ class Rnn(Facade[D]):
             work = driver.output((tape.sizes[1],), _UINT8) if tape.sizes[1] else None
             message = RnnBackward(
                 self._message(tape, [work, None], training=True),
-                *map(_address, (dy, dhn, dcn, dx, dh0, dc0, dweights)),
+                *map(_address, (grad, dhn, dcn, dx, dh0, dc0, dweights)),
             )
             made = (dx, dh0, dc0, dweights, work, tape.reserve)
             writes = [ref._block for ref in made if ref is not None]

@@ -55,7 +55,7 @@ async def test_bad_arguments(device: Any) -> None:
             await dnn.flash_attention(*args, **options)
     with pytest.raises(ValueError, match="shares memory with"):
         await dnn.flash_attention(q, q, q, out=q)
-    out, lse = await dnn.flash_attention(q, q, q, return_lse=True)
+    out, lse = await dnn.flash_attention_with_lse(q, q, q)
     with pytest.raises(ValueError, match=r"lse must have shape \(2, 4, 5\)"):
         await dnn.flash_attention_grad(out, q, q, q, out, lse.reshape(4, 2, 5))
     with pytest.raises(TypeError, match="grad must be float16"):

@@ -30,7 +30,7 @@ async def test_dropout_is_the_same_in_both_passes(device: Any) -> None:
     v = np.broadcast_to(np.eye(n, dtype=HALF)[None, :, None], (1, n, 2, n))
     refs: Any = [await device.put(np.ascontiguousarray(array)) for array in (q, k, v, do)]
     given: Any = {"dropout_p": p, "seed": 7, "offset": 20}
-    out, lse = await device.dnn.flash_attention(*refs[:3], return_lse=True, **given)
+    out, lse = await device.dnn.flash_attention_with_lse(*refs[:3], **given)
     o = (await device.get(out)).astype(float)
     scale = 1 / np.sqrt(n)
     exact = np.stack(
@@ -79,9 +79,7 @@ async def test_in_a_batch(device: Any) -> None:
         await device.dnn.flash_attention_varlen(q, k, v, cu, cu, 5, 5, causal=True)
     )
     async with device.batch() as batch:
-        out, lse = batch.dnn.flash_attention_varlen(
-            q, k, v, cu, cu, 5, 5, causal=True, return_lse=True
-        )
+        out, lse = batch.dnn.flash_attention_varlen_with_lse(q, k, v, cu, cu, 5, 5, causal=True)
         grads = batch.dnn.flash_attention_varlen_grad(
             out, q, k, v, out, lse, cu, cu, 5, 5, causal=True
         )
@@ -126,10 +124,9 @@ async def test_trying_all_plans_changes_no_result(device: Any) -> None:
     cache = await device.dnn.kv_cache(4, 8, 2, 16, dtype=HALF)
     sequence = cache.new()
     row = q.reshape(1, 9, 2, 16)
-    device.dnn.autotune = True
-    tuned = await device.get(await device.dnn.flash_attention_varlen(*given, causal=True))
-    out = await cache.attend(row, [sequence], row, v.reshape(1, 9, 2, 16), causal=True)
-    device.dnn.autotune = False
+    options: Any = {"causal": True, "autotune": True}
+    tuned = await device.get(await device.dnn.flash_attention_varlen(*given, **options))
+    out = await cache.attend(row, [sequence], row, v.reshape(1, 9, 2, 16), **options)
     compare(tuned, Near(plain.astype(float)), HALF)
     assert cache.length(sequence) == 9  # once, and not once more for trying
     own = await device.dnn.flash_attention(row, row, v.reshape(1, 9, 2, 16), causal=True)
@@ -162,7 +159,7 @@ async def test_heads_first(device: Any) -> None:
 async def test_gradients_go_where_they_are_wanted(device: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v, do = [await device.put(normal(rng, 1, 9, 2, 16)) for _ in range(4)]
-    out, lse = await device.dnn.flash_attention(q, k, v, return_lse=True)
+    out, lse = await device.dnn.flash_attention_with_lse(q, k, v)
     grads = tuple([await device.empty(q.shape, HALF) for _ in range(3)])
     got: Any = await device.dnn.flash_attention_grad(do, q, k, v, out, lse, grads=grads)
     assert all(one is other for one, other in zip(got, grads, strict=True))
@@ -202,7 +199,7 @@ async def test_beside_torch(device: Any, size: int, *, causal: bool) -> None:
     exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal)
     exact.backward(do.detach())
     refs: Any = [await device.put(each) for each in host]
-    out, lse = await device.dnn.flash_attention(*refs[:3], causal=causal, return_lse=True)
+    out, lse = await device.dnn.flash_attention_with_lse(*refs[:3], causal=causal)
     grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], out, lse, causal=causal)
     for ref, tensor in zip((out, *grads), (exact, q.grad, k.grad, v.grad), strict=True):
         assert tensor is not None

@@ -148,7 +148,7 @@ async def test_new_rows_and_attention_in_one_call(device: Device) -> None:
         k, v = model.fresh(2, new)
         q = model.rng.uniform(-1, 1, (2, new, 4, SIZE)).astype(HALF)
         refs = [await device.put(each) for each in (q, k, v)]
-        out, lse = await cache.attend(refs[0], sequences, *refs[1:], causal=True, return_lse=True)
+        out, lse = await cache.attend_with_lse(refs[0], sequences, *refs[1:], causal=True)
         model.write(sequences, 0, k, v)
         model.check_pages()
         got, sums = await device.get(out), await device.get(lse)

@@ -41,8 +41,8 @@ async def test_any_lengths(device: Any, each: list[tuple[int, int]], mask: Mask,
     k, v = normal(rng, sum(keys), 2, 16), normal(rng, sum(keys), 2, 16)
     cu_q, cu_k = ends(queries), ends(keys)
     refs: list[Any] = [await device.put(array) for array in (q, k, v, cu_q, cu_k)]
-    out, lse = await device.dnn.flash_attention_varlen(
-        *refs, MOST, MOST, return_lse=True, **options_of(mask)
+    out, lse = await device.dnn.flash_attention_varlen_with_lse(
+        *refs, MOST, MOST, **options_of(mask)
     )
     parts = [
         attention(a.astype(float), b.astype(float), c.astype(float), mask)
@@ -110,10 +110,11 @@ async def test_sequences_that_fill_their_room_are_what_they_are_without_lengths(
         "seqlens_q": await device.put(np.full(batch, queries, np.int32)),
         "seqlens_k": await device.put(np.full(batch, keys, np.int32)),
     }
-    flash, flash_grad = device.dnn.flash_attention, device.dnn.flash_attention_grad
-    out, lse = await flash(q, k, v, layout=layout, return_lse=True)
+    dnn = device.dnn
+    flash, flash_grad = dnn.flash_attention_with_lse, dnn.flash_attention_grad
+    out, lse = await flash(q, k, v, layout=layout)
     plain = (out, lse, *await flash_grad(grad, q, k, v, out, lse, layout=layout))
-    made_out, made_lse = await flash(q, k, v, layout=layout, return_lse=True, **lengths)
+    made_out, made_lse = await flash(q, k, v, layout=layout, **lengths)
     gradients = await flash_grad(grad, q, k, v, out, lse, layout=layout, **lengths)
     for one, other in zip(plain, (made_out, made_lse, *gradients), strict=True):
         expected, found = await device.get(one), await device.get(other)
@@ -144,7 +145,7 @@ async def test_any_padding(
     seqlens = [await device.put(np.array(lasts, np.int32)) for lasts in (ends_q, ends_k)]
     given: Any = {"seqlens_q": seqlens[0], "seqlens_k": seqlens[1], **options}
     refs = [await device.put(array) for array in (q, k, v, do)]
-    out, lse = await device.dnn.flash_attention(*refs[:3], return_lse=True, **given)
+    out, lse = await device.dnn.flash_attention_with_lse(*refs[:3], **given)
     o, stats = [(await device.get(ref)).copy() for ref in (out, lse)]
     for row, rest, last in zip(o, stats, ends_q, strict=True):
         row[last:], rest[:, last:] = behind, behind
@@ -198,7 +199,7 @@ async def test_values_behind_the_ends_have_no_effect(
         if dtype.startswith("float8"):
             o, lse, *_ = await dnn.flash_attention_fp8(q, k, v, scales=forward, **options)
         else:
-            o, lse = await dnn.flash_attention(q, k, v, return_lse=True, **options)
+            o, lse = await dnn.flash_attention_with_lse(q, k, v, **options)
         host, stats = await device.get(o), await device.get(lse)
         o = await device.put(np.where(inside, host, np.array(what, host.dtype)))
         counts = np.arange(16) < lengths[:, None, None]
@@ -240,8 +241,8 @@ async def test_values_behind_the_rows_of_a_cache_have_no_effect(
             if paged:  # page 0 is the second one of the second sequence
                 rows = rows.reshape(4, 8, 2, 16)[[3, 0, 2, 1]]
             refs.append(await device.put(rows))
-        out, lse = await device.dnn.flash_attention_with_kvcache(
-            q, *refs, *new, return_lse=True, **options
+        out, lse = await device.flash_attention.flash_attn_with_kvcache(
+            q, *refs, *new, return_softmax_lse=True, backend="cudnn", **options
         )
         results.append([await device.get(out), await device.get(lse)])
     for one, other in zip(*results, strict=True):
@@ -268,12 +269,11 @@ async def test_stale_values_in_pages_have_no_effect(
         one = q[cu_q[at] : cu_q[at + 1]].astype(float)
         parts.append(attention(one, keys, values, Mask(causal=True)))
     refs = [np.where(used, x, np.array(behind, HALF)) for x in (k, v)]
-    out, lse = await device.dnn.flash_attention_varlen(
+    out, lse = await device.dnn.flash_attention_varlen_with_lse(
         *[await device.put(x) for x in (q, *refs, cu_q, cu_k)],
         *(5, longest),
         block_table=await device.put(table),
         causal=True,
-        return_lse=True,
     )
     o, stats, size = (np.concatenate(part) for part in zip(*parts, strict=True))
     compare(await device.get(out), Near(o, size), HALF)
@@ -307,7 +307,7 @@ async def test_sequences_that_lie_one_after_the_other_do_not_touch(device: Any) 
             array[5:12] = what
         refs = [await device.put(array) for array in arrays]
         given = (ends_, ends_, 8, 8)
-        out, lse = await device.dnn.flash_attention_varlen(*refs[:3], *given, return_lse=True)
+        out, lse = await device.dnn.flash_attention_varlen_with_lse(*refs[:3], *given)
         made = await device.dnn.flash_attention_varlen_grad(refs[3], *refs[:3], out, lse, *given)
         found = [await device.get(ref) for ref in (out, *made)]
         results.append([np.concatenate([each[:5], each[12:]]) for each in found])
@@ -355,7 +355,7 @@ async def test_any_mask(device: Any, lead: tuple[int, int], hidden: float, seed:
     q, k, v, do = (normal(rng, 2, n, 4, 16) for _ in range(4))
     refs: Any = [await device.put(each) for each in (q, k, v, do)]
     given: Any = {"bias": await device.put(bias)}
-    out, lse = await device.dnn.flash_attention(*refs[:3], return_lse=True, **given)
+    out, lse = await device.dnn.flash_attention_with_lse(*refs[:3], **given)
     grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], out, lse, **given)
     o, *got = [await device.get(ref) for ref in (out, *grads)]
     wide = [each.astype(float) for each in (q, k, v, do)]

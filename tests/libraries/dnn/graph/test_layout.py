@@ -89,8 +89,8 @@ def calls_of(conv: Convolution) -> list[Call]:
     x, w, y = random(*conv.x), random(*conv.w), random(*conv.y)
     return [
         ("conv", (x, w), None),
-        ("conv_grad_input", (y, w), conv.x),
-        ("conv_grad_weight", (x, y), conv.w),
+        ("conv_input_grad", (y, w), conv.x),
+        ("conv_weight_grad", (y, x), conv.w),
         ("conv_transpose", (y, w), None),
     ]
 

@@ -118,12 +118,11 @@ async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
 ) -> None:
     frontend.uncapturable = uncapturable
     x, w = await images(device)
-    device.dnn.autotune = True
-    y = await device.dnn.conv(x, w)
+    y = await device.dnn.conv(x, w, autotune=True)
     assert set(frontend.runs) == {0, 1, 2}
     assert frontend.runs[-1] == 2
     runs = len(frontend.runs)
-    await device.dnn.conv(x, w)
+    await device.dnn.conv(x, w, autotune=True)
     assert frontend.runs[runs:] == [2]
     np.testing.assert_array_equal(await device.get(y), np.full((1, 3, 3, 3), 36))
     assert device.dnn.statistics().tuned == 1
@@ -155,11 +154,10 @@ async def test_run_before_tuning_does_not_count_as_tuned(
     device: Device, frontend: FakeFrontend
 ) -> None:
     x, w = await images(device)
-    device.dnn.autotune = True
     async with device.batch() as batch:  # which cannot wait for the answer to tuning
-        batch.dnn.conv(x, w)
+        batch.dnn.conv(x, w, autotune=True)
     assert set(frontend.runs) == {0}
-    await device.dnn.conv(x, w)
+    await device.dnn.conv(x, w, autotune=True)
     assert frontend.runs[-1] == 2
 
 
@@ -214,10 +212,9 @@ async def test_graph_that_cudnn_refuses_to_build_is_computed_all_the_same(
     device: Device, frontend: FakeFrontend, *, tuned: bool
 ) -> None:
     frontend.unbuildable = lambda ops: "mul" in ops
-    device.dnn.autotune = tuned
     graph = device.dnn.graph()
     x = graph.tensor((4,), "int64", name="x")
-    plan = await graph.build(graph.relu(x * 0.5))
+    plan = await graph.build(graph.relu(x * 0.5), autotune=tuned)
     made = await plan(x=await device.put(np.array([-2, 3, 2**40, 7], np.int64)))
     assert (await device.get(made)).tolist() == [0, 1.5, 2**39, 3.5]
 
@@ -295,11 +292,11 @@ async def test_engines_at_fault_are_not_taken(device: Device, frontend: FakeFron
     for padding, first in (((0, 1), (0, 0)), 2), (1, 0):
         rows, columns = (5, 4) if first else (6, 6)
         grad = await device.put(np.ones((1, 3, rows - 1, columns - 1), np.float16))
-        await device.dnn.conv_grad_weight(x, grad, (3, 2, 2, 2), padding=padding)
+        await device.dnn.conv_weight_grad(grad, x, (3, 2, 2, 2), padding=padding)
         assert frontend.runs.pop() == first
     frontend.engines = ("eng70", "eng70", "eng70")
     grad = await device.put(np.ones((1, 3, 3, 3), np.float16))
-    await device.dnn.conv_grad_weight(x, grad, (3, 2, 2, 2))  # by our own kernels
+    await device.dnn.conv_weight_grad(grad, x, (3, 2, 2, 2))  # by our own kernels
     assert not frontend.runs
 
 
@@ -307,8 +304,7 @@ async def test_tuning_leaves_out_engines_at_fault(device: Device, frontend: Fake
     frontend.engines = ("eng0", "eng2", "eng70")
     x = await device.put(np.ones((1, 2, 4, 4), np.float16))
     grad = await device.put(np.ones((1, 3, 3, 3), np.float16))
-    device.dnn.autotune = True
-    await device.dnn.conv_grad_weight(x, grad, (3, 2, 2, 2))
+    await device.dnn.conv_weight_grad(grad, x, (3, 2, 2, 2), autotune=True)
     assert set(frontend.runs) == {0, 1}
     assert frontend.runs[-1] == 1
 

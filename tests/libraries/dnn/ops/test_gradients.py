@@ -30,23 +30,23 @@ async def first(call: Awaitable[Any]) -> Any:
 
 async def conv_grads(d: Any, grad: Any, x: Any, w: Any) -> Any:
     return (
-        await d.conv_grad_input(grad, w, IMAGE, **WINDOW),
-        await d.conv_grad_weight(x, grad, FILTER, **WINDOW),
+        await d.conv_input_grad(grad, w, IMAGE, **WINDOW),
+        await d.conv_weight_grad(grad, x, FILTER, **WINDOW),
     )
 
 
 async def bias_grads(d: Any, grad: Any, x: Any, w: Any, b: Any) -> Any:
-    return (*await conv_grads(d, grad, x, w), await d.conv_grad_bias(grad))
+    return (*await conv_grads(d, grad, x, w), await d.conv_bias_grad(grad))
 
 
 def norm_grads(name: str, *extra: Any, **options: Any) -> Any:
     """A norm's gradients, with the statistics of its forward pass."""
 
     async def compute(d: Any, grad: Any, x: Any, w: Any, b: Any) -> Any:
-        forward, backward = getattr(d, f"{name}_norm"), getattr(d, f"{name}_norm_grad")
+        forward, backward = getattr(d, f"{name}_norm_train"), getattr(d, f"{name}_norm_grad")
         running = (None, None) if name == "batch" else ()
-        _, *kept = await forward(x, *extra, *running, w, b, training=True, **options)
-        more = {"has_bias": True} if name == "rms" else options
+        _, *kept = await forward(x, *extra, *running, w, b, **options)
+        more = {} if name == "rms" else options
         return await backward(grad, x, *extra, w, *kept, **more)
 
     return compute
@@ -56,7 +56,7 @@ def norm(name: str, *extra: Any, **options: Any) -> Any:
     running = (None, None) if name == "batch" else ()
 
     async def compute(d: Any, x: Any, w: Any, b: Any) -> Any:
-        made = getattr(d, f"{name}_norm")(x, *extra, *running, w, b, training=True, **options)
+        made = getattr(d, f"{name}_norm_train")(x, *extra, *running, w, b, **options)
         return await first(made)
 
     return compute

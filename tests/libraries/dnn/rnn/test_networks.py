@@ -49,7 +49,7 @@ async def test_relus_gradient(device: Any) -> None:
     refs = [await device.put(array) for array in arrays]
     net = device.dnn.rnn("relu", 3, 4, dtype="float64")
     result = await net.forward(refs[0], await net.pack(refs[3:]), refs[1], training=True)
-    found = await net.backward(result.tape, await device.put(dy), await device.put(dhn))
+    found = await net.forward_grad(await device.put(dy), result.tape, await device.put(dhn))
     got = [found.dx, found.dh0, *await net.unpack(found.dweights)]
     del expected[2]
     for ref, value in zip(got, expected, strict=True):
@@ -75,7 +75,7 @@ async def test_dropout_between_layers(device: Any) -> None:
         np.testing.assert_allclose(state, states[0], atol=1e-6)
     # The gradient drops the same elements: a step along it raises the loss accordingly.
     dy = await device.put(np.ones((6, 4, 16), FLOAT))
-    found = await net.backward(runs[0].tape, dy)
+    found = await net.forward_grad(dy, runs[0].tape)
     dx = await device.get(found.dx)
     host = await device.get(x)
     step = 1e-2 / np.linalg.norm(dx)
@@ -140,9 +140,9 @@ async def test_bad_arguments_of_networks(device: Any) -> None:
         (ValueError, "weights must have shape", lambda: net.forward(x, flat.reshape(-1))),
         (ValueError, r"h0 must have shape \(1, 2, 4\)", lambda: net.forward(x, weights, x)),
         (ValueError, "takes no c0", lambda: net.forward(x, weights, state, state)),
-        (ValueError, "there is no tape", lambda: net.backward(None, y)),
-        (ValueError, "dy must have shape", lambda: net.backward(run.tape, x)),
-        (ValueError, "takes no dcn", lambda: net.backward(run.tape, y, state, state)),
+        (ValueError, "there is no tape", lambda: net.forward_grad(y, None)),
+        (ValueError, "grad must have shape", lambda: net.forward_grad(x, run.tape)),
+        (ValueError, "takes no dcn", lambda: net.forward_grad(y, run.tape, state, state)),
     )
     for error, match, call in calls:
         with pytest.raises(error, match=match):
@@ -175,7 +175,7 @@ async def test_networks_beside_torch(device: Any, cell: str) -> None:
     run = await net.forward(await device.put(x.detach().numpy()), weights, training=True)
     ours = await device.get(run.y)
     np.testing.assert_allclose(ours, y.detach().numpy(), atol=1e-10)
-    found = await net.backward(run.tape, await device.put(2 * ours))
+    found = await net.forward_grad(await device.put(2 * ours), run.tape)
     assert x.grad is not None
     np.testing.assert_allclose(await device.get(found.dx), x.grad.numpy(), atol=1e-8)
     for ref, each in zip(await net.unpack(found.dweights), flat, strict=True):
@@ -206,7 +206,7 @@ async def test_values_behind_the_ends_of_sequences_have_no_effect(
         run = await network.forward(
             given[0], weights, lengths=lengths, layout=layout, training=True
         )
-        back = await network.backward(run.tape, given[1])
+        back = await network.forward_grad(given[1], run.tape)
         made = (run.y, run.hn, back.dx, back.dh0, back.dweights)
         results.append([await device.get(ref) for ref in made])
     for first, *others in zip(*results, strict=True):

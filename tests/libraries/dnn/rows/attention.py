@@ -215,7 +215,7 @@ def dense_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 
 
 async def call_dense(device: Any, q: Any, k: Any, v: Any, *given: Any, **case: Any) -> Any:
-    return await device.dnn.flash_attention(q, k, v, return_lse=True, **arguments(case, given))
+    return await device.dnn.flash_attention_with_lse(q, k, v, **arguments(case, given))
 
 
 def one_bias(found: dict[str, Any]) -> dict[str, Any]:
@@ -375,8 +375,8 @@ async def call_ragged(
     device: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *given: Any, **case: Any
 ) -> Any:
     cu_k = cu_q if "lengths_k" not in case else cu_k
-    return await device.dnn.flash_attention_varlen(
-        q, k, v, cu_q, cu_k, *longest(case), return_lse=True, **arguments(case, given)
+    return await device.dnn.flash_attention_varlen_with_lse(
+        q, k, v, cu_q, cu_k, *longest(case), **arguments(case, given)
     )
 
 

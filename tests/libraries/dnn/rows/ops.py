@@ -162,7 +162,7 @@ def grad_input_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 
 async def call_grad_input(device: Any, grad: Any, w: Any, **case: Any) -> Any:
     shape = laid(tuple(case["image"]), last=last_of(case))
-    return await device.dnn.conv_grad_input(grad, w, shape, **options_of(case))
+    return await device.dnn.conv_input_grad(grad, w, shape, **options_of(case))
 
 
 def grad_input(grad: Array, w: Array, groups: int = 1, **case: Any) -> Near:
@@ -183,7 +183,7 @@ def grad_weight_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 async def call_grad_weight(device: Any, x: Any, grad: Any, **case: Any) -> Any:
     _, weight, _ = shapes_of(**case)
     shape = laid(weight, last=last_of(case))
-    return await device.dnn.conv_grad_weight(x, grad, shape, **options_of(case))
+    return await device.dnn.conv_weight_grad(grad, x, shape, **options_of(case))
 
 
 def grad_weight(x: Array, grad: Array, groups: int = 1, **case: Any) -> Near:
@@ -196,7 +196,7 @@ def grad_weight(x: Array, grad: Array, groups: int = 1, **case: Any) -> Near:
 
 
 async def call_grad_bias(device: Any, grad: Any, **case: Any) -> Any:
-    return await device.dnn.conv_grad_bias(grad, layout=case.get("layout"))
+    return await device.dnn.conv_bias_grad(grad, layout=case.get("layout"))
 
 
 def grad_bias(dtype: str, grad: Array, **case: Any) -> Near:
@@ -486,9 +486,7 @@ def channel(parameter: Array, ndim: int) -> Array:
 
 
 async def call_instance(device: Any, x: Any, weight: Any, bias: Any, **case: Any) -> Any:
-    return await device.dnn.instance_norm(
-        x, weight, bias, training=True, eps=EPS, layout=case.get("layout")
-    )
+    return await device.dnn.instance_norm_train(x, weight, bias, eps=EPS, layout=case.get("layout"))
 
 
 def statistics(dtype: str, y: Near, *kept: Array) -> Any:
@@ -515,8 +513,8 @@ def grouped(x: Array, groups: int) -> Array:
 
 
 async def call_group(device: Any, x: Any, weight: Any, bias: Any, **case: Any) -> Any:
-    return await device.dnn.group_norm(
-        x, case["groups"], weight, bias, training=True, eps=EPS, layout=case.get("layout")
+    return await device.dnn.group_norm_train(
+        x, case["groups"], weight, bias, eps=EPS, layout=case.get("layout")
     )
 
 
@@ -543,8 +541,8 @@ async def call_batch(device: Any, x: Any, w: Any, b: Any, m: Any, v: Any, **case
     layout = case.get("layout")
     if not case["training"]:
         return await device.dnn.batch_norm(x, m, v, w, b, eps=EPS, layout=layout)
-    y, mean, inverse = await device.dnn.batch_norm(
-        x, m, v, w, b, training=True, momentum=0.3, eps=EPS, layout=layout
+    y, mean, inverse = await device.dnn.batch_norm_train(
+        x, m, v, w, b, momentum=0.3, eps=EPS, layout=layout
     )
     return y, mean, inverse, m, v
 
@@ -566,7 +564,7 @@ def batch(dtype: str, x: Array, w: Array, b: Array, m: Array, v: Array, **case: 
 
 
 async def call_layer(device: Any, x: Any, weight: Any, bias: Any, **case: Any) -> Any:
-    return await device.dnn.layer_norm(x, weight, bias, training=True, eps=EPS)
+    return await device.dnn.layer_norm_train(x, weight, bias, eps=EPS)
 
 
 def layer(dtype: str, x: Array, weight: Array, bias: Array, **case: Any) -> Any:
@@ -578,7 +576,7 @@ def layer(dtype: str, x: Array, weight: Array, bias: Array, **case: Any) -> Any:
 
 async def call_rms(device: Any, x: Any, weight: Any, bias: Any, **case: Any) -> Any:
     bias = bias if case["shift"] else None
-    return await device.dnn.rms_norm(x, weight, bias, training=True, eps=EPS)
+    return await device.dnn.rms_norm_train(x, weight, bias, eps=EPS)
 
 
 def rms(dtype: str, x: Array, weight: Array, bias: Array, **case: Any) -> Any:
@@ -597,20 +595,20 @@ async def call_norm_grad(kind: str, device: Any, grad: Any, x: Any, w: Any, **ca
     """The statistics come from the forward pass; its bias does not matter to them."""
     dnn, layout = device.dnn, case.get("layout")
     if kind == "batch":
-        _, *kept = await dnn.batch_norm(x, None, None, w, w, training=True, eps=EPS, layout=layout)
+        _, *kept = await dnn.batch_norm_train(x, None, None, w, w, eps=EPS, layout=layout)
         return await dnn.batch_norm_grad(grad, x, w, *kept, layout=layout)
     if kind == "group":
         groups = case["groups"]
-        _, *kept = await dnn.group_norm(x, groups, w, w, training=True, eps=EPS, layout=layout)
+        _, *kept = await dnn.group_norm_train(x, groups, w, w, eps=EPS, layout=layout)
         return await dnn.group_norm_grad(grad, x, groups, w, *kept, layout=layout)
     if kind == "instance":
-        _, *kept = await dnn.instance_norm(x, w, w, training=True, eps=EPS, layout=layout)
+        _, *kept = await dnn.instance_norm_train(x, w, w, eps=EPS, layout=layout)
         return await dnn.instance_norm_grad(grad, x, w, *kept, layout=layout)
     if kind == "layer":
-        _, *kept = await dnn.layer_norm(x, w, w, training=True, eps=EPS)
+        _, *kept = await dnn.layer_norm_train(x, w, w, eps=EPS)
         return await dnn.layer_norm_grad(grad, x, w, *kept)
-    _, inverse = await dnn.rms_norm(x, w, training=True, eps=EPS)
-    return await dnn.rms_norm_grad(grad, x, w, inverse, has_bias=case["shift"])
+    _, inverse = await dnn.rms_norm_train(x, w, eps=EPS)
+    return await dnn.rms_norm_grad(grad, x, w, inverse)
 
 
 def norm_grad(kind: str, dtype: str, grad: Array, x: Array, w: Array, **case: Any) -> Any:
@@ -642,8 +640,7 @@ def norm_grad(kind: str, dtype: str, grad: Array, x: Array, w: Array, **case: An
         Near(loss.sum(summed), size, dtype=parameter),
     ]
     terms = abs(loss * across).max() * (largest**2 + 1)
-    results = (Near(back(dx, last=last), max(abs(dx).max(), terms)), *sums)
-    return results[:2] if kind == "rms" and not case["shift"] else results
+    return (Near(back(dx, last=last), max(abs(dx).max(), terms)), *sums)
 
 
 IMAGES: list[Case] = [
@@ -697,8 +694,8 @@ def sums_of(name: str, cases: list[Case], inputs: Any, call: Any, expect: Any) -
 CONVOLVERS: list[tuple[str, list[Case], Any, Any, Any]] = [
     ("conv", CONVOLUTIONS, conv_inputs, call_conv, conv),
     ("conv_fused", FUSED, conv_inputs, call_conv, conv),
-    ("conv_grad_input", CONVOLUTIONS, grad_input_inputs, call_grad_input, grad_input),
-    ("conv_grad_weight", CONVOLUTIONS, grad_weight_inputs, call_grad_weight, grad_weight),
+    ("conv_input_grad", CONVOLUTIONS, grad_input_inputs, call_grad_input, grad_input),
+    ("conv_weight_grad", CONVOLUTIONS, grad_weight_inputs, call_grad_weight, grad_weight),
     ("conv_transpose", TRANSPOSED, transpose_inputs, call_transpose, transposed),
 ]
 
@@ -717,7 +714,7 @@ OPERATIONS = [
         for name, cases, inputs, call, expect in CONVOLVERS
     ),
     *sums_of(
-        "dnn.conv_grad_bias",
+        "dnn.conv_bias_grad",
         product(shape=[(2, 8, 4, 5)], layout=["NCHW", "NHWC"]),
         reduce_inputs,
         call_grad_bias,

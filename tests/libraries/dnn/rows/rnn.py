@@ -280,7 +280,7 @@ async def call_backward(
         x, weights, *first_states(case, h0, c0), training=True, **call_options(case)
     )
     last = () if case.get("zeros") else (dhn, dcn) if case["cell"] == "lstm" else (dhn,)
-    found = await net.backward(result.tape, dy, *last)
+    found = await net.forward_grad(dy, result.tape, *last)
     by_states = (found.dh0,) if found.dc0 is None else (found.dh0, found.dc0)
     return (found.dx, *by_states, *await net.unpack(found.dweights))
 
