@@ -84,6 +84,8 @@ class Backend:
         capabilities: the capabilities of its devices.
         executors: ``module:class`` of executors that come with the backend, by the name of the
             lane. They take priority over a library's executors for it.
+        like: the name of another backend whose executors it runs if a library has none for it. Its
+            context then has all methods of that backend's.
     """
 
     name: str
@@ -93,3 +95,4 @@ class Backend:
     slow_start: bool = False
     capabilities: Capabilities = Capabilities()
     executors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    like: str | None = None
