@@ -1,6 +1,8 @@
-"""Backends: one folder each, behind one protocol (``host._protocol.HostContext``).
+"""Backends, one folder each, and the interface that an author of a backend implements.
 
-A host imports this package with the backend that it runs, so this module only holds descriptions.
+A ``Backend`` names a ``HostContext``, which opens a ``Stream`` for each lane, and an ``Executor``
+of the memory lane. A host imports this package with the backend that it runs, so this module only
+holds descriptions.
 """
 
 from __future__ import annotations
@@ -9,10 +11,41 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ..wire import (
+    Copy,
+    DeviceInfo,
+    Fill,
+    Peer,
+    Probe,
+    Protect,
+    StickyFault,
+    StreamPlan,
+    Unprotect,
+)
+from ..wire.interface import Executor, Fusion, HostContext, Later, Stopwatch, Stream
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Backend", "Capabilities"]
+__all__ = [
+    "Backend",
+    "Capabilities",
+    "Copy",
+    "DeviceInfo",
+    "Executor",
+    "Fill",
+    "Fusion",
+    "HostContext",
+    "Later",
+    "Peer",
+    "Probe",
+    "Protect",
+    "StickyFault",
+    "Stopwatch",
+    "Stream",
+    "StreamPlan",
+    "Unprotect",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +84,8 @@ class Backend:
         capabilities: the capabilities of its devices.
         executors: ``module:class`` of executors that come with the backend, by the name of the
             lane. They take priority over a library's executors for it.
+        like: the name of another backend whose executors it runs if a library has none for it. Its
+            context then has all methods of that backend's.
     """
 
     name: str
@@ -60,3 +95,4 @@ class Backend:
     slow_start: bool = False
     capabilities: Capabilities = Capabilities()
     executors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    like: str | None = None

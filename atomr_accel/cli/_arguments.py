@@ -6,7 +6,6 @@ import argparse
 import math
 import textwrap
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from .. import __version__
@@ -60,9 +59,10 @@ class _Parser(argparse.ArgumentParser):
         text = super().format_help()
         if self.prog != _PROGRAM:
             return text
-        groups = entry_points(group="atomr_accel.libraries")
-        names = textwrap.wrap(", ".join(sorted({entry.name for entry in groups})), 76)
-        return "\n  ".join([f"{text}\nlibraries (see `{_PROGRAM} libraries`):", *names]) + "\n"
+        from ..libraries.names import names
+
+        rows = textwrap.wrap(", ".join(names()), 76)
+        return "\n  ".join([f"{text}\nlibraries (see `{_PROGRAM} libraries`):", *rows]) + "\n"
 
     def _print_message(self, message: str, file: object = None) -> None:
         del file  # help and versions go to standard output, and nothing else comes here

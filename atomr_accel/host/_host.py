@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..wire import Affinity
-    from ._protocol import Executor, HostContext
+    from ..wire.interface import Executor, HostContext
 
 _log = logging.getLogger("atomr_accel.hosts")
 

@@ -39,13 +39,15 @@ from ..wire import (
     encoder,
 )
 from ..wire.failures import as_out_of_memory, pack_exception
+from ..wire.interface import Later
 from ._slots import Group, Later, Malformed, StreamSlot, Template, Templates
+from .templates import Templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from ..wire.interface import HostContext
     from ._launcher import Launcher
-    from ._protocol import HostContext
     from ._times import LaneTimes
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]

@@ -24,8 +24,8 @@ from ..wire import ProtocolViolation, StickyFault
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..wire.interface import Stream
     from ._lane import Lane, Request
-    from ._protocol import Stream
     from ._slots import StreamSlot
 
 _POLL_SECONDS: Final = 1e-3

@@ -1,26 +1,17 @@
-"""A stream of a lane, its executor, and the ops queued there.
-
-Calls that differ only in addresses share a template, which is sent once.
-"""
+"""A stream of a lane, its executor, and the ops queued there."""
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, final
-
-import msgspec
+from typing import TYPE_CHECKING, Any, final
 
 from ..wire import (
-    MOST_TEMPLATES,
-    PLACE,
     CallByTemplate,
     CallWithTemplate,
     Elapsed,
     ForgetEvent,
     Message,
-    ProtocolViolation,
     RecordEvent,
 )
 from ..wire._messages import Withdrawn
@@ -28,7 +19,9 @@ from ..wire._messages import Withdrawn
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..wire.interface import Executor, Fusion, HostContext, Stream
     from ._lane import Lane
+<<<<<<< HEAD
     from ._protocol import Executor, Fusion, HostContext, Stream
 
 _UINT64: Final = b"\xcf"
@@ -147,6 +140,9 @@ def _places(value: Any) -> list[int]:
     elif not isinstance(value, (list, tuple)):
         return []
     return [place for each in value for place in _places(each)]
+=======
+    from .templates import Template
+>>>>>>> h31-seam
 
 
 class Malformed(Message, frozen=True):
@@ -166,21 +162,6 @@ def _same(message: Message) -> Message:
 
 def _nothing(_message: object) -> None:
     """Do nothing, as the op is withdrawn."""
-
-
-@final
-class Later:
-    """A handler's result whose value only the device knows, once the op is done.
-
-    Attributes:
-        read: returns the value then, or raises the error of the op. It is called in the lane's
-            thread and must not wait, so the handler has had the data copied to the host.
-    """
-
-    __slots__ = ("read",)
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self.read = read
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 from ..wire import StickyFault, Times
 
@@ -12,23 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..wire import Message, ReportTimes
-    from ._protocol import Stream
-
-
-class Stopwatch(Protocol):
-    """Measures what a stream executes, in nanoseconds of ``time.monotonic_ns``."""
-
-    def start(self) -> Any:
-        """Return a token of the begin of work that is about to be queued."""
-
-    def stop(self, begun: Any) -> Any:
-        """Return a token of the begin and the end of work, now that it is queued."""
-
-    def drop(self, begun: Any) -> None:
-        """Drop a measurement, because the work was not queued or times are not wanted any more."""
-
-    def read(self, token: Any) -> tuple[int, int]:
-        """When it began and ended, once it has."""
+    from ..wire.interface import Stopwatch, Stream
 
 
 @final

@@ -49,9 +49,9 @@ class Libraries(Generic[D]):
 
     def _add_libraries(self, device: Home) -> None:
         known = catalogue()
-        for name, made in known.facades.items():
+        for name in known.in_order:
             uses = (getattr(self, used) for used in known.all[name].uses)
-            facade: Any = made(device, *uses)
+            facade: Any = known.facades[name](device, *uses)
             facade._library = name
             setattr(self, name, facade)
 

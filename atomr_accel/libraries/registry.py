@@ -15,20 +15,10 @@ from .._errors import DeviceUnavailable
 from ..expressions import ELSEWHERE
 from ..lanes import uninterrupted
 from ..ops import Facade, Library
+from .names import BUILT_IN, GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-GROUP: Final = "atomr_accel.libraries"
-
-BUILT_IN: Final = {
-    name: f"{__package__}.{name}.library:LIBRARY"
-    for name in (
-        *("array", "blas", "blaslt", "cub", "cutlass", "dnn", "fft", "flash_attention"),
-        *("linalg", "nccl", "nvrtc", "rng", "sparse", "sparselt", "tensor"),
-    )
-}
-"""``module:attribute`` of this package's libraries, the same as its entry points."""
 
 
 @final
@@ -37,8 +27,8 @@ class Catalogue:
 
     Attributes:
         all: every library by name.
-        facades: the class of the facade of each library that has one, in an order in which they can
-            be made.
+        facades: the class of the facade of each library that has one.
+        in_order: the names of these libraries in an order in which the facades can be made.
         library_of_lane: the name of the library with a facade that has a lane.
         lanes: the names of all lanes.
         brought_by: where each library comes from.
@@ -47,13 +37,17 @@ class Catalogue:
     def __init__(self, libraries: Iterable[tuple[str, Library]]) -> None:
         self.all: Final[dict[str, Library]] = {}
         self.facades: Final[dict[str, type[Facade[Any]]]] = {}
+        self.in_order: Final[list[str]] = []
         self.library_of_lane: Final[dict[str, str]] = {}
         self.lanes: Final[list[str]] = []
         self.brought_by: Final[dict[str, str]] = {}
         for where, library in libraries:
             self._note(where, library)
         for library in self.all.values():
-            self._load(library, ())
+            if library.facade is not None:
+                self.facades[library.name] = self._facade(library)
+        for name in self.facades:
+            self._order(name, ())
         self._name_for_numpy()
 
     def _note(self, where: str, library: Library) -> None:
@@ -75,20 +69,26 @@ class Catalogue:
             if library.facade is not None:
                 self.library_of_lane[lane.name] = name
 
-    def _load(self, library: Library, users: tuple[str, ...]) -> None:
-        if library.facade is None or library.name in self.facades:
-            return
+    def _facade(self, library: Library) -> type[Facade[Any]]:
         where = self.brought_by[library.name]
-        for used in library.uses:
-            if used in (*users, library.name) or used not in self.all:
-                raise ValueError(f"{where} uses library {used!r}, which cannot be made before it")
-            self._load(self.all[used], (*users, library.name))
         facade, *objects = (_resolved(each, where) for each in (library.facade, *library.objects))
         if not (isinstance(facade, type) and issubclass(facade, Facade)):
             raise TypeError(f"the facade of {where} must be a subclass of Facade, not {facade!r}")
-        self.facades[library.name] = facade
         for made in (facade, *objects):
             uninterrupted(made)
+        return facade
+
+    def _order(self, name: str, users: tuple[str, ...]) -> None:
+        if name in self.in_order:
+            return
+        for used in self.all[name].uses:
+            if used in (*users, name) or used not in self.facades:
+                raise ValueError(
+                    f"{self.brought_by[name]} uses library {used!r}, which must be another one "
+                    "with a facade that does not use it in turn"
+                )
+            self._order(used, (*users, name))
+        self.in_order.append(name)
 
     def _name_for_numpy(self) -> None:
         """Let errors about NumPy's functions name the ops that do the same."""
@@ -121,11 +121,6 @@ def described() -> list[tuple[str, Library]]:
             raise TypeError(f"{where} must be a Library, not {library!r}")
         found.append((where, library))
     return found
-
-
-def names() -> list[str]:
-    """Return the names of all libraries, without loading any."""
-    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 _lock: Final = Lock()

@@ -66,6 +66,8 @@ class LaneSpec:
             Unsupported: neither the backend nor the library has one.
         """
         found = backend.executors.get(self.name) or self.executors.get(backend.name)
+        if found is None and backend.like is not None:
+            found = self.executors.get(backend.like)
         if found is None:
             raise Unsupported(
                 f"{self.name} has no executor for backend {backend.name!r}; it has some for "

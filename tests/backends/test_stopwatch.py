@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel.backends.cuda.host._stopwatch import CudaStopwatch, DeviceClock
 from atomr_accel.backends.cuda.host.driver import NOT_READY, driver
+from atomr_accel.backends.cuda.host.stopwatch import CudaStopwatch, DeviceClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,9 @@ import msgspec
 
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
-from atomr_accel.host._protocol import Fusion
-from atomr_accel.host._slots import Later, StreamSlot
+from atomr_accel.host._slots import StreamSlot
 from atomr_accel.wire import Failure, Fault, Frames, Message, MultiFrame, Reply, StickyFault, Value
+from atomr_accel.wire.interface import Fusion, Later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

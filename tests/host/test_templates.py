@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.host._slots import Template, Templates
+from atomr_accel.host.templates import Template, Templates
 from atomr_accel.wire import (
     MOST_TEMPLATES,
     PLACE,

@@ -12,7 +12,7 @@ def why_absent() -> None:
 BACKEND: Final = Backend(
     name="cpu",
     context="atomr_accel.backends.cpu.host.context:CpuContext",
-    memory="atomr_accel.backends.cpu.host._memory:CpuMemory",
+    memory="atomr_accel.backends.cpu.host.memory:CpuMemory",
     why_absent=why_absent,
     capabilities=Capabilities(host_memory=True, python_kernels=True),
 )

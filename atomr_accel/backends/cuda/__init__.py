@@ -19,7 +19,7 @@ def why_absent() -> str | None:
 BACKEND: Final = Backend(
     name="cuda",
     context="atomr_accel.backends.cuda.host.context:CudaContext",
-    memory="atomr_accel.backends.cuda.host._memory:CudaMemory",
+    memory="atomr_accel.backends.cuda.host.memory:CudaMemory",
     why_absent=why_absent,
     slow_start=True,
     capabilities=Capabilities(needs_scratch=True, counts_in_int32=True, asynchronous=True),

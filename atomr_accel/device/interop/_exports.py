@@ -44,7 +44,7 @@ from ..data._transfer import as_host_array, in_worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...host._protocol import HostContext
+    from ...wire.interface import HostContext
     from .._core import DeviceCore
 
 _T = TypeVar("_T")

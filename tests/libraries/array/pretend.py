@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from atomr_accel.host._slots import Template
+from atomr_accel.host.templates import Template
 from atomr_accel.wire import encoder
 
 if TYPE_CHECKING:

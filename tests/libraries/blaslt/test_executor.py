@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.host._slots import Template
+from atomr_accel.host.templates import Template
 from atomr_accel.libraries.blaslt._facade import LANE
 
 from ...fakes.cublas import FakeContext

@@ -19,8 +19,8 @@ import numpy as np
 from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
 from ....host._machine import numa_node, pcie_link
 from ....wire import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, Peer, StreamPlan, arrived, map_file
-from ._stopwatch import CudaStopwatch, DeviceClock
 from .driver import NOT_READY, check, driver, failure, start_driver
+from .stopwatch import CudaStopwatch, DeviceClock
 
 if TYPE_CHECKING:
     import mmap

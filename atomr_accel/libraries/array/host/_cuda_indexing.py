@@ -13,8 +13,8 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....backends.cuda.host.driver import check, driver
 from ....executors.cuda_kernels import ArgumentBlocks, Arguments, Kernels
-from ....host._slots import Later
 from ....wire import PLACE
+from ....wire.interface import Later
 from ..wire._indexing import (
     Choose,
     Compact,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....executors.device_code import CudaSource
-    from ....host._slots import Template
+    from ....host.templates import Template
     from ....wire.copies import CopyStrided
     from ._indexing_source import Placed
 

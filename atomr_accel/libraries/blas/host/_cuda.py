@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host._slots import Template
+    from ....host.templates import Template
 
 _LAUNCH_BOUND: Final = 1 << 26
 _SHALLOW: Final = 512

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ....backends.cuda.host.driver import check, driver
 from ....executors.numbers import CUDA_TYPES
-from ....host._protocol import Fusion
+from ....wire.interface import Fusion
 from ..wire._messages import Gemm
 from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT, OP_N, OP_T
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....executors.cuda_kernels import Kernels
-    from ....host._slots import Template
+    from ....host.templates import Template
 
 _MOST_PLANS: Final = 512
 _MOST_CALLS: Final = 64

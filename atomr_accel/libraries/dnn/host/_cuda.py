@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host._slots import Template
+    from ....host.templates import Template
     from ._plans import Plan
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()

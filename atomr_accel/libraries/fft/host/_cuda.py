@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host._slots import Template
+    from ....host.templates import Template
     from ..wire._cosines import Spread
     from ..wire._plan import Layout, Place, Program
     from ._hooks import Linkable

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....host._host import IMPORTS
-from ....host._slots import Later
+from ....wire.interface import Later
 from ...array.host._cpu import CpuArray
 from ...array.wire._indexing import CopyAll
 from ..wire._forms import forms, square_u

@@ -15,7 +15,7 @@ from ....backends.cuda.host.driver import check, driver
 from ....executors.cuda_kernels import Arguments, Kernels
 from ....executors.numbers import Scalars
 from ....executors.vendor import VendorLibrary, undone_on_error
-from ....host._slots import Later
+from ....wire.interface import Later
 from ....wire.recent import Recent
 from ...array.host._cuda import CudaArray
 from ...array.wire._indexing import CopyAll

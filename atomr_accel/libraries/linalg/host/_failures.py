@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...._errors import LinAlgError
-from ....host._slots import Later
+from ....wire.interface import Later
 from ..wire._messages import NOT_FINITE
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host._slots import Template
+    from ....host.templates import Template
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2

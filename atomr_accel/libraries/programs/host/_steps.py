@@ -14,8 +14,8 @@ from ..wire._messages import Section
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ....host._protocol import Executor
     from ....wire import Message
+    from ....wire.interface import Executor
     from ..wire._messages import Node, Step
 
 

@@ -16,7 +16,7 @@ HOST: Final = "abacus_accel._host"
 BACKEND: Final = Backend(
     name="abacus",
     context=f"{HOST}:AbacusContext",
-    memory="atomr_accel.backends.cpu.host._memory:CpuMemory",
+    memory="atomr_accel.backends.cpu.host.memory:CpuMemory",
     why_absent=lambda: None,
     capabilities=Capabilities(host_memory=True, python_kernels=True),
     executors={

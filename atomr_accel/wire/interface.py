@@ -6,12 +6,12 @@ Their implementations run inside the host, on lanes' threads. This module is ind
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from ..wire import DeviceInfo
+    from ._messages import DeviceInfo
 
 
 class Stream(Protocol):
@@ -52,7 +52,23 @@ class Stream(Protocol):
     def close(self) -> None:
         """Release the stream; its lane has ended."""
 
-    # A stream that can measure its ops has ``stopwatch()``, too: see ``_times.Stopwatch``.
+    # A stream that can measure its ops has ``stopwatch()``, too: see ``Stopwatch``.
+
+
+class Stopwatch(Protocol):
+    """Measures what a stream executes, in nanoseconds of ``time.monotonic_ns``."""
+
+    def start(self) -> Any:
+        """Return a token of the begin of work that is about to be queued."""
+
+    def stop(self, begun: Any) -> Any:
+        """Return a token of the begin and the end of work, now that it is queued."""
+
+    def drop(self, begun: Any) -> None:
+        """Drop a measurement, because the work was not queued or times are not wanted any more."""
+
+    def read(self, token: Any) -> tuple[int, int]:
+        """When it began and ended, once it has."""
 
 
 class HostContext(Protocol):
@@ -144,7 +160,7 @@ class Executor(Protocol):
     """Turns a lane's messages into device work: a library's handle, or memory's copies.
 
     A handler is called with its message only, and queues its work on the lane's stream. It returns
-    None or a plain value that is sent once the work is done, or a ``_slots.Later`` that computes
+    None or a plain value that is sent once the work is done, or a ``Later`` that computes
     the value then.
 
     ``preparers`` may have functions by message type, for messages that come as templates. Such a
@@ -162,3 +178,18 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release what the executor holds."""
+
+
+@final
+class Later:
+    """A handler's result whose value only the device knows, once the op is done.
+
+    Attributes:
+        read: returns the value then, or raises the error of the op. It is called in the lane's
+            thread and must not wait, so the handler has had the data copied to the host.
+    """
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.read = read

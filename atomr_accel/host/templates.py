@@ -1,0 +1,125 @@
+"""Call templates in a host: calls that differ only in addresses share one, which is sent once."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+
+from ..wire import (
+    MOST_TEMPLATES,
+    PLACE,
+    CallByTemplate,
+    CallWithTemplate,
+    Message,
+    ProtocolViolation,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_UINT64: Final = b"\xcf"
+"""Prefix that msgpack writes before a number of 64 bits."""
+
+
+@final
+class Template:
+    """A message with places for addresses.
+
+    Args:
+        encoded: the encoded message, with ``PLACE | i`` for the i-th address.
+        decode: reads messages of its lane.
+
+    Attributes:
+        message: the decoded message.
+        kind: its type.
+        count: number of addresses that it takes.
+
+    Raises:
+        ProtocolViolation: the message is invalid.
+    """
+
+    __slots__ = ("_decode", "_encoded", "_fill", "count", "kind", "message")
+
+    def __init__(self, encoded: bytes, decode: Callable[[Any], Message]) -> None:
+        try:
+            self.message: Final = decode(encoded)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolViolation(f"a template cannot be read: {error}") from error
+        self.kind: Final = type(self.message)
+        places = _places(self.message)
+        self.count: Final = len(places)
+        markers = [_UINT64 + (PLACE | at).to_bytes(8, "big") for at in range(self.count)]
+        starts = [encoded.find(marker) for marker in markers]
+        once = all(encoded.count(marker) == 1 for marker in markers)
+        if not once or starts != sorted(starts) or sorted(places) != [*range(self.count)]:
+            raise ProtocolViolation(f"a template has the places {places}")
+        layout, pieces, end = ">", [], 0
+        for start in starts:
+            pieces.append(encoded[end : start + 1])
+            layout += f"{start + 1 - end}sQ"
+            end = start + 9
+        layout += f"{len(encoded) - end}s"
+        self._encoded: Final = (*pieces, encoded[end:])
+        self._fill: Final = struct.Struct(layout).pack
+        self._decode: Final = decode
+
+    def filled(self, addresses: Sequence[int]) -> Message:
+        """The message of a call."""
+        parts: list[Any] = [None] * (2 * self.count + 1)
+        parts[::2] = self._encoded
+        parts[1::2] = addresses
+        return self._decode(self._fill(*parts))
+
+
+@final
+class Templates:
+    """The call templates of a lane, by number.
+
+    Args:
+        decode: reads messages of the lane.
+    """
+
+    def __init__(self, decode: Callable[[Any], Message]) -> None:
+        self._decode = decode
+        self._known: dict[int, Template] = {}
+
+    def add(self, request: CallWithTemplate) -> Template | None:
+        """Keep the template of a call; what had its number before.
+
+        Raises:
+            ProtocolViolation: it cannot be.
+        """
+        number = request.number
+        if not 0 <= number < MOST_TEMPLATES:
+            raise ProtocolViolation(f"a template has the number {number}")
+        former = self._known.get(number)
+        self._known[number] = Template(bytes(request.message), self._decode)
+        return former
+
+    def find(self, request: CallWithTemplate | CallByTemplate) -> Template:
+        """Return the template of a call.
+
+        Raises:
+            ProtocolViolation: the template does not exist, or takes other addresses.
+        """
+        template = self._known.get(request.number)
+        if template is None or len(request.addresses) != template.count:
+            raise ProtocolViolation(
+                f"no template {request.number} takes {len(request.addresses)} addresses"
+            )
+        return template
+
+
+def _places(value: Any) -> list[int]:
+    """The places in a message."""
+    if type(value) is int:
+        return [value ^ PLACE] if value >= PLACE else []
+    if isinstance(value, msgspec.Struct):
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    elif isinstance(value, dict):
+        value = [*value, *value.values()]
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [place for each in value for place in _places(each)]

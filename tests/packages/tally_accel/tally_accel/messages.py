@@ -1,0 +1,21 @@
+"""Messages of the library, which the program and its hosts share."""
+
+from __future__ import annotations
+
+from atomr_accel.wire import Message
+
+
+class CountNonzero(Message, frozen=True):
+    """Write the number of nonzero elements of x to result, an int64.
+
+    Attributes:
+        x: address of the elements.
+        result: address of the result.
+        count: number of elements.
+        dtype: their type, by name.
+    """
+
+    x: int
+    result: int
+    count: int
+    dtype: str
