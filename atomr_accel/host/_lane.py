@@ -40,8 +40,8 @@ from ..wire import (
 )
 from ..wire.failures import as_out_of_memory, pack_exception
 from ..wire.interface import Later
-from ._slots import Group, Later, Malformed, StreamSlot, Template, Templates
-from .templates import Templates
+from ._slots import Group, Malformed, StreamSlot
+from .templates import Template, Templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -35,12 +35,13 @@ class Template:
         message: the decoded message.
         kind: its type.
         count: number of addresses that it takes.
+        calls: the functions that make its calls, given addresses, by the slot that makes them.
 
     Raises:
         ProtocolViolation: the message is invalid.
     """
 
-    __slots__ = ("_decode", "_encoded", "_fill", "count", "kind", "message")
+    __slots__ = ("_decode", "_encoded", "_fill", "calls", "count", "kind", "message")
 
     def __init__(self, encoded: bytes, decode: Callable[[Any], Message]) -> None:
         try:
@@ -48,6 +49,7 @@ class Template:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolViolation(f"a template cannot be read: {error}") from error
         self.kind: Final = type(self.message)
+        self.calls: Final[dict[object, Callable[[Sequence[int]], Any]]] = {}
         places = _places(self.message)
         self.count: Final = len(places)
         markers = [_UINT64 + (PLACE | at).to_bytes(8, "big") for at in range(self.count)]
@@ -67,10 +69,20 @@ class Template:
 
     def filled(self, addresses: Sequence[int]) -> Message:
         """The message of a call."""
+        message: Message = self.caller(_same)(addresses)
+        return message
+
+    def caller(self, handler: Callable[[Any], Any]) -> Callable[[Sequence[int]], Any]:
+        """Return a function that has ``handler`` execute the message of a call."""
+        encoded, fill, decode = self._encoded, self._fill, self._decode
         parts: list[Any] = [None] * (2 * self.count + 1)
-        parts[::2] = self._encoded
-        parts[1::2] = addresses
-        return self._decode(self._fill(*parts))
+        parts[::2] = encoded
+
+        def call(addresses: Sequence[int]) -> Any:
+            parts[1::2] = addresses
+            return handler(decode(fill(*parts)))
+
+        return call
 
 
 @final
@@ -110,6 +122,11 @@ class Templates:
                 f"no template {request.number} takes {len(request.addresses)} addresses"
             )
         return template
+
+
+def _same(message: Message) -> Message:
+    """Return the message itself."""
+    return message
 
 
 def _places(value: Any) -> list[int]:

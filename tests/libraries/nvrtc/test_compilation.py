@@ -13,7 +13,6 @@ import pytest
 
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.executors import compiler as _compiler
-from atomr_accel.host._slots import Template
 from atomr_accel.host.templates import Template
 from atomr_accel.libraries.nvrtc.wire._messages import Array, Launch, Load, Scalar, Unload
 from atomr_accel.wire import PLACE
