@@ -26,6 +26,9 @@ MAY_IMPORT = {
 }
 """``base``: what needs no other part of the package, and the packages around the folders."""
 
+SIDES = {"host": "host", "executors": "host", "wire": "wire"}
+"""Side of the modules in folders of these names."""
+
 
 class WallContract(Contract):
     """Each side imports itself and what both share.
@@ -63,13 +66,13 @@ class WallContract(Contract):
             ".".join(parts[:depth])
             for parts in (name.split(".") for name in ours)
             for depth in range(1, len(parts))
-            if parts[depth] in {"host", "wire"}
+            if parts[depth] in SIDES
         }
 
         def side_of(name: str) -> str:
             parts = name.split(".")
-            for side in ("host", "wire"):
-                if side in parts:
+            for folder, side in SIDES.items():
+                if folder in parts:
                     return side
             return "base" if name in around or name in self.base else "program"
 

@@ -8,7 +8,7 @@ from ..ops import D
 from .registry import catalogue
 
 if TYPE_CHECKING:
-    from ..ops import Home
+    from ..ops import CacheStatistics, Home
     from .array._facade import ArrayFunctions
     from .blas._facade import Blas
     from .blaslt._facade import BlasLt
@@ -54,6 +54,11 @@ class Libraries(Generic[D]):
             facade: Any = known.facades[name](device, *uses)
             facade._library = name
             setattr(self, name, facade)
+
+    def _caches(self) -> tuple[CacheStatistics, ...]:
+        """Return the statistics of the libraries' call templates."""
+        facades = [getattr(self, name) for name in catalogue().facades]
+        return tuple(each._traces.statistics(each._library) for each in facades if each.traced)
 
     def _share_libraries(self, others: Libraries[Any], device: Home) -> None:
         """Take over another object's libraries, with their state, driven by ``device``."""
