@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..memory import Block, GpuRef, MemoryMap
     from ..ops import Facade, LaneSpec, Request
     from ..wire import DeviceInfo, Message
-    from ._core import DeviceCore
+    from .core import DeviceCore
 
 
 class Proxy(Libraries[D]):

@@ -27,7 +27,7 @@ from typing import (
 
 import trio
 
-from ..expressions._calling import clarify
+from ..expressions.calling import clarify
 from ._origin import bound
 from ._request import perform, send
 from ._staging import STAGED, needs_staging, on_any_views, on_copies

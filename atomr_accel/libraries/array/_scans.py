@@ -9,12 +9,12 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype
 from ...expressions import Operand
-from ...expressions._promotion import FLOAT32, reduced
+from ...expressions.promotion import FLOAT32, reduced
 from ...memory import GpuRef
 from ...ops import D, Request, op
-from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits
-from .wire._indexing import PARTS, SCAN_PART, Scan
+from .steps import ArrayPart, Steps, target_of
+from .wire.indexing import PARTS, SCAN_PART, Scan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

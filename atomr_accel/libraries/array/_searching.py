@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 from ..._dtypes import NAMES
 from ...expressions import Operand
-from ...expressions._expression import broadcast_constant
-from ...expressions._promotion import FLOAT32, common
+from ...expressions.expression import broadcast_constant
+from ...expressions.promotion import FLOAT32, common
 from ...memory import GpuRef
 from ...ops import D, Request, op
-from ._choosing import INT64
 from ._keys import taken
-from ._steps import ArrayPart, Steps
 from ._top import FP8
+from .choosing import INT64
+from .steps import ArrayPart, Steps
 
 if TYPE_CHECKING:
     pass

@@ -12,16 +12,16 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype, is_float
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import ufunc, where
-from ...expressions._promotion import FLOAT32
+from ...expressions.expression import ufunc, where
+from ...expressions.promotion import FLOAT32
 from ...memory import GpuRef
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import D, Request, op
-from ._choosing import INT64
 from ._keys import taken
-from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits, ranks, top
+from .choosing import INT64
+from .steps import ArrayPart, Steps, target_of
 
 if TYPE_CHECKING:
     from ...ops import LaneSpec

@@ -10,10 +10,10 @@ from ..._dtypes import NAMES
 from ...expressions import Operand
 from ...memory import GpuRef
 from ...ops import Answered, D, Request, Submission, op
-from ._choosing import INT64, asking, trimmed
-from ._steps import Steps
 from ._top import FP8
-from .wire._indexing import PARTS, Distinct
+from .choosing import INT64, asking, trimmed
+from .steps import Steps
+from .wire.indexing import PARTS, Distinct
 
 if TYPE_CHECKING:
     pass

@@ -11,7 +11,7 @@ from ._routines import RowRoutines
 if TYPE_CHECKING:
     from ...memory import GpuRef
     from ...ops import Request
-    from ._checks import Number, Trans
+    from .checks import Number, Trans
 
 
 def _packed_times_vector(

@@ -20,17 +20,6 @@ from ...ops import (
     require_writable,
     strided,
 )
-from ._checks import (
-    UINT8,
-    Number,
-    Routines,
-    Trans,
-    operation,
-    place_scalars,
-    require_terms,
-    scalar,
-    scales_nothing,
-)
 from ._plans import (
     GROUPED,
     INT8,
@@ -43,6 +32,17 @@ from ._plans import (
     require_rows,
     require_starts,
     result_types,
+)
+from .checks import (
+    UINT8,
+    Number,
+    Routines,
+    Trans,
+    operation,
+    place_scalars,
+    require_terms,
+    scalar,
+    scales_nothing,
 )
 from .wire._messages import GemmEx, GemmList, ProductOptions, Scalar
 

@@ -22,7 +22,7 @@ from ...ops import (
 )
 from ...wire.matrices import lay
 from ...wire.options import flag, whole
-from ._checks import (
+from .checks import (
     LANE,
     UINT8,
     Routines,

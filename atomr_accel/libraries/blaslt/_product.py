@@ -18,8 +18,8 @@ from ...ops import (
     require_writable,
     strided,
 )
-from ..blas._checks import scalar
-from ..blas._layout import laid_out
+from ..blas.checks import scalar
+from ..blas.layout import laid_out
 from ._plan import Given, Plan, PlanKey, make_plan
 from .wire._layout import Layout
 from .wire._messages import Matmul, Scalar
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...ops import Driver, Workspaces
     from ...wire.matrices import Laid
     from ...wire.recent import Recent
-    from ..blas._checks import Number, Trans
+    from ..blas.checks import Number, Trans
 
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]

@@ -12,7 +12,7 @@ from ...memory import GpuRef
 from ...ops import D, Request, op_like
 from ...ops import _copies as array
 from ...wire.options import flag, whole
-from ..array._steps import target_of
+from ..array.steps import target_of
 from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
 from ._cache import LANE
 from ._steps import FftPart, FftSteps, computed_in

@@ -15,7 +15,7 @@ from ...ops import (
     require_readable,
     require_writable,
 )
-from ..dnn.attention._call import FP8, steps_of
+from ..dnn.attention.call import FP8, steps_of
 from .wire._messages import (
     PLACES,
     STEPPED,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ...memory import Block, MemoryMap
     from ...ops import Driver, Home
-    from ..dnn.attention._call import AttentionCall, AttentionWork
+    from ..dnn.attention.call import AttentionCall, AttentionWork
 
 LANE: Final = LaneSpec(
     "flash_attention",

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..._errors import Unsupported
-from ..dnn.attention._call import FP8
+from ..dnn.attention.call import FP8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..dnn.attention._call import AttentionCall
-    from ..dnn.attention._graph import AttentionSpec
+    from ..dnn.attention.call import AttentionCall
+    from ..dnn.attention.graph import AttentionSpec
 
 BACKENDS: Final = ("auto", "cudnn", "kernel")
 

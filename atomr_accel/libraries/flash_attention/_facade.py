@@ -11,9 +11,9 @@ import msgspec
 from ..._dtypes import DTYPES
 from ...ops import D, Request, Submission, op, require_ref
 from ...wire.options import flag, whole
-from ..dnn.attention._call import ARGUMENTS, CACHES, FP8, NARROW, AttentionWork, require
-from ..dnn.attention._checked import NOT_CACHED, AttentionCalls, forward
-from ..dnn.attention._options import ExtraOptions, checked
+from ..dnn.attention.call import ARGUMENTS, CACHES, FP8, NARROW, AttentionWork, require
+from ..dnn.attention.checked import NOT_CACHED, AttentionCalls, forward
+from ..dnn.attention.options import ExtraOptions, checked
 from ._call import LANE, MOST_SPLITS, KernelCall, workspaces
 from ._choice import Case, by_kernel
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ...memory import GpuRef
     from ...ops import Driver, Home
-    from ..dnn._facade import Dnn
-    from ..dnn.attention._call import AttentionCall
+    from ..dnn.attention.call import AttentionCall
+    from ..dnn.facade import Dnn
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]

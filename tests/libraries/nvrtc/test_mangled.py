@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries.nvrtc._signature import read_signature
+from atomr_accel.libraries.nvrtc.signature import read_signature
 from atomr_accel.libraries.nvrtc.wire._mangled import function_name, function_type
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from atomr_accel import CompileError, GpuRefSealed, LibraryMissing
-from atomr_accel.libraries.nvrtc._signature import Parameter, read_signature
 from atomr_accel.libraries.nvrtc.host import _cpu, _program
-from atomr_accel.libraries.nvrtc.wire._messages import Compile, Link
+from atomr_accel.libraries.nvrtc.signature import Parameter, read_signature
+from atomr_accel.libraries.nvrtc.wire.messages import Compile, Link
 
 from ...harness import cpu_only, opened, program
 

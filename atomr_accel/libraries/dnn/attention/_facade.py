@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from ....ops import D, op
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
-from ._call import FP8, AttentionCall
-from ._checked import BACKWARD, SEQUENCES, AttentionCalls, forward
-from ._options import AttentionOptions, checked
+from .call import FP8, AttentionCall
+from .checked import BACKWARD, SEQUENCES, AttentionCalls, forward
+from .options import AttentionOptions, checked
 
 if TYPE_CHECKING:
     from ....memory import GpuRef

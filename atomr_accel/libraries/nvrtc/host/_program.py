@@ -19,15 +19,15 @@ from ....executors.compiler import (
     nvrtc_version,
 )
 from ..wire._mangled import function_name
-from ..wire._messages import Compiled, Entry
-from ._includes import fingerprint, vendor_headers
-from ._linker import link, nvjitlink_version
+from ..wire.messages import Compiled, Entry
 from ._precompiled import with_own_folder
+from .includes import fingerprint, vendor_headers
+from .linker import link, nvjitlink_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..wire._messages import Compile, Link
+    from ..wire.messages import Compile, Link
 
 _RELOCATABLE: Final = "--relocatable-device-code=true"
 """Option for sources that refer to others, whose output is not loaded."""
