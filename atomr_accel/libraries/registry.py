@@ -75,6 +75,7 @@ class Catalogue:
 
     def _facade(self, library: Library) -> type[Facade[Any]]:
         where = self.brought_by[library.name]
+        assert library.facade is not None  # or it is not asked for
         facade, *objects = (_resolved(each, where) for each in (library.facade, *library.objects))
         if not (isinstance(facade, type) and issubclass(facade, Facade)):
             raise TypeError(f"the facade of {where} must be a subclass of Facade, not {facade!r}")

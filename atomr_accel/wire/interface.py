@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from ._messages import DeviceInfo
+    from .control import DeviceInfo
 
 
 class Stream(Protocol):
