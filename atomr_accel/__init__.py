@@ -59,8 +59,8 @@ if TYPE_CHECKING:
         open_system,
     )
     from .device._event import Event
-    from .device.batches._batch import Batch
-    from .device.batches._record import Recording
+    from .device.batches.batch import Batch
+    from .device.batches.record import Recording
     from .lanes import (
         DeviceInstrument,
         FinishedOps,
@@ -69,14 +69,14 @@ if TYPE_CHECKING:
         WatchedOp,
         WatchedTransfer,
     )
-    from .libraries.nvrtc._cuda_array import CudaArray
-    from .libraries.nvrtc._kernel import Kernel
-    from .libraries.nvrtc._module import Module
     from .libraries.nvrtc._options import CompileOptions
-    from .libraries.nvrtc._tensor_map import TensorMap
-    from .libraries.nvrtc._texture import Surface, Texture
-    from .libraries.sparse._array import SparseRef
+    from .libraries.nvrtc.cuda_array import CudaArray
+    from .libraries.nvrtc.kernel import Kernel
+    from .libraries.nvrtc.module import Module
+    from .libraries.nvrtc.tensor_map import TensorMap
+    from .libraries.nvrtc.texture import Surface, Texture
     from .libraries.sparse._ell import EllRef
+    from .libraries.sparse.array import SparseRef
     from .libraries.sparselt._structured import StructuredRef
     from .memory import GpuRef
     from .wire.trace import traceparent

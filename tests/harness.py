@@ -28,7 +28,7 @@ from atomr_accel import open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
 from atomr_accel.testing._faults import simulate
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from atomr_accel import Device, GpuRef, System
-from atomr_accel.device.batches._batch import Later
+from atomr_accel.device.batches.batch import Later
 from atomr_accel.libraries.dnn.graph._operations import Operations
-from atomr_accel.libraries.dnn.graph._user_graph import Node, Plan
+from atomr_accel.libraries.dnn.graph.user_graph import Node, Plan
 from atomr_accel.libraries.dnn.wire._nodes import NODES
-from atomr_accel.libraries.nvrtc._kernel import Kernel
-from atomr_accel.libraries.rng._generator import Generator
+from atomr_accel.libraries.nvrtc.kernel import Kernel
+from atomr_accel.libraries.rng.generator import Generator
 from atomr_accel.ops import Awaited, Collected, Described, Request
 
 from .harness import BACKEND, on_shared

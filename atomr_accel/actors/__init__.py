@@ -1,8 +1,6 @@
 """Supervised actors on trio. Nothing in here knows of accelerators."""
 
 from ._actor import Actor, Group, Restarted, Terminated
-from ._cell import ActorStatistics
-from ._deciders import Decider, Directive, decide_by_type
 from ._errors import (
     ActorError,
     ActorRestarted,
@@ -18,14 +16,16 @@ from ._errors import (
     SupervisorStopped,
     UnhandledMessage,
 )
-from ._instrument import Instrument
 from ._mailbox import Mailbox, MailboxStatistics, Overflow
-from ._messages import Message, handler
 from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, Strategy, Supervision
 from ._ref import ActorRef
 from ._supervision import ChildState, SupervisorState
 from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
-from ._system import ActorSystem, ActorTree, SystemStatistics, open_system
+from .cell import ActorStatistics
+from .deciders import Decider, Directive, decide_by_type
+from .instrument import Instrument
+from .messages import Message, handler
+from .system import ActorSystem, ActorTree, SystemStatistics, open_system
 
 __all__ = [
     "Actor",

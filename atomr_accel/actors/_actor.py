@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import trio
 
 from ._mailbox import Mailbox
-from ._messages import Message, collect_handlers
 from ._policy import RestartType, Supervision
 from ._ref import ActorRef
+from .messages import Message, collect_handlers
 
 if TYPE_CHECKING:
-    from ._cell import Cell
-    from ._system import ActorSystem
+    from .cell import Cell
+    from .system import ActorSystem
 
 _HOOKS = ("started", "restarting", "stopping")
 

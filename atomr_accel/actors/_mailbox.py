@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol, TypeAlias
 import trio
 
 from ._errors import MailboxFull, MessageDropped
-from ._messages import Message
-from ._util import check_member, check_whole
+from .messages import Message
+from .util import check_member, check_whole
 
 
 class Overflow(enum.Enum):

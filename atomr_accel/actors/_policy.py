@@ -10,8 +10,8 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from ._deciders import Decider, restart_always
-from ._util import check_instance, check_member, check_number, check_whole
+from .deciders import Decider, restart_always
+from .util import check_instance, check_member, check_number, check_whole
 
 
 class Strategy(enum.Enum):

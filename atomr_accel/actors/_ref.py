@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, final
 import trio
 
 from ._mailbox import Ask, Sending, Told
-from ._messages import Message
-from ._util import NoPublicConstructor
+from .messages import Message
+from .util import NoPublicConstructor
 
 if TYPE_CHECKING:
-    from ._cell import ActorStatistics, Cell
+    from .cell import ActorStatistics, Cell
 
 R = TypeVar("R")
 

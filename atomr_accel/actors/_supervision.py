@@ -24,10 +24,10 @@ from typing import TypeAlias
 
 from sortedcontainers import SortedDict
 
-from ._deciders import Directive, judge
 from ._errors import ChildExited, NameTaken, SupervisorStopped
 from ._policy import AutoShutdown, ChildSpec, RestartType, Strategy, Supervision
-from ._util import describe
+from .deciders import Directive, judge
+from .util import describe
 
 
 class ChildState(enum.Enum):

@@ -11,11 +11,7 @@ from typing import Any, ClassVar, Protocol, final
 
 import trio
 
-from ._blocks import opens
-from ._deciders import Decider, Directive, judge, leaves, restart_always
 from ._errors import ActorStopped, ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
-from ._logs import fields
-from ._nursery import PlainNursery
 from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, Strategy, Supervision
 from ._supervision import (
     Action,
@@ -33,7 +29,11 @@ from ._supervision import (
     Verdict,
     Wake,
 )
-from ._util import NoPublicConstructor
+from .blocks import opens
+from .deciders import Decider, Directive, judge, leaves, restart_always
+from .logs import fields
+from .nursery import PlainNursery
+from .util import NoPublicConstructor
 
 _log = logging.getLogger("atomr_accel.actors")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from .._install import install_command
 from ..executors.disk_cache import base_folder
-from ..lanes._threads import openblas_threads, usable_cores
+from ..lanes.threads import openblas_threads, usable_cores
 from ._documents import DoctorDocument, FindingPart, Level
 from ._errors import ExitCode
 from ._machine import UNLIMITED, Machine

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..actors._system import beside_systems
+from ..actors.system import beside_systems
 from ._errors import ExitCode, Refusal
 from ._output import path_text, printable
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from ..actors._system import Companion
+    from ..actors.system import Companion
 
 
 def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool) -> int:

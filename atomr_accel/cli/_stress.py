@@ -29,7 +29,7 @@ from .. import (
 )
 from ..actors import Backoff
 from ..testing import FAULTS, hang, kill_host, poison
-from ..testing._garbage import collect_garbage
+from ..testing.garbage import collect_garbage
 from ._documents import StressDocument
 from ._errors import ExitCode, Refusal
 from ._output import time_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from ..dashboard import running
-from ..telemetry._nvml_library import NvmlLibrary
+from ..telemetry.nvml_library import NvmlLibrary
 from ._documents import HardwarePart, ProgramPart, TopDocument
 from ._errors import ExitCode, Refusal, standard_output, writing
 from ._output import Cell, Tone, Toned, rich_table, size_of

@@ -13,7 +13,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
-from ..actors._nursery import PlainNursery
+from ..actors.nursery import PlainNursery
 
 if TYPE_CHECKING:
     import socket

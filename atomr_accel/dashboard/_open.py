@@ -17,9 +17,9 @@ import trio
 from .._errors import LibraryMissing
 from .._install import install_command
 from ..actors import ActorSystem
-from ..actors._blocks import opens
-from ..actors._nursery import PlainNursery
-from ..actors._util import NoPublicConstructor, check_instance
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
+from ..actors.util import NoPublicConstructor, check_instance
 from ._feed import Feed
 from ._running import RunningDashboard, announced, running, started_at
 from ._state import command

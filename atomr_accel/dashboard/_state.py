@@ -35,13 +35,13 @@ import trio
 
 from .. import __version__
 from ..device import System
-from ..memory._layout import layout
-from ..telemetry._nvml import nvml_uuid
+from ..memory.layout import layout
+from ..telemetry.nvml import nvml_uuid
 from ._history import shortened
 
 if TYPE_CHECKING:
     from ..actors import ActorSystem
-    from ..actors._cell import Cell
+    from ..actors.cell import Cell
     from ..device import Device
     from ..telemetry import GpuReading, HasStatistics, NvmlMonitor
     from ..wire import DeviceInfo

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..telemetry._host_header import MISDIRECTED, REFUSAL, is_here
+from ..telemetry.host_header import MISDIRECTED, REFUSAL, is_here
 from ._connections import telling
 from ._patch import encode
 

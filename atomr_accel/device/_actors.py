@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import trio
 
 from ..actors import Actor
-from ..actors._messages import side_by_side
-from ..actors._part import Part, start_part
+from ..actors.messages import side_by_side
+from ..actors.part import Part, start_part
 from ..libraries.registry import catalogue
 from ..ops import Pending, Request, perform, result, submit
-from ._context import Context
 from ._failures import is_passing
 from ._place import library_of
+from .context import Context
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from ._core import DeviceCore
+    from .core import DeviceCore
 
 T = TypeVar("T")
 

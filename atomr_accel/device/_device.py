@@ -14,10 +14,10 @@ from ..ops import Awaited, witnessed
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry
-from .batches._batch import Batch
-from .batches._record import Recording
+from .batches.batch import Batch
+from .batches.record import Recording
 from .data._methods import MemoryMethods, moving_on
-from .data._transfer import TransferStatistics
+from .data.transfer import TransferStatistics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import MemoryStatistics
     from ..wire import DeviceInfo
-    from ._core import DeviceCore, Startup
     from ._open import System
     from ._run import OnDevice
     from ._standby import StandbyStatistics
+    from .core import DeviceCore, Startup
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ import trio
 from .._errors import EventStale
 from ..lanes import uninterrupted
 from ..wire import Elapsed, ForgetEvent, RecordEvent
-from ._context import MEMORY_LANE
+from .context import MEMORY_LANE
 
 if TYPE_CHECKING:
     from ..lanes import Op
     from ..memory import Kept
-    from ._core import DeviceCore
+    from .core import DeviceCore
 
 _numbers: Final = itertools.count(1)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from ..memory import Block
-    from ._context import Context
-    from ._core import DeviceCore
+    from .context import Context
+    from .core import DeviceCore
 
 
 _AHEAD_SHARE: Final = 16

@@ -10,7 +10,7 @@ from ..lanes import uninterrupted
 
 if TYPE_CHECKING:
     from ..wire import Message
-    from .batches._record import Recording
+    from .batches.record import Recording
 
 _MOST_NOTED: Final = 512
 """Number of plans and kernels, the last ones, that hot standbys prepare, too."""

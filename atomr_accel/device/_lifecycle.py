@@ -11,7 +11,7 @@ import trio
 
 from .._errors import ContextPoisoned, DeviceLost
 from ..actors import Directive
-from ..actors._deciders import leaves
+from ..actors.deciders import leaves
 from ..lanes import Gate, HostDied, fail_some, uninterrupted
 from ._failures import is_passing, restarted, taken_down, told
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ..lanes import Op, Port
     from ..wire import DeviceInfo
-    from ._context import Context
-    from ._core import DeviceCore
     from ._prepared import Prepared
+    from .context import Context
+    from .core import DeviceCore
 
 
 @final

@@ -22,17 +22,16 @@ from ..actors import (
     Intensity,
     Supervision,
 )
-from ..actors._blocks import opens
-from ..actors._deciders import leaves
-from ..actors._instrument import Instruments
-from ..actors._nursery import PlainNursery
-from ..actors._system import opened
+from ..actors.blocks import opens
+from ..actors.deciders import leaves
+from ..actors.instrument import Instruments
+from ..actors.nursery import PlainNursery
+from ..actors.system import opened
 from ..backends.registry import find_backend
 from ..lanes import find_sanitizer, uninterrupted
 from ..libraries.registry import Catalogue, catalogue
 from ..memory import MemoryScope
 from ._actors import DeviceActor
-from ._core import DeviceCore
 from ._device import Device
 from ._requests import Requests
 from ._room import StandbyMode
@@ -47,9 +46,10 @@ from ._settings import (
     stream_plan,
 )
 from ._standby import Standby
-from .batches._batch import Batch
-from .batches._collector import offer_library, offered
-from .batches._record import Recording
+from .batches.batch import Batch
+from .batches.collector import offer_library, offered
+from .batches.record import Recording
+from .core import DeviceCore
 from .data._pinned import Pinned
 from .interop._exports import Exports
 

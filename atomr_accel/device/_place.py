@@ -6,16 +6,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..actors import ChildState
-from ..actors._part import place
+from ..actors.part import place
 from ..libraries.registry import catalogue
 
 if TYPE_CHECKING:
     from ..actors import ActorRef, Supervisor
-    from ..actors._cell import Cell, Condition
-    from ..actors._part import Part
+    from ..actors.cell import Cell, Condition
+    from ..actors.part import Part
     from ..lanes import Port
     from ..ops import Request
-    from ._core import DeviceCore
+    from .core import DeviceCore
 
 
 def library_of(request: Request[Any]) -> str | None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..lanes import HostHandle
     from ..ops import LaneSpec
     from ..wire import DeviceInfo
-    from ._core import DeviceCore
+    from .core import DeviceCore
 
 MOST_UNMAPPED: Final = 1024
 """Slabs that one control message names."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..memory import Block, MemoryMap
     from ..ops import Facade, LaneSpec
     from ..wire import DeviceInfo, Message
-    from ._core import DeviceCore
+    from .core import DeviceCore
 
 
 class Proxy(Libraries[D]):

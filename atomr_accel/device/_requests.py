@@ -13,24 +13,24 @@ from typing import (
     overload,
 )
 
-from ..libraries.array._evaluate import Evaluating
+from ..libraries.array.evaluate import Evaluating
 from ..ops import Described, Home
 from ._proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from ..libraries.array._evaluate import Fused
-    from ..libraries.dnn.attention._paged import PagedKVCache
-    from ..libraries.dnn.graph._user_graph import Plan
-    from ..libraries.dnn.rnn._facade import Rnn
+    from ..libraries.array.evaluate import Fused
+    from ..libraries.dnn.attention.paged import PagedKVCache
+    from ..libraries.dnn.graph.user_graph import Plan
+    from ..libraries.dnn.rnn.facade import Rnn
     from ..libraries.facades import Libraries
-    from ..libraries.nvrtc._kernel import Kernel
-    from ..libraries.nvrtc._module import Module
-    from ..libraries.rng._generator import Generator
-    from ..libraries.sparse._direct import SparseLU
+    from ..libraries.nvrtc.kernel import Kernel
+    from ..libraries.nvrtc.module import Module
+    from ..libraries.rng.generator import Generator
+    from ..libraries.sparse.direct import SparseLU
     from ..ops import Facade, Witness, Workspaces, WorkspaceSet
-    from ._core import DeviceCore
+    from .core import DeviceCore
 
 R = TypeVar("R")
 P = ParamSpec("P")

@@ -12,8 +12,8 @@ from ..lanes import uninterrupted
 from ..wire import StickyFault
 
 if TYPE_CHECKING:
-    from ._core import DeviceCore
     from ._spare import Spare
+    from .core import DeviceCore
 
 StandbyMode = Literal["hot", "warm"]
 

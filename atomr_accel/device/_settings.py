@@ -19,9 +19,9 @@ from .._errors import said_of
 from ..actors import Backoff
 from ..lanes import SanitizerTool
 from ..libraries.registry import catalogue
-from ..memory._map import GRANULARITY
+from ..memory.map import GRANULARITY
 from ..wire import StreamPlan
-from ._context import MEMORY_LANE
+from .context import MEMORY_LANE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -10,15 +10,15 @@ import trio
 
 from .._errors import AccelError
 from ..lanes import HostDied, start_host, uninterrupted
-from ..libraries.programs.wire._messages import Forget
+from ..libraries.programs.wire.messages import Forget
 from ..wire import Preload, StickyFault, UnmapSlabs
-from ._context import Context
 from ._device import Device
 from ._prepared import Prepared
 from ._room import NoRoomError
 from ._run import HostCalls
 from .batches._in_advance import capture_in
-from .batches._record import PROGRAMS
+from .batches.record import PROGRAMS
+from .context import Context
 from .data._pinned import Pinned
 from .interop._exports import Exports
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ..actors import ActorRef
     from ..lanes import HostHandle
     from ..wire import Message
-    from ._core import DeviceCore
     from ._history import History
     from ._room import Room
+    from .core import DeviceCore
 
 _log = logging.getLogger("atomr_accel.device")
 

@@ -30,24 +30,24 @@ import trio
 from .._errors import AccelError
 from ..actors import Backoff
 from ..lanes import END_SECONDS, HostDied, uninterrupted
-from ..libraries.programs.wire._messages import Forget
+from ..libraries.programs.wire.messages import Forget
 from ..wire import StickyFault
 from ._history import History
 from ._room import NoRoomError, Room
 from ._spare import Spare
 from .batches._in_advance import own
-from .batches._record import PROGRAMS
+from .batches.record import PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from ..lanes import HostHandle, Op, Port
     from ..wire import Message
-    from ._core import DeviceCore
     from ._device import Device
     from ._prepared import Prepared
     from ._room import StandbyMode
-    from .batches._record import Recording
+    from .batches.record import Recording
+    from .core import DeviceCore
 
 _log = logging.getLogger("atomr_accel.device")
 

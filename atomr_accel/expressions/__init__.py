@@ -1,9 +1,9 @@
 """Expressions: what refs, operators and NumPy's functions make, and a device computes."""
 
-from ._expression import Expression, broadcast, cast, constant, index
-from ._functions import Number, Operand, Value
 from ._methods import ELSEWHERE
 from ._parts import apart, joined, parts_of
+from .expression import Expression, broadcast, cast, constant, index
+from .functions import Number, Operand, Value
 
 __all__ = [
     "ELSEWHERE",

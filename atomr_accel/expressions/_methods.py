@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from .._dtypes import as_dtype
-from ._calling import clear_calls
+from .calling import clear_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import DTypeLike
 
-    from ._axes import Axis
-    from ._expression import Expression, Operand, Value
     from ._numbers import Number
+    from .axes import Axis
+    from .expression import Expression, Operand, Value
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 

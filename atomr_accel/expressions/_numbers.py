@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._dtypes import as_dtype
-from ._promotion import MANY
+from .promotion import MANY
 
 Number = complex | np.generic
 """A number; complex stands for float, int and bool, too."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._expression import Expression
+from .expression import Expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ._expression import Operand
+    from .expression import Operand
 
 
 def parts_of(root: Operand) -> Iterator[Any]:

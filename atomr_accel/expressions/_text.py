@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from ._expression import Operand
+    from .expression import Operand
 
 _INFIX: Final = {
     "add": ("+", 6),

@@ -8,8 +8,9 @@ import numpy as np
 
 from .._dtypes import as_dtype
 from ..wire.ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
-from ._axes import Axis, axes_of, kept_of
-from ._expression import (
+from ._methods import FUNCTIONS, PLAIN
+from .axes import Axis, axes_of, kept_of
+from .expression import (
     Operand,
     Value,
     broadcast,
@@ -22,7 +23,6 @@ from ._expression import (
     view,
     where,
 )
-from ._methods import FUNCTIONS, PLAIN
 
 
 def _apply(

@@ -14,7 +14,7 @@ from ..wire import (
     Message,
     RecordEvent,
 )
-from ..wire._messages import Withdrawn
+from ..wire.messages import Withdrawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

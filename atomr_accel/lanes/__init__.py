@@ -1,6 +1,14 @@
 """The program's half of lanes: ports to submit ops to, hosts to start and end."""
 
-from ._instrument import (
+from ._interrupts import uninterrupted
+from ._loop_flusher import Gate
+from ._op import UNWATCHED, Op, Template
+from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
+from ._port import LaneStatistics, Port, fail_some
+from ._reserve import NO_RESERVE, Reserve
+from ._sanitizer import Sanitizer, SanitizerTool, find_sanitizer, first_error
+from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit, start_host
+from .instrument import (
     DeviceInstrument,
     FinishedOps,
     OpTimes,
@@ -10,14 +18,6 @@ from ._instrument import (
     WatchedOp,
     WatchedTransfer,
 )
-from ._interrupts import uninterrupted
-from ._loop_flusher import Gate
-from ._op import UNWATCHED, Op, Template
-from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
-from ._port import LaneStatistics, Port, fail_some
-from ._reserve import NO_RESERVE, Reserve
-from ._sanitizer import Sanitizer, SanitizerTool, find_sanitizer, first_error
-from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit, start_host
 
 __all__ = [
     "CHUNK",

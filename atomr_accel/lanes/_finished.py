@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from ._instrument import FinishedOps, Told
+from .instrument import FinishedOps, Told
 
 if TYPE_CHECKING:
-    from ._instrument import Measured, Outcome
     from ._op import Op
+    from .instrument import Measured, Outcome
 
 _TOGETHER: Final = 64
 """Number of collected ops at which a report is sent while other ops are in flight."""

@@ -8,16 +8,16 @@ import msgspec
 import trio
 
 from ..wire import WITHDRAWN
-from ._instrument import UNMEASURED, op_times
 from ._interrupts import uninterrupted
+from .instrument import UNMEASURED, op_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..memory import Block
     from ..wire import CallByTemplate, Message
-    from ._instrument import Measured, OpTimes, Outcome, WatchedDevice
     from ._port import Port
+    from .instrument import Measured, OpTimes, Outcome, WatchedDevice
 
 
 UNTIMED: Final = -1

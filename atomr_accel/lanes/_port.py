@@ -39,11 +39,11 @@ from ..wire import (
     unpack_exception,
 )
 from ._finished import DoneOps
-from ._instrument import NOBODY, Measured, Told
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
 from ._op import UNWATCHED, Op, Template
 from ._switch_interval import restore_switch_interval, shorten_switch_interval
+from .instrument import NOBODY, Measured, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from .._errors import AccelError
-from ..host._host import Host
+from ..host.host import Host
 from ..wire import (
     FETCH_DESCRIPTOR,
     ControlReply,
@@ -74,7 +74,7 @@ Isolation = Literal["process", "thread"]
 # nothing is imported that could be found elsewhere, such as in the current directory.
 _BOOT: Final = (
     "import sys; sys.path[:] = sys.argv[5:]; "
-    "from atomr_accel.host._host import main; main(*map(int, sys.argv[1:5]))"
+    "from atomr_accel.host.host import main; main(*map(int, sys.argv[1:5]))"
 )
 
 

@@ -23,7 +23,7 @@ import trio
 
 from ..wire.threads import start
 from ._reserve import NO_RESERVE, Reserve
-from ._threads import with_threads
+from .threads import with_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,12 +9,12 @@ from .registry import catalogue
 
 if TYPE_CHECKING:
     from ..ops import Home
-    from .array._facade import ArrayFunctions
-    from .blas._facade import Blas
+    from .array.facade import ArrayFunctions
+    from .blas.facade import Blas
     from .blaslt._facade import BlasLt
-    from .cub._facade import Cub
+    from .cub.facade import Cub
     from .cutlass._facade import Cutlass
-    from .dnn._facade import Dnn
+    from .dnn.facade import Dnn
     from .fft._facade import Fft
     from .flash_attention._facade import FlashAttention
     from .linalg._facade import Linalg

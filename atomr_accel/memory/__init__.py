@@ -6,7 +6,6 @@ No I/O and no vendor: hosts map what this layer describes.
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._kept import Kept, Release, keep
-from ._map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
 from ._ref import (
     Block,
     Epoch,
@@ -22,7 +21,8 @@ from ._ref import (
     sealed_error,
 )
 from ._scope import MemoryScope
-from ._views import as_shape, repeats, share_elements, span
+from .map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
+from .views import as_shape, repeats, share_elements, span
 
 __all__ = [
     "SLICE",

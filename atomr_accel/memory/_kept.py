@@ -11,7 +11,7 @@ from ._ref import Block, Epoch
 
 if TYPE_CHECKING:
     from ..wire import Message
-    from ._map import MemoryMap
+    from .map import MemoryMap
 
 
 class Release(NamedTuple):

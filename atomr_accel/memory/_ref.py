@@ -11,7 +11,7 @@ import numpy as np
 from .._dtypes import as_dtype
 from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
 from ..expressions import Operand
-from ._views import (
+from .views import (
     Key,
     as_shape,
     broadcast,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ._map import MemoryMap
+    from .map import MemoryMap
 
 
 @final

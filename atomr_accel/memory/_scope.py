@@ -7,14 +7,14 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, final
 
 from .._errors import said_of
-from ..actors._context import stays
+from ..actors.context import stays
 from ._ref import GpuRef
 
 if TYPE_CHECKING:
     from contextvars import Token
 
-    from ._map import MemoryMap
     from ._ref import Block
+    from .map import MemoryMap
 
 
 @final

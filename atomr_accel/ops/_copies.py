@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 ARRAY_LANE: Final = LaneSpec(
     "array",
     {
-        "cpu": "atomr_accel.libraries.array.host._cpu:CpuArray",
-        "cuda": "atomr_accel.libraries.array.host._cuda:CudaArray",
+        "cpu": "atomr_accel.libraries.array.host.cpu:CpuArray",
+        "cuda": "atomr_accel.libraries.array.host.cuda:CudaArray",
     },
     max_streams=4,
 )

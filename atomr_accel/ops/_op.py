@@ -27,7 +27,7 @@ from typing import (
 
 import trio
 
-from ..expressions._calling import clarify
+from ..expressions.calling import clarify
 from ..memory import NotContiguous
 from ._origin import bound
 from ._request import perform, send

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
-from ..expressions._calling import clarify
+from ..expressions.calling import clarify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -6,7 +6,7 @@ refusal that says why. Cancelling a caller withdraws its request, and a request 
 for is not carried out. Deadlines are the callers' scopes, and waits are on trio's clock.
 """
 
-from ..actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
+from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ._batcher import Batcher, BatcherStatistics, open_batcher
 from ._cached_text import CachedText, Prefill
 from ._cascade import (

@@ -22,8 +22,8 @@ import outcome
 import trio
 
 from ..actors import Overflow
-from ..actors._nursery import PlainNursery
-from ..actors._util import (
+from ..actors.nursery import PlainNursery
+from ..actors.util import (
     NoPublicConstructor,
     check_instance,
     check_member,

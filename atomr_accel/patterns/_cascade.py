@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, final
 import trio
 
 from .._errors import LastError
-from ..actors._blocks import opens
-from ..actors._util import NoPublicConstructor, check_number
+from ..actors.blocks import opens
+from ..actors.util import NoPublicConstructor, check_number
 from ._calls import Calls, closing, unprotected
 from ._errors import Refused
 from ._latencies import Latencies

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from ..actors._util import check_number, check_whole
+from ..actors.util import check_number, check_whole
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Protocol, final
 import numpy as np
 
 from .._errors import said_of
-from ..actors._util import check_whole
+from ..actors.util import check_whole
 from ._cached_text import Following, Prefill
 from ._errors import WrongResults
 from ._sampling import ROOT, DraftTree, Logits, Sampling, draw_children

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import trio
 
-from ..actors._blocks import opens
-from ..actors._nursery import PlainNursery
-from ..actors._util import NoPublicConstructor, check_whole
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
+from ..actors.util import NoPublicConstructor, check_whole
 from ._calls import Calls, closing, unprotected
 from ._errors import QuorumMissed
 

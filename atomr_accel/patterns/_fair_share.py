@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final, overload
 import outcome
 import trio
 
-from ..actors._nursery import PlainNursery
-from ..actors._util import NoPublicConstructor, check_instance, check_whole
+from ..actors.nursery import PlainNursery
+from ..actors.util import NoPublicConstructor, check_instance, check_whole
 from ._errors import Closed, Overloaded, elsewhere
 from ._observer import Observer, guarded
 from ._shares import Budget, Shares, Waiting, check_cost, check_path

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..actors._util import check_number, check_whole
+from ..actors.util import check_number, check_whole
 from ._latencies import Latencies
 from ._members import tells_of_member
 

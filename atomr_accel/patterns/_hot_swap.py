@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 import trio
 
 from ..actors import NameTaken
-from ..actors._blocks import opens
-from ..actors._nursery import PlainNursery
-from ..actors._util import NoPublicConstructor, check_instance, check_number
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
+from ..actors.util import NoPublicConstructor, check_instance, check_number
 from ._calls import Calls, closing
 from ._errors import ReplicaLost, RolledBack, SwapInProgress
 from ._gate import Gate, Outcomes, Shadow

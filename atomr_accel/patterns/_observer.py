@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..actors._util import check_instance
+from ..actors.util import check_instance
 
 if TYPE_CHECKING:
     from ._retry import CircuitState

@@ -14,10 +14,10 @@ import trio
 
 from .._errors import EarlierErrors, LastError
 from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervisor, open_supervisor
-from ..actors._blocks import opens
-from ..actors._nursery import PlainNursery
-from ..actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
-from ..actors._util import NoPublicConstructor, check_instance, check_member, check_whole
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
+from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
+from ..actors.util import NoPublicConstructor, check_instance, check_member, check_whole
 from ._calls import Calls, closing
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..actors._util import check_whole
+from ..actors.util import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable

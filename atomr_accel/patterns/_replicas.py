@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar, final
 
 import trio
 
-from ..actors._util import NoPublicConstructor, check_number, check_whole
+from ..actors.util import NoPublicConstructor, check_number, check_whole
 from ._members import Factory, Member
 from ._retry import CircuitBreaker, CircuitState
 

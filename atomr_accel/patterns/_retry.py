@@ -20,7 +20,7 @@ import trio
 
 from .._errors import ContextPoisoned, DeviceLost, EarlierErrors, GpuRefStale, said_of
 from ..actors import Backoff
-from ..actors._util import check_instance, check_number, check_whole
+from ..actors.util import check_instance, check_number, check_whole
 from ._errors import CircuitOpen, RankFailed
 from ._observer import Observer, guarded
 

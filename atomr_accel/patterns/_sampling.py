@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..actors._util import check_number, check_whole
+from ..actors.util import check_number, check_whole
 
 Tokens: TypeAlias = NDArray[np.int64]
 """Numbers of tokens, or of nodes of a tree."""

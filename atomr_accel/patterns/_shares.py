@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ..actors._util import check_number
+from ..actors.util import check_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,8 +15,8 @@ import numpy as np
 import trio
 
 from .._errors import EarlierErrors
-from ..actors._blocks import opens
-from ..actors._util import NoPublicConstructor, check_instance, check_whole
+from ..actors.blocks import opens
+from ..actors.util import NoPublicConstructor, check_instance, check_whole
 from ._cached_text import Following, Prefill
 from ._calls import Calls, NoEnd, Tally, closing, unprotected
 from ._draft_length import AdaptiveLength, LengthSeen

@@ -12,7 +12,7 @@ from typing import Final, Protocol, Self
 
 import trio
 
-from ..actors._util import check_whole
+from ..actors.util import check_whole
 from ._errors import MalformedStream
 
 _HEADER: Final = 4

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._dtypes import DTYPES
-from ..actors._util import check_number
+from ..actors.util import check_number
 
 TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
     {

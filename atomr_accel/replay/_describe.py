@@ -20,8 +20,8 @@ import numpy as np
 
 from .._dtypes import DTYPES, NAMES
 from ..expressions import Operand
-from ..libraries.array._graph import Graph
-from ..libraries.nvrtc._structures import is_struct
+from ..libraries.array.graph import Graph
+from ..libraries.nvrtc.structures import is_struct
 from ..memory import Block, GpuRef
 from ..ops import Facade, Identity
 from ._entries import (

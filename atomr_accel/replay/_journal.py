@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, final, get_args
 
 from .. import __version__
-from ..actors._nursery import PlainNursery
-from ..actors._util import check_whole
+from ..actors.nursery import PlainNursery
+from ..actors.util import check_whole
 from ._entries import SCHEMA, Header
 from ._notes import Notes
 from ._reading import storage_of

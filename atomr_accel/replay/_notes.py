@@ -12,11 +12,11 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost
-from ..device.batches._batch import Batch, Later
-from ..device.data._arrays import copying
-from ..device.data._transfer import download
-from ..libraries.array._evaluate import Fused
-from ..libraries.rng._generator import Generator as Draws
+from ..device.batches.batch import Batch, Later
+from ..device.data.arrays import copying
+from ..device.data.transfer import download
+from ..libraries.array.evaluate import Fused
+from ..libraries.rng.generator import Generator as Draws
 from ..memory import GpuRef
 from ..ops import Pending, Request, on_any_views, perform, submit
 from ._describe import Describer, Numbers, identity_of, is_device, message_of, refs_in
@@ -26,8 +26,8 @@ from ._writer import SMALL, Waiting
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from ..device._core import DeviceCore
-    from ..device.batches._collector import Collector
+    from ..device.batches.collector import Collector
+    from ..device.core import DeviceCore
     from ..memory import Block
     from ..ops import Driver, Facade, Submission
     from ._entries import Value

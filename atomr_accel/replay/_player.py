@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._errors import AccelError
-from ..actors._util import check_whole
+from ..actors.util import check_whole
 from ..memory import GpuRef, Hold
 from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
 from ._describe import digest

@@ -16,8 +16,8 @@ import trio
 
 from .._errors import LibraryMissing
 from .._install import install_command
-from ..actors._nursery import PlainNursery
-from ..device.data._transfer import in_thread
+from ..actors.nursery import PlainNursery
+from ..device.data.transfer import in_thread
 from ._entries import SCHEMA
 from ._storage import JournalError, Record, Stored, check_name
 from ._threaded import ThreadedStorage

@@ -10,7 +10,7 @@ import trio
 
 from .._errors import LibraryMissing
 from .._install import install_command
-from ..actors._nursery import plain
+from ..actors.nursery import plain
 from ._storage import JournalDamaged, JournalError, Record, Stored, check_name
 
 if TYPE_CHECKING:

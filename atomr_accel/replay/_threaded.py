@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from .._errors import OutOfMemory
-from ..device.data._transfer import in_thread
+from ..device.data.transfer import in_thread
 from ._storage import JournalError
 
 _UNMAKING: Final = 2.0

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..actors._nursery import PlainNursery
+from ..actors.nursery import PlainNursery
 from ..memory import GpuRef
 
 if TYPE_CHECKING:
     from ..device import Device
-    from ..device.batches._record import Recording
+    from ..device.batches.record import Recording
     from ..expressions import Expression
 
 Callback = Callable[[int, float], object]

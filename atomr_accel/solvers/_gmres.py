@@ -14,7 +14,7 @@ from ._operators import Operator, System, system
 
 if TYPE_CHECKING:
     from ..device import Device
-    from ..device.batches._record import Recording
+    from ..device.batches.record import Recording
     from ..memory import GpuRef
 
 _RESTART = 20

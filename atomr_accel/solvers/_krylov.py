@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..device import Device
-    from ..device.batches._record import Recording
+    from ..device.batches.record import Recording
     from ..memory import GpuRef
     from ._driving import Progress
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._errors import said_of
-from ..libraries.sparse._array import SparseRef
+from ..libraries.sparse.array import SparseRef
 from ..memory import GpuRef, ref_error
 
 if TYPE_CHECKING:
     from ..device import Device
-    from ..device.batches._record import Recording
+    from ..device.batches.record import Recording
 
 Operator = SparseRef | GpuRef | Callable[["Recording", GpuRef], GpuRef]
 """A sparse matrix, a dense one, or a function that multiplies a vector with one.

@@ -18,12 +18,12 @@ from ._gpu_readings import (
 from ._grafana import grafana_dashboard
 from ._logs import JsonFormatter
 from ._metrics import HasStatistics, Metrics
-from ._nvml import NvmlMonitor, ReadGpus, open_nvml
 from ._opentelemetry import export_to_opentelemetry
 from ._prometheus import PrometheusCollector, serve_prometheus
 from ._ranges import mark_ranges
 from ._spans import export_spans
 from ._trace import trace
+from .nvml import NvmlMonitor, ReadGpus, open_nvml
 
 __all__ = [
     "METRICS",

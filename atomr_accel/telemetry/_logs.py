@@ -8,7 +8,7 @@ import math
 from datetime import UTC, datetime
 from typing import Final, final
 
-from ..actors._logs import FIELDS
+from ..actors.logs import FIELDS
 from ..wire.trace import current_traceparent
 
 _STANDARD: Final = frozenset(

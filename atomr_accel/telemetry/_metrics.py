@@ -13,12 +13,12 @@ import trio
 
 from .. import Device, System
 from ..actors import ActorSystem
-from ..actors._util import check_instance
+from ..actors.util import check_instance
 from ..patterns import Observer
 from ._catalogue import ITEMS, Histogram, Snapshot
-from ._nvml import NvmlMonitor
 from ._states import take_actors, take_device, take_gpus, take_pattern
 from ._tally import SystemTally, durations
+from .nvml import NvmlMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from ..actors._blocks import opens
-from ..actors._nursery import PlainNursery
-from ..actors._util import check_instance, check_whole
-from ._host_header import MISDIRECTED, REFUSAL, is_here
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
+from ..actors.util import check_instance, check_whole
 from ._packages import package
+from .host_header import MISDIRECTED, REFUSAL, is_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from trio.lowlevel import current_task
 
-from ..device._core import ASKING_FOR_TIMES
+from ..device.core import ASKING_FOR_TIMES
 from ..lanes import DeviceInstrument
-from ..lanes._instrument import UNMEASURED
+from ..lanes.instrument import UNMEASURED
 from ._perfetto import Encoder
 
 if TYPE_CHECKING:

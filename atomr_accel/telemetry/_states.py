@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..actors import ActorSystem, ActorTree
     from ._catalogue import Snapshot
     from ._gpu_readings import GpuMemory, GpuReading
-    from ._nvml import NvmlMonitor
+    from .nvml import NvmlMonitor
 
 # --- devices -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from .. import DeviceInstrument
-from ..lanes._instrument import UNMEASURED
+from ..lanes.instrument import UNMEASURED
 from ._catalogue import SECONDS, Histogram
 
 if TYPE_CHECKING:

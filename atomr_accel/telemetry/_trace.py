@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final, final
 
 import trio
 
-from ..actors._blocks import opens
-from ..actors._nursery import PlainNursery
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
 from ..device import Device
 from ._recorder import Recorder
 

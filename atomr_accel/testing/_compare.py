@@ -10,23 +10,23 @@ import numpy as np
 import trio
 
 from .._errors import said_of
-from ..actors._util import check_number, check_whole
-from ..libraries.nvrtc._kernel import Kernel
-from ..libraries.nvrtc._launching import LaunchWish, geometry
-from ..libraries.nvrtc._tensor_map import TensorMap
-from ..libraries.nvrtc._texture import Surface, Texture
-from ..libraries.nvrtc.wire._messages import Scalar, Structure
-from ..libraries.nvrtc.wire._twins import twin_function, value_of
+from ..actors.util import check_number, check_whole
+from ..libraries.nvrtc.kernel import Kernel
+from ..libraries.nvrtc.launching import LaunchWish, geometry
+from ..libraries.nvrtc.tensor_map import TensorMap
+from ..libraries.nvrtc.texture import Surface, Texture
+from ..libraries.nvrtc.wire.messages import Scalar, Structure
+from ..libraries.nvrtc.wire.twins import twin_function, value_of
 from ..memory import GpuRef
 from ..ops import perform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..device._device import Device
-    from ..libraries.nvrtc._kernel import Argument
-    from ..libraries.nvrtc._launching import Dim
-    from ..libraries.nvrtc._signature import Parameter
+    from ..device import Device
+    from ..libraries.nvrtc.kernel import Argument
+    from ..libraries.nvrtc.launching import Dim
+    from ..libraries.nvrtc.signature import Parameter
 
     Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -20,7 +20,7 @@ class ModuleDevice:
 
     def __init__(self, opening: AbstractAsyncContextManager[Device]) -> None:
         # Pytest loads the plugin also where no test wants a device: trio can wait until one does.
-        from ..device.portal._portal import Portal
+        from ..device.portal.portal import Portal
 
         self._portal: Final = Portal(opening)
         try:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from .._errors import AccelError, Unsupported
-from ._messages import Failure, Fault
 from .failures import is_shortage
+from .messages import Failure, Fault
 
 MOST_MODULES: Final = 1 << 14
 """Modules that a host names: large frameworks have some thousands."""

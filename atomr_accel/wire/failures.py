@@ -13,7 +13,7 @@ import msgspec
 
 from .. import _errors
 from .._errors import AccelError, OutOfMemory, RemoteError
-from ._messages import Failure, Plain, ProtocolViolation, encoder
+from .messages import Failure, Plain, ProtocolViolation, encoder
 
 if TYPE_CHECKING:
     pass

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import trio
 
-from ..device.interop._mapping import mapped, unmap
-from ..libraries.nccl._lanes import COLLECTIVES
-from ..libraries.nccl.wire._area import Area
-from ..libraries.nccl.wire._messages import MakeId
+from ..device.interop.mapping import mapped, unmap
+from ..libraries.nccl.lanes import COLLECTIVES
+from ..libraries.nccl.wire.area import Area
+from ..libraries.nccl.wire.messages import MakeId
 from ..ops import Request, Submission, perform
 from ..wire import SLAB_SHIFT, map_file, shared_fd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..device._context import Context
-    from ..device._core import DeviceCore
+    from ..device.context import Context
+    from ..device.core import DeviceCore
     from ..ops import Driver
     from ._member import DeviceMember
 

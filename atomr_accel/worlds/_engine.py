@@ -32,7 +32,7 @@ from ._membership import Abort, Broken, Ended, Form, Membership, Opened, Settled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..libraries.nccl.wire._messages import Step
+    from ..libraries.nccl.wire.messages import Step
     from ..memory import Block
     from ._membership import Effect
 

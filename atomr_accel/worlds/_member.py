@@ -10,15 +10,15 @@ import trio
 
 from .._errors import ContextPoisoned
 from ..lanes import uninterrupted
-from ..libraries.nccl._lanes import ABORTS, COLLECTIVES
-from ..libraries.nccl.wire._messages import Abort, AskBegun, Collect, Join, Revoke, Shrink
+from ..libraries.nccl.lanes import ABORTS, COLLECTIVES
+from ..libraries.nccl.wire.messages import Abort, AskBegun, Collect, Join, Revoke, Shrink
 from ..memory import block_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..device import Device
-    from ..device._core import DeviceCore
+    from ..device.core import DeviceCore
     from ..lanes import Op
     from ..memory import Block
     from ..wire import Message

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
-from ..actors._util import check_whole
-from ..libraries.nccl.wire._exchange import numbers_of
-from ..libraries.nccl.wire._messages import Reduction, Step
+from ..actors.util import check_whole
+from ..libraries.nccl.wire.exchange import numbers_of
+from ..libraries.nccl.wire.messages import Reduction, Step
 from ..memory import GpuRef
 from ..ops import (
     overlap,
@@ -27,8 +27,8 @@ from ._engine import Part
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..device._core import DeviceCore
-    from ..libraries.nccl.wire._messages import Kind
+    from ..device.core import DeviceCore
+    from ..libraries.nccl.wire.messages import Kind
     from ..memory import Block
 
 REDUCTIONS: Final = get_args(Reduction)

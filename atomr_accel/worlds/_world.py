@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar, final
 import trio
 
 from .._errors import WorldBroken
-from ..actors._blocks import opens
-from ..actors._nursery import PlainNursery
-from ..actors._util import check_number
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
+from ..actors.util import check_number
 from ..device import Device
 from . import _plans as plans
 from ._bootstrap import meet
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
     from contextlib import AbstractAsyncContextManager
 
-    from ..device._core import DeviceCore
+    from ..device.core import DeviceCore
     from ..memory import GpuRef
     from ._engine import Call, Term
 

@@ -36,7 +36,7 @@ from atomr_accel.actors import (
     handler,
     open_system,
 )
-from atomr_accel.actors._cell import BATCH
+from atomr_accel.actors.cell import BATCH
 
 from .counter import (
     Add,

@@ -17,8 +17,8 @@ from atomr_accel.actors import (
     handler,
     open_system,
 )
-from atomr_accel.actors._context import stays
-from atomr_accel.actors._messages import side_by_side
+from atomr_accel.actors.context import stays
+from atomr_accel.actors.messages import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

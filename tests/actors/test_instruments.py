@@ -22,7 +22,7 @@ from atomr_accel.actors import (
     handler,
     open_system,
 )
-from atomr_accel.actors._instrument import Instruments
+from atomr_accel.actors.instrument import Instruments
 
 
 class Boom(Exception):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import pytest
 
 from atomr_accel.actors import Actor, Message, handler
-from atomr_accel.actors._messages import _fits, reply_type
+from atomr_accel.actors.messages import _fits, reply_type
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from atomr_accel.actors import (
     open_supervisor,
     open_system,
 )
-from atomr_accel.actors._nursery import PlainNursery
+from atomr_accel.actors.nursery import PlainNursery
 
 # Programs may still choose it, although trio would rather they did not.
 pytestmark = pytest.mark.filterwarnings("ignore:trio.run.*strict_exception_groups")

@@ -20,7 +20,7 @@ from atomr_accel import CpuFallbackWarning, open_device
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.libraries.nvrtc.kernel import Kernel
     from atomr_accel.ops import Awaited
 
 WRITE = """

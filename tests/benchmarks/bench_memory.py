@@ -24,7 +24,7 @@ import trio
 from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
-from atomr_accel.device import _core
+from atomr_accel.device import core as _core
 from atomr_accel.device.data import _bulk
 from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.testing import poison

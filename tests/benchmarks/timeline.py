@@ -90,7 +90,7 @@ def in_host() -> None:
     """Record the work of this process, if it is a host."""
     from atomr_accel.backends.cuda.host.driver import Driver
     from atomr_accel.executors import vendor as _vendor
-    from atomr_accel.host import _host
+    from atomr_accel.host import host as _host
     from atomr_accel.host._slots import StreamSlot
 
     host: Any = _host.Host
@@ -153,8 +153,8 @@ class Timeline:
     """Notes what goes on, from now on."""
 
     def __init__(self) -> None:
-        from atomr_accel.device._context import Context
         from atomr_accel.device._lifecycle import Lifecycle
+        from atomr_accel.device.context import Context
         from atomr_accel.lanes import HostHandle
 
         self._folder = tempfile.TemporaryDirectory()

@@ -14,7 +14,7 @@ import trio
 
 from atomr_accel import open_system
 from atomr_accel._install import install_command
-from atomr_accel.actors._system import beside_systems
+from atomr_accel.actors.system import beside_systems
 from atomr_accel.cli import _dashboard
 from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli._programs import run_beside

@@ -21,7 +21,7 @@ from atomr_accel import LibraryMissing
 from atomr_accel.cli import _top
 from atomr_accel.cli._documents import HardwarePart, TopDocument
 from atomr_accel.dashboard import RunningDashboard
-from atomr_accel.telemetry._nvml_library import NvmlLibrary
+from atomr_accel.telemetry.nvml_library import NvmlLibrary
 
 from ..fakes.nvml import FakeGpu, FakeNvml
 from ..harness import ROOT

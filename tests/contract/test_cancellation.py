@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from atomr_accel import open_device
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device, GpuRef
     from atomr_accel.device import System
-    from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.libraries.nvrtc.kernel import Kernel
 
     Action = Callable[[Device, System], Awaitable[Callable[[], Awaitable[None]]]]
 

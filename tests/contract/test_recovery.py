@@ -12,7 +12,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
 from atomr_accel.lanes import CHUNK, HostHandle, Op
 from atomr_accel.testing import poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..arrays import arrays, random_bits
 from ..harness import (

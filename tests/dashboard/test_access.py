@@ -14,7 +14,7 @@ from hypercorn.trio.tcp_server import TCPServer
 
 from atomr_accel.actors import Actor, open_system
 from atomr_accel.dashboard import _connections, open_dashboard
-from atomr_accel.telemetry._host_header import is_here
+from atomr_accel.telemetry.host_header import is_here
 
 from ..harness import program
 from .client import ask, looking, place

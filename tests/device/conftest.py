@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atomr_accel.device import _context, _standby
+from atomr_accel.device import _standby
+from atomr_accel.device import context as _context
 from tests.harness import AT_ONCE
 
 

@@ -26,7 +26,8 @@ from atomr_accel import (
     OutOfMemory,
 )
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _context, _spare, _standby
+from atomr_accel.device import _spare, _standby
+from atomr_accel.device import context as _context
 from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.testing import kill_host, poison
 from tests import seeds

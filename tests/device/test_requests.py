@@ -14,11 +14,11 @@ import trio.testing
 
 from atomr_accel import GpuRef, GpuRefStale, open_system
 from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, handler
-from atomr_accel.libraries.blas._checks import LANE
-from atomr_accel.libraries.nccl._lanes import ABORTS, COLLECTIVES
+from atomr_accel.libraries.blas.checks import LANE
+from atomr_accel.libraries.nccl.lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import Driver, Request, Submission, perform
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 
 if TYPE_CHECKING:

@@ -18,12 +18,13 @@ import trio.testing
 
 from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _context, _open, _spare
+from atomr_accel.device import _open, _spare
+from atomr_accel.device import context as _context
 from atomr_accel.device._growth import Growth
 from atomr_accel.device._prepared import Prepared
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import cpu_only, descriptors, opened, program
 
 from .in_host import (
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device._core import DeviceCore
     from atomr_accel.device._standby import Standby
+    from atomr_accel.device.core import DeviceCore
     from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [  # each starts hosts, and most several

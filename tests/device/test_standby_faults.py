@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, GpuRefStale
-from atomr_accel.device import _context, _spare, _standby
+from atomr_accel.device import _spare, _standby
+from atomr_accel.device import context as _context
 from atomr_accel.lanes import start_host
 from atomr_accel.testing import kill_host, poison
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program, settled, used_by
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches._record import Recording
+    from atomr_accel.device.batches.record import Recording
     from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [cpu_only, pytest.mark.slow]

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from atomr_accel.libraries.dnn.attention._facade import FlashAttention
-from atomr_accel.libraries.dnn.attention._options import AttentionOptions
-from atomr_accel.libraries.dnn.attention._paged import Caches
-from atomr_accel.libraries.dnn.rnn._facade import Recurrent
+from atomr_accel.libraries.dnn.attention.options import AttentionOptions
+from atomr_accel.libraries.dnn.attention.paged import Caches
+from atomr_accel.libraries.dnn.rnn.facade import Recurrent
 from atomr_accel.libraries.dnn.routines._facade import Routines
 from atomr_accel.libraries.dnn.routines._pooling import Pooling
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from atomr_accel.libraries.dnn.graph._user_graph import Graphs
+from atomr_accel.libraries.dnn.graph.user_graph import Graphs
 from atomr_accel.libraries.dnn.ops._conv import Convolutions
 from atomr_accel.libraries.dnn.ops._norm import Normalizations
 from atomr_accel.libraries.dnn.ops._pointwise import Activations

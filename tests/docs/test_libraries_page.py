@@ -7,15 +7,15 @@ import re
 
 import pytest
 
-from atomr_accel.libraries.blas._facade import Blas
+from atomr_accel.libraries.blas.facade import Blas
 from atomr_accel.libraries.blaslt._facade import BlasLt
-from atomr_accel.libraries.cub._facade import Cub
+from atomr_accel.libraries.cub.facade import Cub
 from atomr_accel.libraries.cutlass._facade import Cutlass
 from atomr_accel.libraries.fft._facade import Fft
 from atomr_accel.libraries.linalg._facade import Linalg
 from atomr_accel.libraries.nvrtc._facade import Nvrtc
 from atomr_accel.libraries.rng._facade import Rng
-from atomr_accel.libraries.rng._generator import Generator
+from atomr_accel.libraries.rng.generator import Generator
 from atomr_accel.libraries.sparse._facade import Sparse
 from atomr_accel.libraries.sparselt._facade import SparseLt
 from atomr_accel.libraries.tensor._facade import Tensor

@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from atomr_accel.libraries import registry
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import ROOT
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from atomr_accel.executors.cuda_kernels import Arguments, Kernels
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 if TYPE_CHECKING:
     from ..fakes.driver import FakeDriver

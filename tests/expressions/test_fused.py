@@ -10,7 +10,7 @@ import pytest
 
 from atomr_accel import GpuRefStale
 from atomr_accel.testing import poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import on_shared, opened, program
 

@@ -21,7 +21,7 @@ import pytest
 from atomr_accel.backends import cpu
 from atomr_accel.backends import registry as _registry
 from atomr_accel.backends.cpu.host import context as _context
-from atomr_accel.host import _host
+from atomr_accel.host import host as _host
 from atomr_accel.wire.control import find_class
 from atomr_accel.wire.interface import Fusion
 

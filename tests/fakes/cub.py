@@ -770,7 +770,7 @@ class FakeCudaCub:
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
-        from atomr_accel.libraries.cub.host._cuda import CudaCub
+        from atomr_accel.libraries.cub.host.cuda import CudaCub
 
         fake = self.contexts.setdefault(id(context), FakeContext(context))
         self._executor: Any = CudaCub(fake, self.stream)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blaslt.host import _prototypes as prototypes
-from atomr_accel.libraries.blaslt.host._cpu import gelu, gelu_slope, saturate
+from atomr_accel.libraries.blaslt.host.cpu import gelu, gelu_slope, saturate
 
 from .cublas import FakeContext, matrix, number, op, vector
 from .lapack import memory

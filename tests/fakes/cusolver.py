@@ -16,7 +16,7 @@ import numpy as np
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
-from atomr_accel.libraries.array.host._cpu import CpuArray
+from atomr_accel.libraries.array.host.cpu import CpuArray
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
 from atomr_accel.libraries.linalg.host._prototypes import LETTERS, PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.linalg.host._small import SOURCE, TYPES

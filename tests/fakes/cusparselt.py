@@ -18,7 +18,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.executors.vendor import TYPES
-from atomr_accel.libraries.blaslt.host._cpu import gelu, saturate
+from atomr_accel.libraries.blaslt.host.cpu import gelu, saturate
 from atomr_accel.libraries.sparselt.host import _prototypes as prototypes
 from atomr_accel.libraries.sparselt.host._cpu import strips, tiles
 

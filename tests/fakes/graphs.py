@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atomr_accel.host import _host
+from atomr_accel.host import host as _host
 from atomr_accel.libraries.programs.host import _steps
 from atomr_accel.wire.control import find_class
 

@@ -13,7 +13,7 @@ import pytest
 
 from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import opened, program, same_bits, settled, used_by
 

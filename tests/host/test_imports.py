@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import pytest
 
-from atomr_accel.host._host import IMPORTS, Imports, _import
-from atomr_accel.libraries.cub.host import _cpu as cub
+from atomr_accel.host.host import IMPORTS, Imports, _import
+from atomr_accel.libraries.cub.host import cpu as cub
 from atomr_accel.libraries.cub.wire._spec import Operator
 from atomr_accel.libraries.nvrtc.host import _cpu as nvrtc
-from atomr_accel.libraries.nvrtc.wire._messages import Load
+from atomr_accel.libraries.nvrtc.wire.messages import Load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

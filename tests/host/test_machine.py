@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atomr_accel import open_device
-from atomr_accel.host import _machine
+from atomr_accel.host import machine as _machine
 from atomr_accel.wire import PcieLink
 
 from ..harness import cpu_only, program

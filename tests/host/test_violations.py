@@ -34,8 +34,8 @@ from atomr_accel.wire import (
     encoder,
     unpack_exception,
 )
-from atomr_accel.wire._messages import FRAME_BYTES, PAYLOAD_BYTES, Withdrawn
 from atomr_accel.wire.failures import pack_exception
+from atomr_accel.wire.messages import FRAME_BYTES, PAYLOAD_BYTES, Withdrawn
 
 from ..fakes.lanes import FakeDevice, FakeExecutor, FakeStream, Work
 

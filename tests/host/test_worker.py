@@ -25,7 +25,7 @@ from atomr_accel.wire import (
     Message,
     encoder,
 )
-from atomr_accel.wire._messages import Withdrawn
+from atomr_accel.wire.messages import Withdrawn
 
 from ..fakes.lanes import SECONDS, Ask, Break, Drop, Fail, FakeDevice, Lanes, Odd, Stay, Work
 

@@ -25,7 +25,7 @@ from atomr_accel import (
     SharedBuffer,
 )
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (

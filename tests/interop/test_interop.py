@@ -11,7 +11,7 @@ from hypothesis import given
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, OutOfMemory, open_device
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire.interop import CUDA, DeviceArray, _borrow_capsule, _lent, borrow
 
 from ..arrays import LAYOUTS, arrays, layouts

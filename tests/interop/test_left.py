@@ -10,7 +10,7 @@ import trio
 
 from atomr_accel import open_device
 from atomr_accel.device.interop import _exports
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import cpu_only, descriptors, program, same_bits
 

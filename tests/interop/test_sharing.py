@@ -17,7 +17,7 @@ import trio
 
 from atomr_accel import Device, SharedBuffer
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import shared_fd
 
 from ..harness import (

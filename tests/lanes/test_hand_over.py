@@ -13,7 +13,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.actors._instrument import Instruments
+from atomr_accel.actors.instrument import Instruments
 from atomr_accel.lanes import DeviceInstrument, Op, Outcome, Port, WatchedOp
 from atomr_accel.lanes._loop_flusher import _of_run
 from atomr_accel.wire import Fault, Frames, Message, append_frame

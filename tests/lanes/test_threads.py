@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atomr_accel.lanes._threads import openblas_threads, usable_cores, with_threads
+from atomr_accel.lanes.threads import openblas_threads, usable_cores, with_threads
 
 from ..harness import opened, program
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import open_device
-from atomr_accel.libraries.blas._facade import LANE
+from atomr_accel.libraries.blas.facade import LANE
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.wire._graph import Graph, encode
 
@@ -35,7 +35,8 @@ not_on_cuda = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 def launched(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> list[str]:
     """Which functions of cuBLAS are called for products."""
     from atomr_accel.executors import cuda_kernels as _cuda_kernels
-    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle
+    from atomr_accel.libraries.blas.host import _cuda
+    from atomr_accel.libraries.blas.host import cuda_handle as _cuda_handle
 
     library = FakeLibrary()
     calls: list[str] = []
@@ -91,7 +92,7 @@ def test_products_have_the_workspace_that_they_have_in_graphs(
     deterministic: bool,
 ) -> None:
     """The choice of cuBLAS depends on the size of the workspace."""
-    from atomr_accel.libraries.blas.host import _cuda_handle
+    from atomr_accel.libraries.blas.host import cuda_handle as _cuda_handle
 
     library: Any = _cuda_handle.load_cublas()
     given: list[int] = []

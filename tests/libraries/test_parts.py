@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.memory import GpuRef, MemoryMap
-from atomr_accel.memory._map import Slab
+from atomr_accel.memory.map import Slab
 from atomr_accel.ops import overlap, require_no_alias
 
 from .. import seeds

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.memory import MemoryMap, Slab
-from atomr_accel.memory._layout import layout
+from atomr_accel.memory.layout import layout
 
 SLAB = 1 << 20
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import OutOfMemory, open_device
 from atomr_accel.memory import SLICE, MemoryMap
-from atomr_accel.memory._map import SLAB_BYTES, Slab
+from atomr_accel.memory.map import SLAB_BYTES, Slab
 
 from ..harness import cancelled_at, descriptors, on_shared, opened, program, settled, used_by
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
 from atomr_accel.ops import Trace, _traces, signature
 from atomr_accel.testing import poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import cpu_only, on_shared, opened, program, used_by
 

@@ -131,7 +131,7 @@ def a_product(_library: Making) -> Callable[[], None]:
 
 
 def a_handle(_library: Making) -> Callable[[], None]:
-    from atomr_accel.libraries.blas.host._cuda_handle import Handle
+    from atomr_accel.libraries.blas.host.cuda_handle import Handle
 
     stream: Any = SimpleNamespace(handle=0, pointer=0, captures=True)
     return Handle(SimpleNamespace(pointer=int), stream).close  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ def test_nothing_is_left_of_what_could_not_be_made(
     thing: str, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
     """Whichever call failed."""
-    from atomr_accel.libraries.blas.host import _cuda_handle
+    from atomr_accel.libraries.blas.host import cuda_handle as _cuda_handle
     from atomr_accel.libraries.blaslt.host import _cuda as blaslt
     from atomr_accel.libraries.dnn.host import _cuda_routines
 

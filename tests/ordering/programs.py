@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
-    from atomr_accel.device.batches._batch import Batch, Later
-    from atomr_accel.device.batches._record import Recording
-    from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.device.batches.batch import Batch, Later
+    from atomr_accel.device.batches.record import Recording
+    from atomr_accel.libraries.nvrtc.kernel import Kernel
     from atomr_accel.ops import Awaited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests

@@ -11,7 +11,7 @@ from .programs import FAULTS, KINDS, SOURCE, Run, mix
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.libraries.nvrtc.kernel import Kernel
     from atomr_accel.ops import Awaited
 
 LONGEST = 200

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.libraries.nvrtc.kernel import Kernel
     from atomr_accel.ops import Awaited
 
     from ..harness import Gate

@@ -15,13 +15,13 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.device._context import MEMORY_LANE
-from atomr_accel.device.batches._record import PROGRAMS
-from atomr_accel.libraries.nvrtc._lanes import KERNELS
-from atomr_accel.libraries.nvrtc.wire._messages import Launch, Load
-from atomr_accel.libraries.programs.wire._messages import Describe, Record, Replay, Step
+from atomr_accel.device.batches.record import PROGRAMS
+from atomr_accel.device.context import MEMORY_LANE
+from atomr_accel.libraries.nvrtc.lanes import KERNELS
+from atomr_accel.libraries.nvrtc.wire.messages import Launch, Load
+from atomr_accel.libraries.programs.wire.messages import Describe, Record, Replay, Step
 from atomr_accel.testing import kill_host
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import Elapsed, encoder
 
 from ..harness import on_shared, opened, program, settled

@@ -22,7 +22,7 @@ from .programs import adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.libraries.nvrtc._kernel import Kernel
+    from atomr_accel.libraries.nvrtc.kernel import Kernel
     from atomr_accel.ops import Awaited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.libraries.nvrtc.host._modules import Modules
 from atomr_accel.testing import poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import (
     ON_CUDA,
@@ -463,13 +463,13 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
 
 
 def _programs() -> Any:
-    from atomr_accel.device.batches._record import PROGRAMS
+    from atomr_accel.device.batches.record import PROGRAMS
 
     return PROGRAMS
 
 
 def _describe(number: int) -> Any:
-    from atomr_accel.libraries.programs.wire._messages import Describe
+    from atomr_accel.libraries.programs.wire.messages import Describe
 
     return Describe(number)
 

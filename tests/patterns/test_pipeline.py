@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.patterns import Closed, Observer, Pipeline, Stage, open_pipeline
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from .worlds import run
 

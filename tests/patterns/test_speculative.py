@@ -32,7 +32,7 @@ from atomr_accel.patterns import (
 )
 from atomr_accel.patterns._draft_length import LengthSeen
 from atomr_accel.patterns._sampling import ROOT
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import sized
 from ..seeds import rng as seeded

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches._record import Recording
+    from atomr_accel.device.batches.record import Recording
 
     Step = Callable[[Device, GpuRef, GpuRef], Awaitable[GpuRef | None]]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned
-from atomr_accel.libraries.run.wire._pickling import INLINE, TakesLong, TooMuch, dumps, loads
+from atomr_accel.libraries.run.wire.pickling import INLINE, TakesLong, TooMuch, dumps, loads
 from atomr_accel.testing import kill_host
 
 from ..harness import Gate, cpu_only, on_shared, opened, program, settled

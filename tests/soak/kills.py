@@ -38,7 +38,7 @@ import trio
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import poison
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef

@@ -24,7 +24,7 @@ from atomr_accel.actors import (
     handler,
     open_system,
 )
-from atomr_accel.actors._logs import FIELDS, fields
+from atomr_accel.actors.logs import FIELDS, fields
 from atomr_accel.telemetry import JsonFormatter
 from atomr_accel.testing import poison
 from tests.harness import opened

@@ -38,8 +38,8 @@ from atomr_accel.telemetry import (
     Xid,
     open_nvml,
 )
-from atomr_accel.telemetry._nvml import nearest_fault
-from atomr_accel.telemetry._nvml_library import NvmlLibrary
+from atomr_accel.telemetry.nvml import nearest_fault
+from atomr_accel.telemetry.nvml_library import NvmlLibrary
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml

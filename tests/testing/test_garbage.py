@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 
 class Cycle:

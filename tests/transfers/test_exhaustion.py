@@ -18,7 +18,7 @@ import trio
 
 from atomr_accel import AccelError, OutOfMemory
 from atomr_accel.testing import kill_host
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import (
     cpu_only,

@@ -13,9 +13,9 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, GpuRefStale
-from atomr_accel.device.data._transfer import in_chunks
+from atomr_accel.device.data.transfer import in_chunks
 from atomr_accel.testing import kill_host
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..arrays import random_bits
 from ..harness import (

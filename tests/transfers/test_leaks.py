@@ -18,9 +18,9 @@ import outcome
 import pytest
 import trio
 
-from atomr_accel.device.data._transfer import in_worker
+from atomr_accel.device.data.transfer import in_worker
 from atomr_accel.testing import kill_host
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import (
     FULL,

@@ -20,7 +20,7 @@ from atomr_accel.device.data import _snapshot, _snapshot_file
 from atomr_accel.lanes import HostDied
 from atomr_accel.replay import open_journal, replay
 from atomr_accel.testing import kill_host
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import UnmapSlabs
 
 from ..arrays import random_bits

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.testing._garbage import collect_garbage
+from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire.channel import (
     MOST_BYTES,
     MOST_DESCRIPTORS,

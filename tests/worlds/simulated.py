@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost, LibraryError, Unsupported
-from atomr_accel.libraries.nccl.wire._messages import Step
+from atomr_accel.libraries.nccl.wire.messages import Step
 from atomr_accel.worlds._engine import Engine, Part
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...libraries.programs.wire._messages import Record
+from ...libraries.programs.wire.messages import Record
 from ...memory import part_of
 from ...ops import BLOCK_ALIGNMENT
 from ...wire import SLAB_SHIFT
-from ._record import PROGRAMS
+from .record import PROGRAMS
 
 if TYPE_CHECKING:
     from ...memory import Block, GpuRef
-    from .._core import DeviceCore
-    from ._record import Recording
+    from ..core import DeviceCore
+    from .record import Recording
 
 
 async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[int]) -> None:

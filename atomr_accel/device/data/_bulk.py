@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...lanes import Bytes, HostHandle, Op, Piece
-    from .._core import DeviceCore
+    from ..core import DeviceCore
 
 COPIERS: Final = min(8, os.cpu_count() or 1)
 """Threads that copy at once. Eight saturate the memory of the machines we know."""

@@ -9,7 +9,7 @@ from ..._dtypes import as_dtype
 from ..._errors import Unsupported
 from ...memory import GpuRef, as_shape
 from ...ops import require_writable
-from .._context import MEMORY_LANE
+from ..context import MEMORY_LANE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...wire import Message
-    from .._core import DeviceCore, Shape
+    from ..core import DeviceCore, Shape
 
 Place = Literal["device", "host"]
 Attachment = Literal["global", "host", "single"]

@@ -13,10 +13,10 @@ from ...memory import GpuRef, MemoryScope, ref_error
 from ...ops import Awaited, perform, require_readable, require_writable, witnessed
 from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
-from ._arrays import Arrays, check_like, check_pair, copying
 from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
 from ._snapshot import Snapshot, check_outs, in_memory_of, restore_directly, take
-from ._transfer import (
+from .arrays import Arrays, check_like, check_pair, copying
+from .transfer import (
     SMALL,
     Rebuilt,
     arranged,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from .._core import DeviceCore, Shape
     from .._device import Device
+    from ..core import DeviceCore, Shape
     from ..interop._exports import Export
     from ._pinned import Pinned
 

@@ -17,8 +17,8 @@ from ..._errors import DeviceLost
 from ...lanes import HostDied, PinnedPool, uninterrupted
 from ...memory import as_shape, round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
-from .._core import Shape
 from .._prepared import MOST_UNMAPPED
+from ..core import Shape
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from ..._errors import AccelError
     from ...lanes import HostHandle, Piece, PinnedStatistics
-    from .._context import Context
-    from .._core import DeviceCore
+    from ..context import Context
+    from ..core import DeviceCore
 
 Oversize = Literal["refuse", "exceed"]
 

@@ -21,17 +21,17 @@ from ...lanes import END_SECONDS, uninterrupted
 from ...memory import GpuRef, Hold
 from ...ops import require_readable, require_writable
 from ...wire import SLAB_SHIFT, Copy
-from .._context import MEMORY_LANE
-from ._arrays import check_like
+from ..context import MEMORY_LANE
 from ._snapshot_file import read_arrays, write_arrays
-from ._transfer import ENDED, in_worker
+from .arrays import check_like
+from .transfer import ENDED, in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from ...lanes import Bytes, HostHandle, Op, Piece
-    from .._core import DeviceCore
+    from ..core import DeviceCore
     from ..interop._windows import Window
     from ._pinned import Pinned
 

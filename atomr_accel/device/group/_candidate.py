@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 from ..._errors import said_of
-from ...actors._util import NoPublicConstructor, check_whole
+from ...actors.util import NoPublicConstructor, check_whole
 from ...memory import GpuRef
 
 if TYPE_CHECKING:

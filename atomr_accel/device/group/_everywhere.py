@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, GpuRefStale, said_of
-from ...actors._nursery import PlainNursery
+from ...actors.nursery import PlainNursery
 from ...memory import GpuRef
 from .._device import Device
 from ..interop._sharing import copy_here

@@ -9,9 +9,9 @@ import trio
 
 from ..._errors import DeviceLost, said_of
 from ...actors import Directive
-from ...actors._blocks import opens
-from ...actors._nursery import PlainNursery
-from ...actors._util import check_member, check_whole
+from ...actors.blocks import opens
+from ...actors.nursery import PlainNursery
+from ...actors.util import check_member, check_whole
 from .._open import opened_devices
 from ._candidate import Candidate
 from ._devices import Devices, follow

@@ -12,8 +12,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Literal, final
 
 from ..._errors import said_of
-from ...actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
-from ...actors._util import check_number, check_whole
+from ...actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
+from ...actors.util import check_number, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

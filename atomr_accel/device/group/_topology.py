@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast, final
 
 import numpy as np
 
-from ...actors._util import check_whole
+from ...actors.util import check_whole
 from ...lanes import HostDied
 from ...wire import AskPeers, Peers, StickyFault
 from ._picture import svg_of, text_of

@@ -37,15 +37,15 @@ from ...wire.interop import (
     in_elements,
     lend,
 )
-from .._context import MEMORY_LANE
 from .._failures import short_of
-from ..data._transfer import as_host_array, in_worker
+from ..context import MEMORY_LANE
+from ..data.transfer import as_host_array, in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...wire.interface import HostContext
-    from .._core import DeviceCore
+    from ..core import DeviceCore
 
 _T = TypeVar("_T")
 

@@ -22,14 +22,14 @@ from ...wire import (
     Fill,
     make_read_only,
 )
-from .._context import MEMORY_LANE
-from ..data._arrays import copying
-from ..data._transfer import Rebuilt, after, download, filling, in_chunks, in_worker, receive, send
-from ._mapping import mapped, unmap
+from ..context import MEMORY_LANE
+from ..data.arrays import copying
+from ..data.transfer import Rebuilt, after, download, filling, in_chunks, in_worker, receive, send
+from .mapping import mapped, unmap
 
 if TYPE_CHECKING:
     from ...lanes import Op
-    from .._core import DeviceCore
+    from ..core import DeviceCore
     from ._windows import Window
 
 _DIRECT: Final = 1 << 20

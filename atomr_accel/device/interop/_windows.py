@@ -19,12 +19,12 @@ import trio
 
 from ..._errors import DeviceLost, LibraryError, OutOfMemory
 from ...lanes import uninterrupted
-from ._mapping import mapped
+from .mapping import mapped
 
 if TYPE_CHECKING:
     from ...memory import MemoryMap, Slab
-    from .._context import Context
-    from .._core import DeviceCore
+    from ..context import Context
+    from ..core import DeviceCore
 
 
 @final

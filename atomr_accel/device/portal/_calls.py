@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, final
 
-from ...actors._blocks import opens
-from ._portal import Portal
+from ...actors.blocks import opens
+from .portal import Portal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

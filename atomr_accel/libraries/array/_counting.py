@@ -12,16 +12,16 @@ import numpy as np
 from ..._dtypes import NAMES, as_dtype, is_added, is_float, number_kind
 from ..._errors import said_of
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import broadcast_constant, where
-from ...expressions._promotion import FLOAT32, reduced
+from ...expressions.expression import broadcast_constant, where
+from ...expressions.promotion import FLOAT32, reduced
 from ...ops import D, Request, op
-from ._choosing import INT64, choose, read_numbers
 from ._keys import Chosen, taken
 from ._sorting import search
-from ._steps import ArrayPart, Steps
 from ._top import FP8
-from .wire._indexing import CountNumbers, Histogram, RequireIntervals
+from .choosing import INT64, choose, read_numbers
+from .steps import ArrayPart, Steps
 from .wire._intervals import require_intervals
+from .wire.indexing import CountNumbers, Histogram, RequireIntervals
 
 if TYPE_CHECKING:
     from ...memory import GpuRef

@@ -11,12 +11,12 @@ import numpy as np
 from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, broadcast, cast, constant, index
-from ...expressions._expression import broadcast_constant, ufunc, where
-from ...expressions._promotion import FLOAT32
+from ...expressions.expression import broadcast_constant, ufunc, where
+from ...expressions.promotion import FLOAT32
 from ...memory import as_shape
 from ...ops import ARRAY_LANE as LANE
 from ...ops import D, Request, Submission, op
-from ._steps import ArrayPart
+from .steps import ArrayPart
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

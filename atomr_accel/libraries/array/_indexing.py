@@ -10,10 +10,9 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import as_dtype
 from ...expressions import Operand, broadcast, cast
-from ...expressions._expression import where
+from ...expressions.expression import where
 from ...memory import GpuRef
 from ...ops import D, Request, op, require_readable, require_writable
-from ._choosing import INT64, Along, Mode, choose, first_outside, trimmed, where_set
 from ._keys import (
     ArrayKey,
     Chosen,
@@ -33,12 +32,13 @@ from ._keys import (
     values_in,
     whole_mask,
 )
-from ._steps import ArrayPart, Steps, target_of
+from .choosing import INT64, Along, Mode, choose, first_outside, trimmed, where_set
+from .steps import ArrayPart, Steps, target_of
 
 if TYPE_CHECKING:
     from ...expressions import Value
-    from ._choosing import Kind
-    from .wire._indexing import Outside
+    from .choosing import Kind
+    from .wire.indexing import Outside
 
 
 class Indexing(ArrayPart[D]):

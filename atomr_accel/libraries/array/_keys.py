@@ -14,11 +14,11 @@ from ..._errors import said_of
 from ...expressions import Operand, cast, constant
 from ...memory import GpuRef
 from ...ops import overlap
-from ._choosing import Along, Mode, choose
+from .choosing import Along, Mode, choose
 
 if TYPE_CHECKING:
-    from ._steps import Steps
-    from .wire._indexing import Outside
+    from .steps import Steps
+    from .wire.indexing import Outside
 
 Indices = Operand | np.ndarray[Any, np.dtype[Any]] | Sequence[object] | int
 """Whole numbers: a ref or an expression of them, or the program's own."""

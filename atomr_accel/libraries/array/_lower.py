@@ -11,7 +11,7 @@ from .wire._program import Node
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ._graph import Value
+    from .graph import Value
 
 Map = tuple[int | None, ...]
 """Axes of the space, one for each axis of a value; None if all of that axis see one element."""

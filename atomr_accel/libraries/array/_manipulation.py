@@ -12,9 +12,9 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype
 from ...expressions import Operand, cast
-from ...expressions._promotion import common
+from ...expressions.promotion import common
 from ...ops import D, Request, op
-from ._steps import ArrayPart, Steps, target_of
+from .steps import ArrayPart, Steps, target_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ._graph import Value
+    from .graph import Value
 
 _DEEPEST: Final = 96
 """Values in a row that one kernel computes."""

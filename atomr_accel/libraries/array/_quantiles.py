@@ -10,12 +10,12 @@ import numpy as np
 
 from ..._dtypes import HALVES, as_dtype, is_added, is_float
 from ...expressions import Operand, constant
-from ...expressions._axes import axes_of
-from ...expressions._expression import cast, ufunc, where
-from ...expressions._promotion import FLOAT32
+from ...expressions.axes import axes_of
+from ...expressions.expression import cast, ufunc, where
+from ...expressions.promotion import FLOAT32
 from ...ops import D, Request, op
 from ._sorting import Sorting
-from ._steps import Steps, target_of
+from .steps import Steps, target_of
 
 if TYPE_CHECKING:
     from ...memory import GpuRef

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..._dtypes import is_float, is_inexact
 from ...expressions import Operand, constant
-from ...expressions._expression import ufunc
-from ...expressions._expression import where as choose
-from ...expressions._functions import require_inexact
+from ...expressions.expression import ufunc
+from ...expressions.expression import where as choose
+from ...expressions.functions import require_inexact
 from ...ops import D, Request, op
-from ._steps import ArrayPart
+from .steps import ArrayPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

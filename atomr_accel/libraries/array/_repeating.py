@@ -12,11 +12,11 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ...expressions import Operand, broadcast, cast, constant, index
 from ...ops import D, Request, op
-from ._choosing import INT64, read_numbers
 from ._creation import Number, _number
 from ._keys import Chosen, gather
 from ._sorting import scanned
-from ._steps import ArrayPart, Steps
+from .choosing import INT64, read_numbers
+from .steps import ArrayPart, Steps
 
 if TYPE_CHECKING:
     from ...memory import GpuRef

@@ -12,17 +12,17 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype, is_float
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import broadcast_constant, ufunc, where
-from ...expressions._promotion import FLOAT32, common, reduced
+from ...expressions.expression import broadcast_constant, ufunc, where
+from ...expressions.promotion import FLOAT32, common, reduced
 from ...memory import GpuRef
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import Answered, D, Request, Submission, op
-from ._choosing import INT64, asking, trimmed
 from ._keys import taken
-from ._steps import ArrayPart, Steps, target_of
 from ._top import FP8, fits, ranks, top
-from .wire._indexing import PARTS, SCAN_PART, Distinct, Scan
+from .choosing import INT64, asking, trimmed
+from .steps import ArrayPart, Steps, target_of
+from .wire.indexing import PARTS, SCAN_PART, Distinct, Scan
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

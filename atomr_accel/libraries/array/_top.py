@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
-from ...expressions._promotion import FLOAT32
+from ...expressions.promotion import FLOAT32
 from ...ops import overlap
-from ._choosing import INT64
-from .wire._indexing import MOST_TOP, Top, top_scratch
+from .choosing import INT64
+from .wire.indexing import MOST_TOP, Top, top_scratch
 
 if TYPE_CHECKING:
     from ...expressions import Operand
     from ...memory import GpuRef
-    from ._steps import Steps
+    from .steps import Steps
 
 FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 """Dtypes that are sorted and counted as float32."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...ops import ARRAY_LANE, ARRAY_WAITS, Check, Library
-from ._evaluate import BUILDS
+from .evaluate import BUILDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ async def _check(device: Any, rng: np.random.Generator) -> tuple[NDArray[Any], N
 LIBRARY: Final = Library(
     name="array",
     summary="NumPy's functions for making, joining, sorting and counting arrays",
-    facade="atomr_accel.libraries.array._facade:ArrayFunctions",
+    facade="atomr_accel.libraries.array.facade:ArrayFunctions",
     lanes=(BUILDS, ARRAY_LANE, ARRAY_WAITS),
     uses=("cub",),
     numpy_modules=("numpy", "numpy.linalg"),

@@ -18,7 +18,7 @@ from ...ops import (
     require_shape,
     require_writable,
 )
-from ._checks import (
+from .checks import (
     INT32,
     LARGEST_INT,
     SINGLE_OR_DOUBLE,

@@ -22,17 +22,6 @@ from ...ops import (
     strided,
 )
 from ...wire.recent import Recent
-from ._checks import (
-    UINT8,
-    Number,
-    Routines,
-    Trans,
-    operation,
-    place_scalars,
-    require_terms,
-    scalar,
-    scales_nothing,
-)
 from ._plans import (
     GROUPED,
     INT8,
@@ -48,6 +37,17 @@ from ._plans import (
     require_rows,
     require_starts,
     result_types,
+)
+from .checks import (
+    UINT8,
+    Number,
+    Routines,
+    Trans,
+    operation,
+    place_scalars,
+    require_terms,
+    scalar,
+    scales_nothing,
 )
 from .wire._messages import GemmEx, GemmList, ProductOptions, Scalar
 

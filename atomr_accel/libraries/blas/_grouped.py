@@ -19,9 +19,9 @@ from ...ops import (
     require_shape,
     require_writable,
 )
-from ._checks import UINT8, Number, Routines, Trans, operation, scales_nothing
 from ._gemm import factors
 from ._plans import GROUPED, POINTER_BYTES, result_types
+from .checks import UINT8, Number, Routines, Trans, operation, scales_nothing
 from .wire._messages import GemmList, ProductOptions
 
 if TYPE_CHECKING:

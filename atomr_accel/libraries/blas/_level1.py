@@ -10,7 +10,7 @@ from ._routines import RowRoutines
 if TYPE_CHECKING:
     from ...memory import GpuRef
     from ...ops import Request
-    from ._checks import Number
+    from .checks import Number
 
 
 class Level1(RowRoutines[D]):

@@ -10,7 +10,7 @@ from ._routines import RowRoutines
 if TYPE_CHECKING:
     from ...memory import GpuRef
     from ...ops import Request
-    from ._checks import Number, Trans
+    from .checks import Number, Trans
 
 
 class Level2(RowRoutines[D]):

@@ -10,10 +10,8 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
 from ...ops import not_contiguous, require_alignment, require_dtype
 from ...wire.broadcast import broadcast
-from ._checks import (
-    Number,
-)
-from ._layout import laid_out
+from .checks import Number
+from .layout import laid_out
 from .wire._messages import Gemm, GemmEx, ProductOptions
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ...ops import (
 )
 from ...wire.options import flag, whole
 from ...wire.recent import Recent
-from ._checks import (
+from .checks import (
     LANE,
     UINT8,
     Routines,

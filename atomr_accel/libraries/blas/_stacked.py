@@ -17,7 +17,7 @@ from ...ops import (
 )
 from ...wire.broadcast import broadcast
 from ...wire.options import flag
-from ._checks import (
+from .checks import (
     FLOATS,
     LARGEST_INT,
     SINGLE_OR_DOUBLE,

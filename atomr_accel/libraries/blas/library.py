@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...ops import Check, Library, Requirement
-from ._checks import LANE
+from .checks import LANE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +22,7 @@ async def _check(device: Any, rng: np.random.Generator) -> tuple[NDArray[Any], N
 LIBRARY: Final = Library(
     name="blas",
     summary="linear algebra (cuBLAS)",
-    facade="atomr_accel.libraries.blas._facade:Blas",
+    facade="atomr_accel.libraries.blas.facade:Blas",
     lanes=(LANE,),
     needs=(Requirement("cublas", "device.blas", "cuda12", vendor=True),),
     check=Check("gemm 192 x 256 x 320, float32", 1e-5, _check),

@@ -21,7 +21,7 @@ from ...ops import (
 )
 from ...wire.options import flag, whole
 from ...wire.recent import Recent
-from ..blas._checks import Number, Trans, operation
+from ..blas.checks import Number, Trans, operation
 from ._overloads import Anything, matmul_op
 from ._product import Operands, Options, check
 from .wire._messages import Heuristic, Tune
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LANE: Final = LaneSpec(
     "blaslt",
     {
-        "cpu": "atomr_accel.libraries.blaslt.host._cpu:CpuBlasLt",
+        "cpu": "atomr_accel.libraries.blaslt.host.cpu:CpuBlasLt",
         "cuda": "atomr_accel.libraries.blaslt.host._cuda:CudaBlasLt",
     },
     max_streams=4,

@@ -21,7 +21,7 @@ from ...ops import Awaited, Collected, Described, Facade, Request, op
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ..blas._checks import Number, Trans
+    from ..blas.checks import Number, Trans
     from .wire._layout import Layout
 
 P = ParamSpec("P")

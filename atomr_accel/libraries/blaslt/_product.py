@@ -18,8 +18,8 @@ from ...ops import (
     require_writable,
     strided,
 )
-from ..blas._checks import scalar
-from ..blas._layout import laid_out
+from ..blas.checks import scalar
+from ..blas.layout import laid_out
 from .wire._layout import Layout
 from .wire._messages import Matmul, Scalar
 from .wire._plan import FP8, Given, Plan, PlanKey, make_plan
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ...ops import Driver, Workspaces
     from ...wire.matrices import Laid
     from ...wire.recent import Recent
-    from ..blas._checks import Number
+    from ..blas.checks import Number
     from ._overloads import Results
 
 _UINT8: Final = DTYPES["uint8"]

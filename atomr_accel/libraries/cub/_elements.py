@@ -10,8 +10,8 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...ops import D, op, require_int32
 from ...wire.options import whole
-from ._call import CubPart, Output, element, number
 from ._operators import coded, named
+from .call import CubPart, Output, element, number
 from .wire._spec import BINARY, UNARY, Spec
 
 if TYPE_CHECKING:

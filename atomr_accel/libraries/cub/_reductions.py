@@ -11,8 +11,8 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...ops import D, op
 from ...wire.options import whole
-from ._call import INT64, CubPart, Output, element, number
 from ._operators import coded, identity_of, named
+from .call import INT64, CubPart, Output, element, number
 from .wire._spec import BINARY, Operator, Spec
 
 if TYPE_CHECKING:

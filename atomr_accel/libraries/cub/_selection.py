@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...ops import D, Request, Submission, op, require_readable
-from ._call import (
-    INT64,
-    WAITING,
-    CubPart,
-    Output,
-    element,
-    opaque,
-)
 from ._operators import coded
-from .wire._messages import Count
+from .call import INT64, WAITING, CubPart, Output, element, opaque
 from .wire._spec import Spec
+from .wire.messages import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,16 +9,9 @@ from ..._errors import said_of
 from ...memory import GpuRef
 from ...ops import D, op
 from ...wire.options import flag, whole
-from ._call import (
-    INT64,
-    WAITING,
-    CubPart,
-    Output,
-    element,
-    opaque,
-)
 from ._operators import coded
 from ._reductions import offsets_of
+from .call import INT64, WAITING, CubPart, Output, element, opaque
 from .wire._spec import Operator, Spec
 
 if TYPE_CHECKING:

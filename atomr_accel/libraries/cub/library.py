@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...ops import Check, Library, Requirement
-from ._call import BUILDER, LANE, WAITING
+from .call import BUILDER, LANE, WAITING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ async def _check(device: Any, rng: np.random.Generator) -> tuple[NDArray[Any], N
 LIBRARY: Final = Library(
     name="cub",
     summary="reductions, scans, sorts and selections (CUB)",
-    facade="atomr_accel.libraries.cub._facade:Cub",
+    facade="atomr_accel.libraries.cub.facade:Cub",
     lanes=(LANE, BUILDER, WAITING),
     needs=(
         Requirement("nvJitLink", "device.cub", "cuda12", vendor=True),

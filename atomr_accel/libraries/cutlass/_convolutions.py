@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ...memory import GpuRef
     from ...ops import Request
-    from ..dnn.graph._layout import Padding, Steps
+    from ..dnn.graph.layout import Padding, Steps
     from ._calls import Tuned
     from ._epilogue import Epilogue
 

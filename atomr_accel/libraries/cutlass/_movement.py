@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..._errors import Unsupported
 from ...wire.options import whole
-from ..dnn.graph._layout import paddings, steps
+from ..dnn.graph.layout import paddings, steps
 from .wire._window import Window
 
 if TYPE_CHECKING:
-    from ..dnn.graph._layout import Padding, Steps
+    from ..dnn.graph.layout import Padding, Steps
     from .wire._messages import Sizes
 
 _LAYOUTS: Final = ("NWC", "NHWC", "NDHWC")

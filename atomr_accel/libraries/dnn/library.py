@@ -27,12 +27,12 @@ async def _check(device: Any, rng: np.random.Generator) -> tuple[NDArray[Any], N
 LIBRARY: Final = Library(
     name="dnn",
     summary="neural networks' operations and graphs of them (cuDNN)",
-    facade="atomr_accel.libraries.dnn._facade:Dnn",
+    facade="atomr_accel.libraries.dnn.facade:Dnn",
     lanes=(LANE, PLANNER),
     objects=(
-        "atomr_accel.libraries.dnn.graph._user_graph:Plan",
-        "atomr_accel.libraries.dnn.attention._paged:PagedKVCache",
-        "atomr_accel.libraries.dnn.rnn._facade:Rnn",
+        "atomr_accel.libraries.dnn.graph.user_graph:Plan",
+        "atomr_accel.libraries.dnn.attention.paged:PagedKVCache",
+        "atomr_accel.libraries.dnn.rnn.facade:Rnn",
     ),
     needs=(
         Requirement("cudnn", "device.dnn", "cuda12", vendor=True),

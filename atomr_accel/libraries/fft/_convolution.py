@@ -11,10 +11,10 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ...expressions import cast, index
-from ...expressions._expression import broadcast_constant, ufunc, where
+from ...expressions.expression import broadcast_constant, ufunc, where
 from ...ops import D, Request, op
 from ...wire.options import whole
-from ..array._steps import target_of
+from ..array.steps import target_of
 from ._arguments import axis_of, several_of, size_of
 from ._steps import FftPart, FftSteps, complex_of, computed_in, counted
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...ops import D
 from ...wire.options import whole
 from ...wire.recent import Recent
-from ..array._steps import Describing
+from ..array.steps import Describing
 from ._cache import FftStatistics, PlanCache
 from ._callbacks import FftCallback, make_callback
 from ._convolution import Convolutions
@@ -17,7 +17,7 @@ from ._trigonometric import Trigonometric
 
 if TYPE_CHECKING:
     from ...ops import Home
-    from ..cub._facade import Cub
+    from ..cub.facade import Cub
     from ._callbacks import Twin
 
 _MOST_CALLS: Final = 1024

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ...expressions import cast, index
-from ...expressions._expression import broadcast_constant
+from ...expressions.expression import broadcast_constant
 from ...ops import ARRAY_LANE as LANE
 from ...ops import D, Facade, LaneSpec, Request
-from ..array._steps import Steps
+from ..array.steps import Steps
 from ._arguments import PRECISION, resolve
 from ._cache import LANE as TRANSFORMS
 from .wire._messages import Transform, encode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...expressions import Operand
     from ...memory import GpuRef
     from ...ops import Described, Driver, Submission
-    from ..cub._facade import Cub
+    from ..cub.facade import Cub
     from ._transforms import Transforms
 
 T = TypeVar("T")

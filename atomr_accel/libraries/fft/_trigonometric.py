@@ -11,7 +11,7 @@ from ...expressions import Operand
 from ...memory import GpuRef
 from ...ops import ARRAY_LANE, D, Request, op
 from ...wire.options import flag, whole
-from ..array._steps import target_of
+from ..array.steps import target_of
 from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
 from ._cache import LANE
 from ._steps import FftPart, FftSteps, computed_in

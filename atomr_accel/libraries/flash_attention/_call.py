@@ -15,7 +15,7 @@ from ...ops import (
     require_readable,
     require_writable,
 )
-from ..dnn.attention._call import FP8, steps_of
+from ..dnn.attention.call import FP8, steps_of
 from .wire._messages import (
     BACKWARD_WRITES,
     PLACES,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from ...memory import Block, MemoryMap
     from ...ops import Driver, Home
-    from ..dnn.attention._call import AttentionCall
-    from ..dnn.attention._options import Options
+    from ..dnn.attention.call import AttentionCall
+    from ..dnn.attention.options import Options
 
 LANE: Final = LaneSpec(
     "flash_attention",

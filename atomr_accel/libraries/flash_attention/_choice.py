@@ -14,7 +14,7 @@ from ..._errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..dnn.attention._graph import AttentionSpec
+    from ..dnn.attention.graph import AttentionSpec
 
 BACKENDS: Final = ("auto", "cudnn", "kernel")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 from ..._dtypes import DTYPES
 from ...ops import D, Request, Submission, op, require_ref
 from ...wire.options import flag, whole
-from ..array._steps import Describing
-from ..dnn.attention._call import FP8, NARROW, require
-from ..dnn.attention._checked import AttentionCalls, forward
-from ..dnn.attention._options import checked
+from ..array.steps import Describing
+from ..dnn.attention.call import FP8, NARROW, require
+from ..dnn.attention.checked import AttentionCalls, forward
+from ..dnn.attention.options import checked
 from ._call import LANE, MOST_SPLITS, KernelCall, require_apart, workspaces
 from ._choice import Case, by_kernel
 from ._signatures import (
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from ...memory import GpuRef
     from ...ops import Described, Driver, Home
-    from ..dnn._facade import Dnn
-    from ..dnn.attention._call import AttentionCall
-    from ..dnn.attention._options import Options
+    from ..dnn.attention.call import AttentionCall
+    from ..dnn.attention.options import Options
+    from ..dnn.facade import Dnn
 
     _Reads = dict[str, GpuRef | None]
 

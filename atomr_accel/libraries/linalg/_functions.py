@@ -13,11 +13,11 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..._errors import Unsupported
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import ufunc, where
+from ...expressions.expression import ufunc, where
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import Awaited, D, op
 from ...wire.options import whole
-from ..array._choosing import read_number
+from ..array.choosing import read_number
 from ._factors import Factors
 from ._spectra import Spectra
 from ._steps import FLOAT64, INT64, LANE, LinalgSteps, Stack

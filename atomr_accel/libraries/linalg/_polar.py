@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import ufunc, where
+from ...expressions.expression import ufunc, where
 from ._steps import INT32, real_of
 from .wire._messages import NOT_FINITE
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ...expressions import Operand, cast, constant
-from ...expressions._expression import ufunc, where
+from ...expressions.expression import ufunc, where
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, op
 from ...wire.options import real, whole

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import where
+from ...expressions.expression import where
 from ...ops import D, LaneSpec, Request, Submission, Workspaces, copying, require_int32
-from ..array._steps import LAUNCHED, ArrayPart, Describing, Joining, Steps
+from ..array.steps import LAUNCHED, ArrayPart, Describing, Joining, Steps
 from .wire._messages import Compute, ComputeAll, Plan, Problem, Require
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from ...memory import Epoch, GpuRef
     from ...ops import Described, Driver, Home
-    from ..blas._facade import Blas
-    from ..cub._facade import Cub
+    from ..blas.facade import Blas
+    from ..cub.facade import Cub
 
 T = TypeVar("T")
 

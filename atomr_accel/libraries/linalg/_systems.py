@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._dtypes import NAMES
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import ufunc, where
+from ...expressions.expression import ufunc, where
 from ...ops import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, solved_in
 from .wire._messages import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...ops import Library, Requirement
-from ._lanes import ABORTS, COLLECTIVES
+from .lanes import ABORTS, COLLECTIVES
 
 LIBRARY: Final = Library(
     name="nccl",

@@ -18,16 +18,16 @@ from ..._dtypes import NAMES, as_dtype
 from ..._errors import CompileError, Unsupported
 from ..._install import cuda_command
 from ...ops import D, Facade, Request, Submission, op
-from ._cuda_array import CudaArray, array_of
 from ._declarations import Declarations
-from ._kernel import Kernel
-from ._lanes import COMPILER
-from ._module import Module
 from ._options import CompileOptions
 from ._resident import Resident, Variable
-from ._signature import read_signature
-from ._structures import StructType, all_structured, assertions
-from .wire._messages import UNCHECKED, Compile, Compiled, Content, Entry, Link, Part
+from .cuda_array import CudaArray, array_of
+from .kernel import Kernel
+from .lanes import COMPILER
+from .module import Module
+from .signature import read_signature
+from .structures import StructType, all_structured, assertions
+from .wire.messages import UNCHECKED, Compile, Compiled, Content, Entry, Link, Part
 
 if TYPE_CHECKING:
     from ...memory import GpuRef

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from ...memory import GpuRef, Slab, block_at
 from ...ops import Request, Submission
 from ...wire import SLAB_SHIFT
-from ._lanes import KERNELS
-from .wire._messages import Content, Load, MapVariable, Unload
+from .lanes import KERNELS
+from .wire.messages import Content, Load, MapVariable, Unload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...ops import Check, Library, Requirement
-from ._lanes import COMPILER, KERNELS
+from .lanes import COMPILER, KERNELS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,8 +38,8 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.nvrtc._facade:Nvrtc",
     lanes=(COMPILER, KERNELS),
     objects=(
-        "atomr_accel.libraries.nvrtc._kernel:Kernel",
-        "atomr_accel.libraries.nvrtc._module:Module",
+        "atomr_accel.libraries.nvrtc.kernel:Kernel",
+        "atomr_accel.libraries.nvrtc.module:Module",
     ),
     needs=(Requirement("nvrtc", "device.nvrtc, device.array", "cuda12", vendor=True),),
     check=Check("a kernel, compiled and launched", 0.0, _check),

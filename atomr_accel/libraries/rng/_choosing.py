@@ -17,7 +17,7 @@ from ...memory import GpuRef
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, Request, Submission, op, require_no_alias, require_readable, require_writable
 from ...wire.options import flag
-from ..array._steps import Steps
+from ..array.steps import Steps
 from ._arguments import (
     Size,
     check_out,

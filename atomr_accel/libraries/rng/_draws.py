@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from ...memory import Block, GpuRef
     from ...ops import Described, Driver, Home
-    from ..array._facade import ArrayFunctions
-    from ..blas._facade import Blas
-    from ..cub._facade import Cub
+    from ..array.facade import ArrayFunctions
+    from ..blas.facade import Blas
+    from ..cub.facade import Cub
     from ._state import State
 
 LANE: Final = LaneSpec(

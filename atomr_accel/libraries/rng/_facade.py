@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from ...ops import D
-from ..array._steps import Describing
+from ..array.steps import Describing
 from ._draws import Known
-from ._generator import Generator, check_dimensions
 from ._state import new_state
+from .generator import Generator, check_dimensions
 
 if TYPE_CHECKING:
     from ...ops import Home
-    from ..array._facade import ArrayFunctions
-    from ..blas._facade import Blas
-    from ..cub._facade import Cub
+    from ..array.facade import ArrayFunctions
+    from ..blas.facade import Blas
+    from ..cub.facade import Cub
     from ._state import Seed
 
 

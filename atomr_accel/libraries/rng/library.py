@@ -30,7 +30,7 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.rng._facade:Rng",
     lanes=(LANE,),
     uses=("array", "cub", "blas"),
-    objects=("atomr_accel.libraries.rng._generator:Generator",),
+    objects=("atomr_accel.libraries.rng.generator:Generator",),
     needs=(Requirement("curand", "device.rng", "cuda12", vendor=True),),
     # Five standard deviations of the mean of 2**16 numbers, by the mean.
     check=Check("65,536 uniform numbers, twice", 1.2e-2, _check),

@@ -8,13 +8,13 @@ from ..._dtypes import as_dtype
 from ..._errors import Unsupported, said_of
 from ...ops import D
 from ...wire.options import whole
-from ._array import FORMATS, SparseRef
-from ._direct import DirectSolves
 from ._ell import EllArrays, EllFormat, EllRef, blocked, sliced, unblocked, unsliced
-from ._part import FLOATS, require_sparse
 from ._products import Products
 from ._solves import Solves
 from ._vectors import Vectors
+from .array import FORMATS, SparseRef
+from .direct import DirectSolves
+from .part import FLOATS, require_sparse
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,11 +11,11 @@ from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale
 from ...memory import GpuRef
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
-from ..blas._checks import operation, scalar
-from ._array import SparseRef
+from ..blas.checks import operation, scalar
 from ._ell import EllRef
-from ._part import FLOATS, LANE, WAITING, laid, place, require_sparse, taken_as
 from ._structure import Structure
+from .array import SparseRef
+from .part import FLOATS, LANE, WAITING, laid, place, require_sparse, taken_as
 from .wire._messages import Forget, Multiply, Product, Spec, encode
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from ...memory import Block
     from ...ops import Driver
-    from ..array._steps import Steps
-    from ..blas._checks import Number, Trans
+    from ..array.steps import Steps
+    from ..blas.checks import Number, Trans
     from .wire._messages import Matrix
 
 _MULTIPLIED: Final = ("csr", "csc", "bsr", "blocked-ell", "sliced-ell")

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import GpuRefStale
-from ...expressions._expression import broadcast_constant
+from ...expressions.expression import broadcast_constant
 from ...memory import GpuRef
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ...wire.options import flag
-from ..blas._checks import operation, scalar
-from ._array import SparseRef
-from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place, taken_as
+from ..blas.checks import operation, scalar
 from ._products import by_rows, require_format
+from .array import SparseRef
+from .part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place, taken_as
 from .wire._messages import Analyse, Dense, Forget, Solve, Spec, encode
 
 if TYPE_CHECKING:
     from ...memory import Block
     from ...ops import Driver
-    from ..array._steps import Steps
-    from ..blas._checks import Number, Trans
+    from ..array.steps import Steps
+    from ..blas.checks import Number, Trans
     from .wire._messages import Matrix
 
 _numbers: Final = itertools.count(1)

@@ -15,18 +15,18 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...expressions import Operand, cast
-from ...expressions._expression import broadcast_constant
+from ...expressions.expression import broadcast_constant
 from ...memory import GpuRef
 from ...ops import D, op, require_dtype, require_readable, require_shape, require_writable
 from ...wire.options import whole
-from ..array._choosing import read_number
-from ._array import SparseRef
-from ._part import FLOATS, SparsePart, require_sparse
+from ..array.choosing import read_number
+from .array import SparseRef
+from .part import FLOATS, SparsePart, require_sparse
 from .wire._messages import Format
 
 if TYPE_CHECKING:
     from ...ops import Driver, Request
-    from ..array._steps import Steps
+    from ..array.steps import Steps
 
 _INT64: Final = DTYPES["int64"]
 _INDICES: Final = ("int32", "int64")

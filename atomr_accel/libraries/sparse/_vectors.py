@@ -17,14 +17,14 @@ from ...ops import (
     require_writable,
 )
 from ...wire.options import flag
-from ..blas._checks import scalar
-from ._part import LANE, SINGLE_OR_DOUBLE, SparsePart
+from ..blas.checks import scalar
+from .part import LANE, SINGLE_OR_DOUBLE, SparsePart
 from .wire._messages import Dense, Matrix, Spec
 
 if TYPE_CHECKING:
     from ...memory import Block
     from ...ops import Driver
-    from ..blas._checks import Number
+    from ..blas.checks import Number
 
 
 class Vectors(SparsePart[D]):

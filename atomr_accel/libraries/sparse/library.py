@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import scipy.sparse
 
 from ...ops import Check, Library, Requirement
-from ._direct import DIRECT
-from ._part import LANE, WAITING
+from .direct import DIRECT
+from .part import LANE, WAITING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,7 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.sparse._facade:Sparse",
     lanes=(LANE, DIRECT, WAITING),
     uses=("array", "cub"),
-    objects=("atomr_accel.libraries.sparse._direct:SparseLU",),
+    objects=("atomr_accel.libraries.sparse.direct:SparseLU",),
     needs=(
         Requirement("cusparse", "device.sparse", "cuda12", vendor=True),
         Requirement("cudss", "direct solvers of device.sparse", "cudss12", vendor=True),

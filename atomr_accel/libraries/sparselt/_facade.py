@@ -23,8 +23,8 @@ from ...ops import (
     require_writable,
 )
 from ...wire.options import flag
-from ..blas._checks import scalar
-from ..sparse._part import laid, place
+from ..blas.checks import scalar
+from ..sparse.part import laid, place
 from ._structured import StructuredRef
 from .wire._messages import (
     Algorithm,

@@ -9,7 +9,7 @@ import msgspec
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from ...memory._views import strides_of
+from ...memory.views import strides_of
 from ...ops import (
     alignment,
     not_contiguous,
@@ -19,7 +19,7 @@ from ...ops import (
     require_writable,
     same_place,
 )
-from ..blas._checks import scalar
+from ..blas.checks import scalar
 from .wire._messages import ADDS, Kind, Operation, Tensor
 from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, UNARY
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import GpuRef, MemoryMap
-    from ..blas._checks import Number
+    from ..blas.checks import Number
     from .wire._messages import Scalar
 
 Modes: TypeAlias = "str | Sequence[Hashable]"

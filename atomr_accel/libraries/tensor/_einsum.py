@@ -12,14 +12,14 @@ import numpy as np
 from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, cast
-from ...expressions._promotion import FLOAT32
+from ...expressions.promotion import FLOAT32
 from ...memory import GpuRef, ref_error
-from ...memory._views import strides_of
+from ...memory.views import strides_of
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import Collected, D, Described, Request, Submission, op
 from ...wire.recent import Recent
-from ..array._steps import Describing, Steps, target_of
-from ..blas._checks import LANE as BLAS
+from ..array.steps import Describing, Steps, target_of
+from ..blas.checks import LANE as BLAS
 from ._operations import LANE, Operations
 from ._plan import Contraction, Copy, Layout, Plan, Product, Sum, make_plan
 from ._subscripts import Terms, interleaved, parse, resolve
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...ops import Driver, Home, LaneSpec
-    from ..blas._facade import Blas
-    from ..cub._facade import Cub
+    from ..blas.facade import Blas
+    from ..cub.facade import Cub
     from ._plan import View
 
 Subscripts: TypeAlias = "str | Operand"

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ..._dtypes import DTYPES
-from ...memory._views import span
+from ...memory.views import span
 from ...ops import (
     Collected,
     D,
@@ -29,7 +29,7 @@ from .wire._operators import REDUCTIONS
 if TYPE_CHECKING:
     from ...memory import Block, Epoch, GpuRef
     from ...ops import Driver, Home
-    from ..blas._checks import Number
+    from ..blas.checks import Number
     from ._call import Checked, Modes
 
 LANE: Final = LaneSpec(

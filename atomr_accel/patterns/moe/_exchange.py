@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
 from ..._errors import GpuRefStale
-from ...actors._nursery import PlainNursery
+from ...actors.nursery import PlainNursery
 from .._errors import RankFailed
 from .._retry import is_device_fault
 

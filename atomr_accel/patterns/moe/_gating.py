@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from ...actors._util import check_instance, check_number, check_whole
+from ...actors.util import check_instance, check_number, check_whole
 from ...expressions import index
 
 if TYPE_CHECKING:
-    from ...device.batches._batch import Batch
-    from ...device.batches._record import Recording
-    from ...libraries.rng._generator import Generator
+    from ...device.batches.batch import Batch
+    from ...device.batches.record import Recording
+    from ...libraries.rng.generator import Generator
     from ...memory import GpuRef
 
 Collecting: TypeAlias = "Batch | Recording"

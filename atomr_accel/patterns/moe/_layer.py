@@ -12,7 +12,7 @@ from ._experts import check_weights, padded_experts
 from ._gating import Collecting, Gating, Routing, route
 
 if TYPE_CHECKING:
-    from ...libraries.rng._generator import Generator
+    from ...libraries.rng.generator import Generator
     from ...memory import GpuRef
     from ._experts import MoeWeights
 

@@ -10,8 +10,8 @@ import numpy as np
 import trio
 
 from ..._errors import said_of
-from ...actors._blocks import opens
-from ...actors._util import NoPublicConstructor, check_instance
+from ...actors.blocks import opens
+from ...actors.util import NoPublicConstructor, check_instance
 from .._calls import Calls, closing, unprotected
 from .._retry import Retry
 from ._exchange import DeviceCopies, Exchange, at_once, naming
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...device import Device
-    from ...libraries.rng._generator import Generator
+    from ...libraries.rng.generator import Generator
     from ...memory import GpuRef
     from .._observer import Observer
     from ._gating import Collecting

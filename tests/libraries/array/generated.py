@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from atomr_accel._dtypes import as_dtype
-from atomr_accel.libraries.array._graph import Graph
 from atomr_accel.libraries.array._plan import Layout, Plan, make_plan
+from atomr_accel.libraries.array.graph import Graph
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
 from atomr_accel.memory import Block, GpuRef, block_at
 

@@ -18,11 +18,11 @@ import pytest
 
 from atomr_accel import Unsupported, open_device
 from atomr_accel.backends.cpu import BACKEND
-from atomr_accel.libraries.array import _evaluate
-from atomr_accel.libraries.array._evaluate import BUILDS
+from atomr_accel.libraries.array import evaluate as _evaluate
+from atomr_accel.libraries.array.evaluate import BUILDS
 from atomr_accel.libraries.array.host import _cuda_expression
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
-from atomr_accel.libraries.array.host._cpu import CpuArray
+from atomr_accel.libraries.array.host.cpu import CpuArray
 from atomr_accel.libraries.array.wire._program import (
     BuildKernels,
     ForgetKernel,

@@ -45,7 +45,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_copies_go_to_where_addresses_lead(
     monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, compiled: Any
 ) -> None:
-    from atomr_accel.libraries.array.host import _cuda
+    from atomr_accel.libraries.array.host import cuda as _cuda
 
     monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
     context: Any = Context()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRefSealed, Unsupported
-from atomr_accel.libraries.array._choosing import MOST_INDICES
+from atomr_accel.libraries.array.choosing import MOST_INDICES
 
 from ...harness import on_shared, opened, program
 from ..conformance import MARKS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.libraries.array._choosing import Along, choose
+from atomr_accel.libraries.array.choosing import Along, choose
 from atomr_accel.libraries.array.host import _cuda_indexing
 from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
 from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
@@ -22,7 +22,7 @@ from atomr_accel.libraries.array.host._indexing_source import (
     parts_of,
 )
 from atomr_accel.libraries.array.host._source import THREADS
-from atomr_accel.libraries.array.wire._indexing import (
+from atomr_accel.libraries.array.wire.indexing import (
     PARTS,
     SCAN_PART,
     Choose,

@@ -14,7 +14,7 @@ from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
 from atomr_accel.libraries.array.host._indexing_source import DISTINCT, ELEMENTS, NUMBERS
 from atomr_accel.libraries.array.host._source import THREADS
 from atomr_accel.libraries.array.host._top_source import TOPS, kernel_types
-from atomr_accel.libraries.array.wire._indexing import (
+from atomr_accel.libraries.array.wire.indexing import (
     MOST_TOP,
     PARTS,
     Distinct,

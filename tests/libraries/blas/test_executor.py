@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries.blas._facade import LANE
+from atomr_accel.libraries.blas.facade import LANE
 
 from ... import seeds
 from ...fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
@@ -39,7 +39,8 @@ class Fakes:
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Fakes:
     from atomr_accel.executors import cuda_kernels as _cuda_kernels
-    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle
+    from atomr_accel.libraries.blas.host import _cuda
+    from atomr_accel.libraries.blas.host import cuda_handle as _cuda_handle
 
     library = FakeLibrary()
     for module in (_cuda_handle, _cuda):
@@ -174,7 +175,7 @@ async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
 async def test_rows_too_far_apart_for_the_drivers_functions_go_one_by_one(
     device: Device, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atomr_accel.libraries.blas.host import _cuda_handle
+    from atomr_accel.libraries.blas.host import cuda_handle as _cuda_handle
 
     rng = np.random.default_rng(5)
     a, b = rng.standard_normal((3, 5, 2)), rng.standard_normal((3, 5, 7))

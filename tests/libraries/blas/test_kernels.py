@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings.driver")
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_the_kernels_compile(capability: tuple[int, int]) -> None:
-    from atomr_accel.libraries.blas.host._cuda_handle import _KERNELS as BLAS
+    from atomr_accel.libraries.blas.host.cuda_handle import _KERNELS as BLAS
     from atomr_accel.libraries.blaslt.host._cuda import _KERNELS as BLASLT
 
     for source, name in (

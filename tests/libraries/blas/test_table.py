@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.blas._facade import Blas
+from atomr_accel.libraries.blas.facade import Blas
 from atomr_accel.libraries.blas.host import _cpu_routines
 from atomr_accel.libraries.blas.host._prototypes import PROTOTYPES
 from atomr_accel.libraries.blas.wire._rows import ROWS, Row

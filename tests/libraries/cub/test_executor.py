@@ -10,10 +10,11 @@ import pytest
 
 from atomr_accel import LibraryError, OutOfMemory, Unsupported, open_device
 from atomr_accel.libraries.cub import _operators
-from atomr_accel.libraries.cub._call import BUILDER, LANE, WAITING
-from atomr_accel.libraries.cub.host import _bindings, _builds, _cuda
-from atomr_accel.libraries.cub.wire._messages import Build, Run
+from atomr_accel.libraries.cub.call import BUILDER, LANE, WAITING
+from atomr_accel.libraries.cub.host import _bindings, _builds
+from atomr_accel.libraries.cub.host import cuda as _cuda
 from atomr_accel.libraries.cub.wire._spec import Spec, encode
+from atomr_accel.libraries.cub.wire.messages import Build, Run
 from atomr_accel.wire import StickyFault
 
 from ...fakes import cub as fakes

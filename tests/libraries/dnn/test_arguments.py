@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
-from atomr_accel.device._core import DeviceCore
+from atomr_accel.device.core import DeviceCore
 from atomr_accel.ops import Request
 from atomr_accel.testing import poison
 

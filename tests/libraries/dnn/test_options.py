@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn._facade import Dnn
-from atomr_accel.libraries.dnn.attention._options import AttentionOptions
-from atomr_accel.libraries.dnn.attention._paged import PagedKVCache
-from atomr_accel.libraries.dnn.rnn._facade import Rnn
+from atomr_accel.libraries.dnn.attention.options import AttentionOptions
+from atomr_accel.libraries.dnn.attention.paged import PagedKVCache
+from atomr_accel.libraries.dnn.facade import Dnn
+from atomr_accel.libraries.dnn.rnn.facade import Rnn
 from atomr_accel.wire import options as _options
 
 from ..conformance import MARKS, dtype_of

@@ -15,7 +15,7 @@ from atomr_accel.executors.compiler import compile_linkable
 from atomr_accel.libraries.fft._arguments import resolve
 from atomr_accel.libraries.fft.host import _hooks
 from atomr_accel.libraries.fft.wire._messages import Hook
-from atomr_accel.libraries.nvrtc.host._linker import link as nvjitlink
+from atomr_accel.libraries.nvrtc.host.linker import link as nvjitlink
 
 from ... import seeds
 from ..conformance import MARKS, on_cuda

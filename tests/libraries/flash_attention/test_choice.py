@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atomr_accel import Unsupported
-from atomr_accel.libraries.dnn.attention._graph import AttentionSpec
+from atomr_accel.libraries.dnn.attention.graph import AttentionSpec
 from atomr_accel.libraries.flash_attention._call import _require_tensor_cores
 from atomr_accel.libraries.flash_attention._choice import REASONS, Case, by_kernel
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atomr_accel.libraries.dnn.wire._sequence_messages import Append
+from atomr_accel.libraries.dnn.wire.sequence_messages import Append
 from atomr_accel.libraries.flash_attention.host import _cuda
 from atomr_accel.libraries.flash_attention.host._problem import POINTERS
 from atomr_accel.libraries.flash_attention.wire._messages import PLACES, Flash, Form, scratch_of

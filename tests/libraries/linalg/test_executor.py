@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSolverLibrary:
-    from atomr_accel.libraries.blas.host import _cuda_handle
+    from atomr_accel.libraries.blas.host import cuda_handle as _cuda_handle
 
     blas, solver = FakeLibrary(), FakeSolverLibrary()
     monkeypatch.setattr(_cuda_handle, "load_cublas", lambda: blas)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from atomr_accel import LibraryError
 from atomr_accel._dtypes import HALVES
 from atomr_accel.libraries.nccl.host import _cpu, _cuda
-from atomr_accel.libraries.nccl.wire._area import Area
-from atomr_accel.libraries.nccl.wire._exchange import numbers_of
-from atomr_accel.libraries.nccl.wire._messages import (
+from atomr_accel.libraries.nccl.wire.area import Area
+from atomr_accel.libraries.nccl.wire.exchange import numbers_of
+from atomr_accel.libraries.nccl.wire.messages import (
     Abort,
     AskBegun,
     Collect,

@@ -17,8 +17,8 @@ from atomr_accel import LibraryError, Unsupported
 from atomr_accel.executors import compiler as _compiler
 from atomr_accel.host.templates import Template
 from atomr_accel.libraries.nvrtc._declarations import Declarations
-from atomr_accel.libraries.nvrtc._signature import Parameter, read_signature
-from atomr_accel.libraries.nvrtc.wire._messages import Array, Launch, Load, Scalar, Unload
+from atomr_accel.libraries.nvrtc.signature import Parameter, read_signature
+from atomr_accel.libraries.nvrtc.wire.messages import Array, Launch, Load, Scalar, Unload
 from atomr_accel.wire import PLACE
 
 from ...fakes.driver import FakeDriver, installed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import GpuRefSealed
 from atomr_accel.libraries.nvrtc._declarations import Declarations
-from atomr_accel.libraries.nvrtc._signature import read_signature
+from atomr_accel.libraries.nvrtc.signature import read_signature
 
 from ...harness import cpu_only, on_shared
 

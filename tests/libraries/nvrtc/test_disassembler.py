@@ -7,7 +7,7 @@ import pytest
 from atomr_accel import LibraryError, LibraryMissing, Unsupported
 from atomr_accel.libraries.nvrtc.host import _disassembler, _program
 from atomr_accel.libraries.nvrtc.host._cuda import CudaCompiler
-from atomr_accel.libraries.nvrtc.wire._messages import Compile, Disassemble
+from atomr_accel.libraries.nvrtc.wire.messages import Compile, Disassemble
 from atomr_accel.wire.toolkit import find_tool
 from tests.harness import opened, program
 

@@ -8,9 +8,10 @@ from typing import Any, Final
 import pytest
 
 from atomr_accel.libraries.nvrtc._options import CompileOptions
-from atomr_accel.libraries.nvrtc.host import _includes, _program
+from atomr_accel.libraries.nvrtc.host import _program
+from atomr_accel.libraries.nvrtc.host import includes as _includes
 from atomr_accel.libraries.nvrtc.host._precompiled import with_own_folder
-from atomr_accel.libraries.nvrtc.wire._messages import Compile
+from atomr_accel.libraries.nvrtc.wire.messages import Compile
 
 PLAIN: Final = 'extern "C" __global__ void plain(float* x) { *x = 1; }'
 

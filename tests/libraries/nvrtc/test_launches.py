@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from atomr_accel import GpuRefStale, LibraryError, Unsupported
-from atomr_accel.libraries.nvrtc._launching import LaunchWish, geometry
-from atomr_accel.libraries.nvrtc._tensor_map import TensorMap, takes_tensor_maps
-from atomr_accel.libraries.nvrtc.wire._messages import (
+from atomr_accel.libraries.nvrtc.launching import LaunchWish, geometry
+from atomr_accel.libraries.nvrtc.tensor_map import TensorMap, takes_tensor_maps
+from atomr_accel.libraries.nvrtc.wire.messages import (
     Array,
     Content,
     DescribeFunction,

@@ -17,10 +17,10 @@ from atomr_accel import CompileError, GpuRefStale, Unsupported
 from atomr_accel.executors import compiler as _compiler
 from atomr_accel.libraries.nvrtc._declarations import Declarations
 from atomr_accel.libraries.nvrtc._options import CompileOptions
-from atomr_accel.libraries.nvrtc._structures import structure
 from atomr_accel.libraries.nvrtc.host import _program
-from atomr_accel.libraries.nvrtc.host._linker import kind_of
-from atomr_accel.libraries.nvrtc.wire._messages import Compile, Entry, Part
+from atomr_accel.libraries.nvrtc.host.linker import kind_of
+from atomr_accel.libraries.nvrtc.structures import structure
+from atomr_accel.libraries.nvrtc.wire.messages import Compile, Entry, Part
 from atomr_accel.testing import poison
 
 from ...harness import cpu_only, on_shared, opened, program

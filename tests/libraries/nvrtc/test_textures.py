@@ -19,7 +19,7 @@ from atomr_accel import (
     Texture,
     Unsupported,
 )
-from atomr_accel.libraries.nvrtc.wire._messages import (
+from atomr_accel.libraries.nvrtc.wire.messages import (
     CopyArray,
     FreeArray,
     Launch,

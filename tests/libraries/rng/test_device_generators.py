@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atomr_accel.libraries.nvrtc.host._includes import vendor_headers
 from atomr_accel.libraries.nvrtc.host._program import compile_module
-from atomr_accel.libraries.nvrtc.wire._messages import Compile
+from atomr_accel.libraries.nvrtc.host.includes import vendor_headers
+from atomr_accel.libraries.nvrtc.wire.messages import Compile
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -23,7 +23,7 @@ from .statistics import check_continuous, check_counts, check_near, check_uncorr
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atomr_accel.libraries.rng._generator import Generator
+    from atomr_accel.libraries.rng.generator import Generator
     from atomr_accel.ops import Awaited
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning")]

@@ -10,7 +10,7 @@ from ..conformance import Array, Sample
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries.sparse._array import SparseRef
+    from atomr_accel.libraries.sparse.array import SparseRef
 
 Parts = tuple[Array, Array, Array]
 

@@ -11,7 +11,7 @@ import pytest
 
 from atomr_accel import LibraryError, LibraryMissing, LinAlgError, Unsupported
 from atomr_accel.executors.vendor import VendorLibrary
-from atomr_accel.libraries.sparse._direct import DIRECT as LANE
+from atomr_accel.libraries.sparse.direct import DIRECT as LANE
 from atomr_accel.libraries.sparse.host import _direct_cuda, _prototypes_dss
 
 from ...fakes.cudss import FakeCudaDirect, FakeDss

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries.sparse._part import LANE
+from atomr_accel.libraries.sparse.part import LANE
 
 from ...fakes.cusparse import FakeCudaSparse, FakeSparseLibrary
 from ..conformance import conform, on_cuda

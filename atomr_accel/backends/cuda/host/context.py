@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
-from ....host._machine import numa_node, pcie_link
+from ....host.machine import numa_node, pcie_link
 from ....wire import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, Peer, StreamPlan, arrived, map_file
 from .driver import NOT_READY, check, driver, failure, start_driver
 from .stopwatch import CudaStopwatch, DeviceClock

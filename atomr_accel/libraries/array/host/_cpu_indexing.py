@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES, is_added, is_inexact
-from ..wire._indexing import (
+from ..wire._intervals import require_intervals
+from ..wire.indexing import (
     Choose,
     Compact,
     CopyAll,
@@ -21,7 +22,6 @@ from ..wire._indexing import (
     Top,
     Upload,
 )
-from ..wire._intervals import require_intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

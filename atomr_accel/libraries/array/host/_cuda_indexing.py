@@ -15,7 +15,8 @@ from ....backends.cuda.host.driver import check, driver
 from ....executors.cuda_kernels import ArgumentBlocks, Arguments, Kernels
 from ....wire import PLACE
 from ....wire.interface import Later
-from ..wire._indexing import (
+from ..wire._intervals import require_intervals
+from ..wire.indexing import (
     Choose,
     Compact,
     CopyAll,
@@ -29,7 +30,6 @@ from ..wire._indexing import (
     Top,
     Upload,
 )
-from ..wire._intervals import require_intervals
 from ._indexing_source import (
     COMPACTION,
     COUNT_ITEMS,

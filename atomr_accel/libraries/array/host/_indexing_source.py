@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...._dtypes import DTYPES
 from ....executors.device_code import CudaSource
-from ..wire._indexing import PARTS
+from ..wire.indexing import PARTS
 from ._source import THREADS, divisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..wire._indexing import Choose, Element, Histogram, Scan
+    from ..wire.indexing import Choose, Element, Histogram, Scan
 
 UPLOADED: Final = 2048
 """Bytes that a launch takes along among its arguments."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...._dtypes import DTYPES
 from ....executors.device_code import CudaSource
-from ..wire._indexing import MOST_TOP, TOP_BINS, TOP_ROWS, TOP_STATE
+from ..wire.indexing import MOST_TOP, TOP_BINS, TOP_ROWS, TOP_STATE
 from ._indexing_source import Launch
 from ._source import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..wire._indexing import Top
+    from ..wire.indexing import Top
 
 _WORDS: Final = 2 * TOP_BINS
 """Counts that a block has room for: few bins have several each, so that fewer threads want one."""

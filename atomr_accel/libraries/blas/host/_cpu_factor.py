@@ -8,7 +8,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....executors.indices import require_within
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 from ..wire._messages import Factor
 
 if TYPE_CHECKING:

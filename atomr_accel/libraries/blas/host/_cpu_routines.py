@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 from ..wire._rows import ROWS
 
 if TYPE_CHECKING:

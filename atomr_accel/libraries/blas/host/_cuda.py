@@ -19,11 +19,11 @@ from ....wire import PLACE
 from ....wire.recent import Recent
 from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
 from ._cuda_factor import CudaFactorizations
-from ._cuda_handle import Handle, load_cublas
 from ._cuda_routines import CudaRoutines
 from ._cuda_stacked import CudaStacked, places
 from ._fused import FusedGemm
 from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT
+from .cuda_handle import Handle, load_cublas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

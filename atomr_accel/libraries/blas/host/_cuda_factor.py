@@ -22,7 +22,7 @@ from ._prototypes import LETTERS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._cuda_handle import Handle
+    from .cuda_handle import Handle
 
 
 @final

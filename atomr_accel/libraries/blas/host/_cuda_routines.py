@@ -33,7 +33,7 @@ from ._prototypes import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._cuda_handle import Handle
+    from .cuda_handle import Handle
 
 LEFT: Final = ENUMS["CUBLAS_SIDE_LEFT"]
 RIGHT: Final = ENUMS["CUBLAS_SIDE_RIGHT"]

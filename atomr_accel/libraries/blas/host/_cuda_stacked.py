@@ -19,7 +19,7 @@ from ._prototypes import HALF_GEMV, HALF_GEMV_BATCHED, LETTERS, OP_C, OP_T
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._cuda_handle import Handle
+    from .cuda_handle import Handle
 
 
 @final

@@ -12,7 +12,7 @@ from ...._errors import LibraryMissing
 from ...._install import cuda_command
 from ....executors.compiler import NOWHERE, NvrtcProgram, load_nvrtc, nvrtc_version
 from ....executors.disk_cache import DiskCache
-from ...nvrtc.host._includes import fingerprint, vendor_headers
+from ...nvrtc.host.includes import fingerprint, vendor_headers
 from ..wire._spec import decode
 from ._images import facts_of
 from ._source import source_of

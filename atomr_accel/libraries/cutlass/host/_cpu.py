@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import erf, expit
 
 from ...._dtypes import DTYPES
-from ...blaslt.host._cpu import saturate
+from ...blaslt.host.cpu import saturate
 from ..wire._messages import Build, Grouped, Matmul, Recall, Tune
 from ..wire._spec import ACCUMULATOR, SOURCE, decode
 from ..wire._window import Window

@@ -13,8 +13,8 @@ from ....backends.cuda.host.driver import check, driver, failure
 from ....executors.cuda_kernels import preload_compiler
 from ....executors.timing import timing_events
 from ....wire.recent import Recent
-from ...nvrtc.host._launch_config import launch_config
-from ...nvrtc.wire._messages import Launch, LaunchOptions
+from ...nvrtc.host.launch_config import launch_config
+from ...nvrtc.wire.messages import Launch, LaunchOptions
 from ..wire._messages import Build, Grouped, Matmul, Recall, Tune, table_parts
 from ..wire._spec import walk
 from ._plans import filled, store_of

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from ....ops import D, op
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
-from ._call import FP8, AttentionCall, gathered
-from ._checked import AttentionCalls, forward
-from ._options import BUFFERS, AttentionOptions, checked, split
 from ._signatures import (
     flash_attention_op,
     flash_attention_varlen_op,
     flash_attention_with_kvcache_op,
 )
+from .call import FP8, AttentionCall, gathered
+from .checked import AttentionCalls, forward
+from .options import BUFFERS, AttentionOptions, checked, split
 
 if TYPE_CHECKING:
     from ....memory import GpuRef

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ....memory import GpuRef
     from ....ops import Awaited, Collected, Described, Facade, Request
-    from ._options import AttentionOptions
+    from .options import AttentionOptions
 
 One_co = TypeVar("One_co", covariant=True)
 More_co = TypeVar("More_co", covariant=True)

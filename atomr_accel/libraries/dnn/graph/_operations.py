@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._user_graph import Node
+    from .user_graph import Node
 
     One: TypeAlias = Callable[..., Node]
     Several: TypeAlias = Callable[..., tuple[Node, ...]]

@@ -23,7 +23,7 @@ from ....ops import (
 from ....wire.recent import Recent
 from ..wire._graph import Graph, encode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
-from ..wire._sequence_messages import Clear
+from ..wire.sequence_messages import Clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ....memory import MemoryMap
     from ....ops import Driver, Home
-    from ..attention._call import SetupStage
+    from ..attention.call import SetupStage
 
 _STREAMS: Final = 4
 _EXECUTORS: Final = {

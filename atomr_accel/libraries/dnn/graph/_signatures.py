@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ....memory import GpuRef
     from ....ops import Awaited, Collected, Described, Facade, Request
-    from ._user_graph import Node, Plan
+    from .user_graph import Node, Plan
 
     OneOrMore: TypeAlias = GpuRef | tuple[GpuRef, ...]
 

@@ -7,24 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ...blaslt.host._cpu import saturate
+from ...blaslt.host.cpu import saturate
 from ..wire._element_types import FLOATS, INTEGERS
 from ..wire._graph import decode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ..wire._nodes import POINTWISE
-from . import (
-    _cpu_attention,
-    _cpu_blocks,
-    _cpu_conv,
-    _cpu_layout,
-    _cpu_norm,
-    _cpu_pointwise,
-    _cpu_resample,
-)
+from . import _cpu_blocks, _cpu_conv, _cpu_layout, _cpu_norm, _cpu_pointwise, _cpu_resample
+from . import cpu_attention as _cpu_attention
 from ._cpu_losses import CpuLosses
 from ._cpu_rnn import CpuRnn
 from ._cpu_routines import CpuRoutines
-from ._cpu_sequences import CpuSequences
+from .cpu_sequences import CpuSequences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

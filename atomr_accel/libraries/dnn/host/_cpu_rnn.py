@@ -15,7 +15,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ..wire._routine_messages import RnnBackward, RnnForward, RnnPack, RnnSizes
 from ._cpu_pointwise import expit
-from ._philox import kept
+from .philox import kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,12 +16,12 @@ from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_losses import CudaLosses
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
-from ._cuda_sequences import CudaSequences
 from ._lowering import load_frontend
 from ._plans import PlanStore
 from ._prototypes import load_cudnn, preload_parts
 from ._runs import PlanRun
 from ._timing import milliseconds
+from .cuda_sequences import CudaSequences
 from .fallback._fallback import Own, computes
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ....ops import D, op, require_dtype, require_readable
 from ....wire.options import whole as whole_number
 from ..graph._builder import Builder
-from ..graph._layout import (
+from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
+from ..graph.layout import (
     activation,
     exact,
     image,
@@ -19,7 +20,6 @@ from ..graph._layout import (
     require_float,
     steps,
 )
-from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ....memory import GpuRef
     from ....ops import Request
     from ..graph._builder import Symbol
-    from ..graph._layout import Padding, Steps
+    from ..graph.layout import Padding, Steps
 
 
 class _Made(NamedTuple):

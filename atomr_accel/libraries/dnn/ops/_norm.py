@@ -9,7 +9,7 @@ from ...._dtypes import DTYPES
 from ....ops import D, op
 from ....wire.options import flag, real, whole
 from ..graph._builder import Builder
-from ..graph._layout import per_channel
+from ..graph.layout import per_channel
 from ..wire._nodes import wider
 from ._norm_graphs import (
     Given,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ....ops import D, require_dtype, require_readable
 from ....wire.options import flag, real
 from ..graph._builder import Builder
-from ..graph._layout import is_last, logical, per_channel, require_float
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
+from ..graph.layout import is_last, logical, per_channel, require_float
 from ..wire._nodes import wider
 
 if TYPE_CHECKING:

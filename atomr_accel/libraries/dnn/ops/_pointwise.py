@@ -11,8 +11,8 @@ from ....memory import GpuRef
 from ....ops import D, op, require_dtype, require_readable, require_shape
 from ....wire.options import flag, real, whole
 from ..graph._builder import Builder
-from ..graph._layout import exact, require_float
 from ..graph._run import NAN, ZERO, DnnPart, EncodedGraph, FillCall, GraphCall, Output
+from ..graph.layout import exact, require_float
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,17 +10,8 @@ from ....memory import GpuRef
 from ....ops import D, op, require_dtype, require_readable
 from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder
-from ..graph._layout import (
-    Steps,
-    exact,
-    image,
-    is_last,
-    logical,
-    physical,
-    require_float,
-    steps,
-)
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
+from ..graph.layout import Steps, exact, image, is_last, logical, physical, require_float, steps
 
 if TYPE_CHECKING:
     from ....ops import Request

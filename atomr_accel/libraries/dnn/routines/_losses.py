@@ -18,8 +18,8 @@ from ....ops import (
     require_writable,
 )
 from ....wire.options import flag, real, whole
-from ..graph._layout import require_float
 from ..graph._run import LANE, DnnPart
+from ..graph.layout import require_float
 from ..wire._loss_messages import CrossEntropy, Ctc, scratch_count
 from ..wire._nodes import wider
 

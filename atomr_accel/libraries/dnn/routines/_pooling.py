@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ....ops import D, op, require_int32, require_readable
 from ....wire.options import flag
-from ..graph._layout import Steps, is_last, physical, steps
+from ..graph.layout import Steps, is_last, physical, steps
 from ..ops._resample import ResamplingPart
 from ..wire._graph import Tensor, strides_of
 from ..wire._routine_messages import Pool

@@ -13,8 +13,8 @@ from ....ops import (
     require_ref,
     require_writable,
 )
-from ..graph._layout import is_last, logical
 from ..graph._run import LANE, DnnPart
+from ..graph.layout import is_last, logical
 from ..wire._graph import Tensor, strides_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES, NUMBER_KINDS, number_kind
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 from ..wire._cosines import cosines_shape
 from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
 from ..wire._plan import HALF, result_shape, result_type

@@ -7,7 +7,7 @@ from ctypes import c_int
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....executors.compiler import compile_linkable
-from ...nvrtc.host._linker import load_nvjitlink
+from ...nvrtc.host.linker import load_nvjitlink
 from ..wire._plan import result_type
 from ._prototypes import ENUMS
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....executors.indices import require_within
-from ...dnn.host._cpu_attention import FUNCTIONS
-from ...dnn.host._cpu_sequences import CpuSequences, table_name
+from ...dnn.host.cpu_attention import FUNCTIONS
+from ...dnn.host.cpu_sequences import CpuSequences, table_name
 from ..wire._messages import PLACES, STEPPED, Flash
 
 if TYPE_CHECKING:

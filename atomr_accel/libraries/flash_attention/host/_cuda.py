@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
-from ...dnn.host._cuda_sequences import CudaSequences
+from ...dnn.host.cuda_sequences import CudaSequences
 from ..wire._messages import PLACES, Flash
 from ._launches import launches
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....executors.device_code import C_TYPES, CudaSource
-from ...dnn.host._philox import threshold
+from ...dnn.host.philox import threshold
 from ..wire._messages import STEPPED
 from ._problem import POINTERS, Problem, Steps
 

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from ....wire import Message
-from ...dnn.wire._sequence_messages import Append
+from ...dnn.wire.sequence_messages import Append
 
 READS: Final = (
     *("q", "k", "v", "begin_q", "begin_k", "count_q", "count_k", "table"),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 from ....wire.interface import Later
-from ...array.host._cpu import CpuArray
-from ...array.wire._indexing import CopyAll
+from ...array.host.cpu import CpuArray
+from ...array.wire.indexing import CopyAll
 from ..wire._forms import forms, square_u
 from ..wire._messages import NOT_FINITE, Compute, ComputeAll, Plan, Problem, Require
 from ._failures import execute_all, require_success

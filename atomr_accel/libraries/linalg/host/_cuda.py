@@ -17,9 +17,9 @@ from ....executors.numbers import Scalars
 from ....executors.vendor import VendorLibrary, undone_on_error
 from ....wire.interface import Later
 from ....wire.recent import Recent
-from ...array.host._cuda import CudaArray
-from ...array.wire._indexing import CopyAll
-from ...blas.host._cuda_handle import Handle, load_cublas
+from ...array.host.cuda import CudaArray
+from ...array.wire.indexing import CopyAll
+from ...blas.host.cuda_handle import Handle, load_cublas
 from ..wire._forms import forms
 from ..wire._messages import Compute, ComputeAll, Plan, Problem, Require
 from ._cuda_routines import SILENT, WAITING, routine_of

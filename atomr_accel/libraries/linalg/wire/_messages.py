@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from ....wire import Message
-from ...array.wire._several import Step
+from ...array.wire.several import Step
 
 BATCHED: Final = {
     "geqrf": 64,

@@ -9,13 +9,13 @@ import numpy as np
 
 from ...._dtypes import DTYPES, HALVES
 from ...._errors import LibraryError
-from ..wire._area import Aborted, Area
-from ..wire._exchange import REDUCING, Exchange, elements_of_a_round, exchange
-from ..wire._messages import Abort, AskBegun, Collect, Join, Step
+from ..wire.area import Aborted, Area
+from ..wire.exchange import REDUCING, Exchange, elements_of_a_round, exchange
+from ..wire.messages import Abort, AskBegun, Collect, Join, Step
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._exchange import Piece
+    from ..wire.exchange import Piece
 
 _Array = np.ndarray[Any, Any]
 

@@ -19,18 +19,8 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import LibraryError
 from ....executors.vendor import Id128, VendorLibrary
-from ..wire._exchange import REDUCING, exchange
-from ..wire._messages import (
-    ID_BYTES,
-    Abort,
-    AskBegun,
-    Collect,
-    Join,
-    MakeId,
-    Revoke,
-    Shrink,
-    Step,
-)
+from ..wire.exchange import REDUCING, exchange
+from ..wire.messages import ID_BYTES, Abort, AskBegun, Collect, Join, MakeId, Revoke, Shrink, Step
 from ._prototypes import (
     BYTES,
     HOST_IMMEDIATE,

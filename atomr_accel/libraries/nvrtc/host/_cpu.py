@@ -9,9 +9,9 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import LibraryMissing
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 from ....wire import StickyFault
-from ..wire._messages import (
+from ..wire.messages import (
     UNCHECKED,
     Array,
     Compile,
@@ -30,7 +30,7 @@ from ..wire._messages import (
     TiledMap,
     Unload,
 )
-from ..wire._twins import TwinFunction, twin_function, value_of
+from ..wire.twins import TwinFunction, twin_function, value_of
 from ._modules import Modules, Numbered
 from ._program import find_module
 

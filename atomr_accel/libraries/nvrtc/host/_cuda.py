@@ -13,7 +13,7 @@ from ....backends.cuda.host.driver import check, driver, failure
 from ....executors.compiler import load_nvrtc
 from ....executors.vendor import undone_on_error
 from ....wire import PLACE
-from ..wire._messages import (
+from ..wire.messages import (
     Array,
     Compile,
     Compiled,
@@ -33,11 +33,11 @@ from ..wire._messages import (
     Unload,
 )
 from ._disassembler import disassemble
-from ._launch_config import launch_config
 from ._modules import Modules
 from ._program import find_module, link_image
 from ._tensor_maps import TENSOR_MAP_BYTES, encoded
 from ._textures import Textures
+from .launch_config import launch_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..wire._messages import Load, Unload
+    from ..wire.messages import Load, Unload
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import msgspec
 from ....executors.disk_cache import base_folder, is_safe
 
 if TYPE_CHECKING:
-    from ..wire._messages import Compile
+    from ..wire.messages import Compile
 
 _AUTOMATIC: Final = re.compile(r"--?pch")
 _FOLDER: Final = re.compile(r"--?pch-dir\s*=\s*(.+)")

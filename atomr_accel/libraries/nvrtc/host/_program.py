@@ -18,15 +18,15 @@ from ....executors.compiler import (
     not_launchable,
     nvrtc_version,
 )
-from ..wire._messages import Compiled, Entry
-from ._includes import fingerprint, vendor_headers
-from ._linker import link, nvjitlink_version
+from ..wire.messages import Compiled, Entry
 from ._precompiled import with_own_folder
+from .includes import fingerprint, vendor_headers
+from .linker import link, nvjitlink_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..wire._messages import Compile
+    from ..wire.messages import Compile
 
 _STANDARD: Final = re.compile(r"--?std\b.*")
 _ARCHITECTURE: Final = re.compile(r"(?:--gpu-architecture|-arch)\s*=\s*(\S+)")

@@ -12,7 +12,7 @@ from ...._dtypes import DTYPES
 from ....backends.cuda.host.driver import check, driver
 
 if TYPE_CHECKING:
-    from ..wire._messages import TiledMap
+    from ..wire.messages import TiledMap
 
 TENSOR_MAP_BYTES: Final = 128
 """Size of a ``CUtensorMap``."""

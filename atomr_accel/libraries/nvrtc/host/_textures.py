@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...._dtypes import DTYPES
 from ....backends.cuda.host.driver import check, driver
 from ....executors.vendor import undone_on_error
-from ..wire._messages import CopyArray, FreeArray, MakeArray, SurfaceObject, TextureObject
+from ..wire.messages import CopyArray, FreeArray, MakeArray, SurfaceObject, TextureObject
 from ._modules import Numbered
 
 if TYPE_CHECKING:

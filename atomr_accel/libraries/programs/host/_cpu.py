@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final, final
 
-from ..wire._messages import Describe, Forget, Record, Replay
+from ..wire.messages import Describe, Forget, Record, Replay
 from ._steps import BoundStep, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._messages import Section
+    from ..wire.messages import Section
     from ._steps import Bound
 
 

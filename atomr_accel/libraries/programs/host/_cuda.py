@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ....backends.cuda.host.driver import check, driver
-from ..wire._messages import Describe, Forget, Record, Replay
+from ..wire.messages import Describe, Forget, Record, Replay
 from ._graph import Graphs, conditional
 from ._steps import Steps
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import Section
+    from ..wire.messages import Section
     from ._steps import Bound
 
 

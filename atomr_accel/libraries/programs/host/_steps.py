@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import msgspec
 
 from ....wire.control import find_class
-from ..wire._messages import Section
+from ..wire.messages import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ....wire import Message
     from ....wire.interface import Executor
-    from ..wire._messages import Node, Step
+    from ..wire.messages import Node, Step
 
 
 class BoundStep(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 from ..wire._distributions import KINDS, digits
 from ..wire._messages import Draw, Pick, Points, Table, Take
 

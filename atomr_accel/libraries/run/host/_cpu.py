@@ -13,8 +13,8 @@ from ._runner import Runner
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._messages import Buffer, Call, Initialize
-    from ..wire._pickling import Bytes
+    from ..wire.messages import Buffer, Call, Initialize
+    from ..wire.pickling import Bytes
 
 
 @final

@@ -11,7 +11,7 @@ from ._runner import Runner
 
 if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import Buffer
+    from ..wire.messages import Buffer
 
 
 @final

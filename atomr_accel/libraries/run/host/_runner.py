@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._host import IMPORTS
+from ....host.host import IMPORTS
 from ....wire.trace import traceparent
-from ..wire._messages import Call, Fetch, Forget, Initialize, Keep, Left, Supply
-from ..wire._pickling import Bytes, dumps, loads
+from ..wire.messages import Call, Fetch, Forget, Initialize, Keep, Left, Supply
+from ..wire.pickling import Bytes, dumps, loads
 
 if TYPE_CHECKING:
-    from ..wire._messages import Buffer
+    from ..wire.messages import Buffer
 
 
 _Left = dict[int, tuple[list[Any], list[Bytes]]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ...blaslt.host._cpu import gelu, saturate
+from ...blaslt.host.cpu import gelu, saturate
 from ..wire._messages import Check, Compress, Measure, Multiply, Prune, decode
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn.host._cpu_attention import paper_slopes
-from atomr_accel.libraries.dnn.host._philox import kept
+from atomr_accel.libraries.dnn.host.cpu_attention import paper_slopes
+from atomr_accel.libraries.dnn.host.philox import kept
 
 from ....harness import opened
 from ...conformance import MARKS, Near, compare, dtype_of, on_cuda

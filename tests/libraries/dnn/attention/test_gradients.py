@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn.host._cpu_attention import FUNCTIONS
+from atomr_accel.libraries.dnn.host.cpu_attention import FUNCTIONS
 
 from ...conformance import MARKS
 from ..rows.attention import Mask, attention, gradients

@@ -320,7 +320,7 @@ async def test_sequences_that_lie_one_after_the_other_do_not_touch(device: Any) 
 async def test_a_library_that_multiplies_by_zero_gets_clean_copies(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atomr_accel.libraries.dnn.host import _cpu_attention
+    from atomr_accel.libraries.dnn.host import cpu_attention as _cpu_attention
 
     gathered = _cpu_attention._gathered
 
@@ -387,7 +387,8 @@ async def test_a_library_that_leaves_queries_without_keys_alone(
     device: Any, monkeypatch: pytest.MonkeyPatch, row: Operation
 ) -> None:
     """Their results are anything, their statistics large, and those make NaN of gradients."""
-    from atomr_accel.libraries.dnn.host import _cpu, _cpu_attention
+    from atomr_accel.libraries.dnn.host import _cpu
+    from atomr_accel.libraries.dnn.host import cpu_attention as _cpu_attention
 
     def seen(inputs: Any, attributes: Any) -> Array:
         scores = _cpu_attention._scores(inputs, attributes, attributes["attn_scale"])

@@ -34,13 +34,8 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeFrontend:
-    from atomr_accel.libraries.dnn.host import (
-        _cuda,
-        _cuda_losses,
-        _cuda_routines,
-        _cuda_sequences,
-        _plans,
-    )
+    from atomr_accel.libraries.dnn.host import _cuda, _cuda_losses, _cuda_routines, _plans
+    from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
 
     fake, library = FakeFrontend(), FakeLibrary()
 

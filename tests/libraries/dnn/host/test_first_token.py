@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn.attention._graph import AttentionSpec, attention_graph
+from atomr_accel.libraries.dnn.attention.graph import AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
 from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
@@ -20,7 +20,7 @@ from .graph_memory import addresses_of, memory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atomr_accel.libraries.dnn.attention._graph import Attention
+    from atomr_accel.libraries.dnn.attention.graph import Attention
 
 OUTPUTS = "Single s; Output one"
 PARAMETERS = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atomr_accel import Unsupported
-from atomr_accel.libraries.dnn.attention._graph import AttentionSpec, attention_graph
+from atomr_accel.libraries.dnn.attention.graph import AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._plan_compiler import PlanCompiler
 from atomr_accel.libraries.dnn.wire._graph import Graph, encode

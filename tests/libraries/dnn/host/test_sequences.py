@@ -12,12 +12,12 @@ import pytest
 
 from atomr_accel.executors.cuda_kernels import Arguments
 from atomr_accel.executors.device_code import C_TYPES
-from atomr_accel.libraries.dnn.host import _cuda_sequences
-from atomr_accel.libraries.dnn.host._cpu_sequences import CpuSequences
-from atomr_accel.libraries.dnn.host._cuda_sequences import SOURCE, CudaSequences
+from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
+from atomr_accel.libraries.dnn.host.cpu_sequences import CpuSequences
+from atomr_accel.libraries.dnn.host.cuda_sequences import SOURCE, CudaSequences
 from atomr_accel.libraries.dnn.wire._messages import RunGraph
 from atomr_accel.libraries.dnn.wire._routine_messages import Dropout
-from atomr_accel.libraries.dnn.wire._sequence_messages import (
+from atomr_accel.libraries.dnn.wire.sequence_messages import (
     NOTHING,
     Append,
     Attend,

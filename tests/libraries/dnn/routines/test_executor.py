@@ -30,13 +30,8 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeRoutines:
-    from atomr_accel.libraries.dnn.host import (
-        _cuda,
-        _cuda_losses,
-        _cuda_routines,
-        _cuda_sequences,
-        _plans,
-    )
+    from atomr_accel.libraries.dnn.host import _cuda, _cuda_losses, _cuda_routines, _plans
+    from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
 
     fake = FakeRoutines()
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 
 from atomr_accel import Unsupported
 from atomr_accel.backends import cuda
-from atomr_accel.device._core import DeviceCore
+from atomr_accel.device.core import DeviceCore
 from atomr_accel.memory import GpuRef
 
 from ....harness import on_shared

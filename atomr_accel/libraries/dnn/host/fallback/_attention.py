@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._attention_nodes import is_single
-from .._philox import threshold
+from ..philox import threshold
 from ._launch import Form, Number, Part, Pointer, form
 
 if TYPE_CHECKING:

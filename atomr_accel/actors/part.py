@@ -1,0 +1,131 @@
+"""Parts: places in the tree for tasks that are no actors, such as the contexts of a device.
+
+They have a path, a state and a ref that can be watched, and are supervised like any actor. They
+take no messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, final
+
+import trio
+
+from ._actor import Actor
+from ._errors import UnhandledMessage
+from ._mailbox import Entry, Mailbox, message_of
+from ._policy import ChildSpec, RestartType, Supervision
+from ._supervision import ChildState
+from .cell import Cell, Node
+
+Run = Callable[..., Awaitable[None]]
+
+
+class _Status:
+    """Object that a part's function gets as ``task_status``."""
+
+    __slots__ = ("_part", "_status")
+
+    def __init__(self, part: Part, status: trio.TaskStatus[Any]) -> None:
+        self._part = part
+        self._status = status
+
+    @trio.lowlevel.enable_ki_protection
+    def started(self, value: Any = None) -> None:
+        self._part._was_up = True
+        self._status.started(value)
+        self._part._has_started()
+
+
+@final
+class Part(Cell):
+    """A part of an actor: a task that its supervisor restarts, or a node without a task.
+
+    Parts without a task live from ``place`` to ``end``, and end with their parent.
+
+    Args:
+        parent: the cell to which the part belongs.
+        name: among the children of that.
+        kind: for the tree.
+        run: like that of a `ChildSpec`; it looks after its own protection from Ctrl-C. None
+            for a part without a task.
+
+    Attributes:
+        followers: functions to call when it restarts, in addition to its watchers.
+    """
+
+    __slots__ = ("_kind", "_run", "followers")
+
+    def __init__(self, parent: Node, name: str, kind: str, run: Run | None) -> None:
+        super().__init__(
+            parent,
+            name,
+            Actor,
+            (),
+            {},
+            RestartType.PERMANENT,
+            5.0,
+            Mailbox(),
+            Supervision(),
+        )
+        self._kind = kind
+        self._run = run
+        self.followers: list[Callable[[BaseException | None], None]] = []
+        self.inbox.close()  # every message passes through `accept`
+
+    @property
+    def kind(self) -> str:
+        """Kind of the part, for display."""
+        return self._kind
+
+    @property
+    def state(self) -> ChildState:
+        """State of the part."""
+        if self._run is None:
+            return ChildState.ENDED if self.ended else ChildState.RUNNING
+        return super().state
+
+    def accept(self, entry: Entry, *, urgent: bool) -> bool:  # noqa: ARG002 (no queue here)
+        """Refuse it: a part takes no messages."""
+        if self.ended:
+            raise self._stopped_error()
+        message = message_of(entry)
+        raise UnhandledMessage(
+            f"{self.path} takes no messages, and got a {type(message).__qualname__}; send it to "
+            "an actor, such as that of a library",
+            path=self.path,
+        )
+
+    async def stop(self) -> NoReturn:
+        """Raise `RuntimeError`. A part ends with the actor that it belongs to."""
+        raise RuntimeError(f"{self.path} is a part of {self.parent.path}: stop that")
+
+    def announce(self, cause: BaseException | None) -> None:
+        """Tell those who watch or follow of a restart."""
+        super().announce(cause)
+        for follow in self.followers:
+            follow(cause)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, *, task_status: trio.TaskStatus[Any]) -> None:
+        """The whole of one life. The parent's supervisor runs it, once for each."""
+        assert self._run is not None
+        try:
+            await self._run(task_status=_Status(self, task_status))
+        except Exception:
+            self._failing(unprompted=not self._halted)
+            raise
+        finally:
+            for child in [*self.children.values()]:
+                child.end()
+
+
+async def start_part(part: Part) -> None:
+    """Start the task of a part, and wait until it has started."""
+    await part.parent.start(part, ChildSpec(part.name, part.run))
+
+
+def place(parent: Node, name: str, kind: str) -> Part:
+    """Put up a part that has no task of its own."""
+    part = parent.children[name] = Part(parent, name, kind, None)
+    return part

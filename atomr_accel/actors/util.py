@@ -1,0 +1,61 @@
+"""Small tools without a better home."""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from numbers import Integral, Real
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class NoPublicConstructor(type):
+    """Metaclass of classes that only this package makes instances of.
+
+    Calling such a class is a `TypeError` that names the function to use instead
+    (the class attribute ``_made_by``); the package itself calls ``_create``.
+    """
+
+    def __call__(cls, *_args: object, **_kwargs: object) -> NoReturn:
+        """Raise a TypeError that names the function to call instead."""
+        made_by = getattr(cls, "_made_by", "the function that returns one")
+        raise TypeError(f"{cls.__qualname__} has no public constructor; use {made_by}")
+
+    def _create(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        # mypy takes super() for that of the instance's class, not the metaclass's.
+        return super().__call__(*args, **kwargs)  # type: ignore[misc, no-any-return]
+
+
+# What is configured is checked where it is made: a wrong type would show much later, as something
+# that quietly does not happen.
+
+
+def check_member(what: str, value: object, kind: type[enum.Enum]) -> None:
+    """Raise a `TypeError` unless it is a member of the enum."""
+    if not isinstance(value, kind):
+        members = ", ".join(map(str, kind))
+        raise TypeError(f"{what} must be one of {members}, got {value!r}")
+
+
+def check_instance(what: str, value: object, kind: type) -> None:
+    """Raise a `TypeError` unless it is an instance of the class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be an instance of {kind.__name__}, got {value!r}")
+
+
+def check_number(what: str, value: object) -> None:
+    """Raise a `TypeError` unless it is a number, of seconds or the like."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+
+
+def check_whole(what: str, value: object) -> None:
+    """Raise a `TypeError` unless it is a whole number."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{what} must be a whole number, got {value!r}")
+
+
+def describe(failure: BaseException) -> str:
+    """One line about an exception, also where its ``__str__`` is broken."""
+    return "".join(traceback.format_exception_only(failure)[:1]).strip()

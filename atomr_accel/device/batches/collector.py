@@ -1,0 +1,291 @@
+"""Common code of batches and recordings: calls that are collected instead of awaited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
+
+from ..._errors import Unsupported
+from ...lanes import uninterrupted
+from ...libraries.nvrtc.kernel import Kernel, launching
+from ...libraries.nvrtc.launching import LaunchWish
+from ...libraries.registry import catalogue
+from ...memory import NotContiguous
+from ...ops import (
+    Collected,
+    Home,
+    Preparing,
+    Request,
+    TracedDriver,
+    has_views,
+    on_copies,
+    require_made_on,
+)
+from .._proxy import Proxy
+from ..data.arrays import Arrays, copying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import numpy as np
+
+    from ...lanes import Port
+    from ...libraries.array.evaluate import Fused
+    from ...libraries.dnn.graph.user_graph import Plan
+    from ...libraries.dnn.rnn.facade import Rnn
+    from ...libraries.nvrtc.cuda_array import CudaArray
+    from ...libraries.nvrtc.kernel import Argument
+    from ...libraries.nvrtc.launching import Dim
+    from ...libraries.nvrtc.module import Module
+    from ...libraries.rng.generator import Generator
+    from ...libraries.sparse.direct import SparseLU
+    from ...memory import Block, GpuRef
+    from ...ops import Facade, Keeper, LaneSpec, Witness, Workspaces, WorkspaceSet
+    from ...wire import Message
+    from .._device import Device
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+_FOR_FACADES: Final = {
+    *dir(Home),
+    *dir(TracedDriver),
+    *("collect", "ref", "take", "traced", "when_placed"),
+}
+"""Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
+
+
+@uninterrupted
+class _Shared:
+    """A library of a collector, made from the device's at its first use.
+
+    It is an attribute of the collector from then on. A ``__getattr__`` would slow down each access
+    to any attribute.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, collector: Any, owner: Any = None) -> Any:
+        if collector is None:
+            return self
+        facade = getattr(collector._owner, self._name)._on(collector)
+        if not collector._ended:  # a later use raises the error that explains it
+            setattr(collector, self._name, facade)
+        return facade
+
+
+class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
+    """The device as facades see it while ops are collected rather than awaited.
+
+    It has every library of the device as an attribute, whose methods return their results at
+    once.
+    """
+
+    driver: Final = Collected
+    _hidden = frozenset(name for name in _FOR_FACADES if not name.startswith("_")) - {"perform"}
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device._core)
+        self._owner = device
+        self._traces = device._traces
+        self.witness: Witness | None = self._core.witness
+        self.ports: dict[str, Any] = dict(self._core.ports)
+        self._done: list[Callable[[], None]] = []
+        self.scratch: dict[Workspaces, WorkspaceSet] = {}
+        self._ended = False
+
+    def _drop_libraries(self) -> None:
+        """Break the reference cycle, so that a program's objects are freed with it at once."""
+        self._ended = True
+        for name in vars(self).keys() & catalogue().facades.keys():
+            delattr(self, name)
+
+    @overload
+    def using(self, made: CudaArray[Any]) -> CudaArray[Collected]: ...
+    @overload
+    def using(self, made: Fused[Any, P, R]) -> Fused[Collected, P, R]: ...
+    @overload
+    def using(self, made: Generator[Any]) -> Generator[Collected]: ...
+    @overload
+    def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
+    @overload
+    def using(self, made: Module[Any]) -> Module[Collected]: ...
+    @overload
+    def using(self, made: Plan[Any, R]) -> Plan[Collected, R]: ...
+    @overload
+    def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
+    @overload
+    def using(self, made: SparseLU[Any]) -> SparseLU[Collected]: ...
+    def using(self, made: Facade[Any]) -> Facade[Collected]:
+        """Return an object of a library, such as a random generator, for use in this program.
+
+        ``batch.using(generator).normal(size=1000)`` returns a ref at once. It shares its state with
+        ``made``, such as the place in a random sequence.
+
+        Args:
+            made: an object made by a library of this device.
+
+        Returns:
+            The object with methods that return at once.
+
+        Raises:
+            TypeError: ``made`` was not made by a library of this device.
+            Unsupported: its calls must be awaited, like those of a ``PagedKVCache``.
+        """
+        shared: Facade[Collected] = self._use(made)
+        return shared
+
+    @property
+    def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
+        return self
+
+    def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
+        """Copy a buffer on the device. Arguments and errors are those of ``device.copy``.
+
+        Both buffers must be on this device.
+        """
+        return self._call(copying, self, (src, dst), {})
+
+    def _call(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """A call that is offered here and not by ``facade``, which may be of the device."""
+        if self.witness is not None:
+            return self.witness.collected(make, facade, args, kwargs, self)
+        return self.collect(make, facade, args, kwargs)
+
+    def when_placed(self, call: Callable[[], None]) -> None:
+        """Call back once all that was collected so far has its place in the program's order."""
+        call()
+
+    @property
+    def home(self) -> Collector:
+        """Executor of the requests it collects: itself."""
+        return self
+
+    def collect(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Carry out a call at once; its result gets its content later."""
+        return self._add_call(make, facade, args, kwargs)
+
+    def _add_call(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        try:
+            return self._add_request(make(facade, *args, **kwargs))
+        except NotContiguous:
+            if not has_views(args, kwargs):
+                raise  # it is in something that an argument holds
+        return self._add_request(on_copies(make, facade, args, kwargs))
+
+    def perform(self, request: Request[T]) -> T:
+        """Take a request into the program.
+
+        Args:
+            request: a request made by ``device.requests``.
+
+        Returns:
+            The request's result: buffers that get their content later.
+
+        Raises:
+            Unsupported: only the device can know the result.
+        """
+        if not isinstance(request, Request):
+            raise TypeError(
+                f"perform takes a request, as device.requests makes them, not {request!r}"
+            )
+        return self._add_request(request)
+
+    def _add_request(self, request: Request[T]) -> T:
+        submission = request.prepare(self)
+        if submission.finish is not None:
+            raise Unsupported(
+                f"{request.name} waits for the device's answer, so it cannot be in a batch or a "
+                "recording; await it before"
+            )
+        result: Any = submission.result
+        steps = [step for step in submission.steps(request, self) if step[1].message is not None]
+        if steps:
+            if submission.sent is not None:
+                submission.sent()
+            for each, made in steps:
+                port = self.ports.get(each.lane.name, each.lane)
+                self.submit(port, each.name, made.message, made.reads, made.writes)
+            if submission.done is not None:
+                self._done.append(submission.done)
+        if submission.placed is not None:
+            self.when_placed(submission.placed)
+        return result  # type: ignore[no-any-return]
+
+    @property
+    def keeper(self) -> Keeper:
+        """Keeper of host objects: the device's, because ops are executed there."""
+        return self._core
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer, for a result or as scratch memory."""
+        raise NotImplementedError
+
+    def submit(
+        self,
+        port: Port | LaneSpec,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> None:
+        """Take an op into the program."""
+        raise NotImplementedError
+
+    def launch(
+        self,
+        kernel: Kernel[Any],
+        grid: Dim | None,
+        block: Dim,
+        *args: Argument,
+        shared: int = 0,
+        elements: Dim | None = None,
+        cluster: Dim | None = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+        priority: int | None = None,
+    ) -> None:
+        """Launch a kernel in this program. Arguments and errors are those of ``kernel.launch``."""
+        made: object = kernel
+        if type(made) is not Kernel or made._device is not self._core:
+            require_made_on(made, self._core)
+            raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
+        wish: dict[str, Any] = {}
+        if not (  # spelled out: this is a hot path
+            type(shared) is int
+            and not shared
+            and elements is cluster is priority is None
+            and cooperative is programmatic is False
+        ):
+            given = shared, elements, cluster, cooperative, programmatic, priority
+            wish = LaunchWish(*given).asked()
+        self._call(launching, kernel, (grid, block, *args), wish)
+
+
+offered: Final[set[str]] = set()
+"""The libraries that collectors have as attributes."""
+
+
+def offer_library(name: str) -> None:
+    """Give collectors an attribute for a library."""
+    offered.add(name)
+    setattr(Collector, name, _Shared(name))

@@ -1,0 +1,731 @@
+"""Recorded programs: collected once, replayed often, on CUDA as a graph."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final
+
+import numpy as np
+import trio
+
+from ..._errors import ContextPoisoned, DeviceLost, Unsupported
+from ...lanes import uninterrupted
+from ...libraries.nvrtc.lanes import KERNELS
+from ...libraries.programs.wire.messages import (
+    Describe,
+    Forget,
+    Kind,
+    Record,
+    Replay,
+    Section,
+    Step,
+)
+from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error, span
+from ...ops import (
+    BLOCK_ALIGNMENT,
+    LaneSpec,
+    alignment,
+    require_readable,
+    require_writable,
+    same_place,
+    witnessed,
+)
+from ...wire import encode
+from .collector import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from ...lanes import Op
+    from ...libraries.programs.wire.messages import Node
+    from ...memory import Kept
+    from ...ops import Facade, Keeper, Request
+    from ...wire import Message
+    from .._device import Device
+
+PROGRAMS: Final = LaneSpec(
+    "programs",
+    {
+        "cpu": "atomr_accel.libraries.programs.host._cpu:CpuPrograms",
+        "cuda": "atomr_accel.libraries.programs.host._cuda:CudaPrograms",
+    },
+)
+
+_FROM_OUTSIDE: Final = "a buffer that the recording takes from outside"
+
+_OF_BATCHES: Final = ("get", "put", "run")
+
+_ALIGNMENT: Final = 16
+"""Alignment in bytes of buffers, up to which library calls may depend on it."""
+
+_numbers: Final = itertools.count(1)
+
+_Op = tuple[str, str, "Message"]
+"""A collected op: its executor, its name, its message."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Another program as a part of this one, with its buffers."""
+
+    program: Recording
+    arguments: dict[Block, GpuRef]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A part that is executed if a flag is set, or repeatedly until it is not."""
+
+    kind: Kind
+    flag: GpuRef
+    nodes: list[_Op | _Call | _Choice] = field(default_factory=list)
+    written: set[Block] = field(default_factory=set)
+
+
+@final
+class _Life:
+    """A program in one generation.
+
+    Attributes:
+        awaited: the epoch of its results until they have content.
+        replays: how many were begun and have not failed.
+    """
+
+    __slots__ = ("awaited", "replays")
+
+    def __init__(self, generation: int) -> None:
+        self.awaited: Final = Epoch(
+            generation,
+            "it is a result of a recording, which executes nothing; await the recording's "
+            "replay() first",
+        )
+        self.replays = 0
+
+
+@final
+@uninterrupted
+class Recording(Collector):
+    """Collects ops inside ``async with device.record() as program:``, to be replayed.
+
+    Recording executes nothing. The refs that calls return have content once the program was
+    replayed; using them earlier raises ``RuntimeError``. ``replay`` can replace the recorded
+    buffers by others. A program owns the buffers that it has made, which stay valid for as long as
+    it does.
+
+    Each replay writes its results to the same buffers, so a program belongs to the task that
+    replays it first. Replays by other tasks could overwrite results that were not read yet, and
+    raise ``RuntimeError``. Record one program for each task. ``device.record(..., shared=True)``
+    makes one that all tasks may replay if they take turns.
+
+    After a rebuild a program is prepared again, with the same refs for its results, if the buffers
+    it reads are sealed or replaced. Otherwise ``replay`` raises ``GpuRefStale``.
+
+    Random numbers drawn in a recording are the same in every replay.
+    """
+
+    def __init__(self, device: Device, inputs: tuple[GpuRef, ...], *, shared: bool = False) -> None:
+        super().__init__(device)
+        self._number = next(_numbers)
+        self._inputs = inputs
+        self._shared = shared
+        self._task: weakref.ref[trio.lowlevel.Task] | None = None  # whose results there are
+        self._task_name = ""
+        self._prepare: list[_Op] = []
+        self._nodes: list[_Op | _Call | _Choice] = []
+        self._choices: list[_Choice] = []  # whose blocks are open, innermost last
+        self._called: dict[Recording, None] = {}  # directly or not, in order
+        self._placeholders: dict[GpuRef, GpuRef] = {}
+        self._bound: dict[Block, GpuRef] = {}
+        self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
+        self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
+        self._pads: dict[Block, int] = {}  # offset of a stand-in from the buffer that it replaces
+        self._particular = False  # whether anything was checked that depends on where it begins
+        self._made: dict[Block, int] = {}
+        self._provided = 0
+        self._life = _Life(0)
+        self._written: set[Block] = set()
+        self._sent: tuple[Any, ...] | None = None
+        self._recorded: Op | None = None
+        self._kept: Kept | None = None
+        self._open = False
+        self._entered = False
+        self._collecting = False
+        self._spoilt = False
+
+    async def __aenter__(self) -> Recording:
+        if self._entered:
+            raise RuntimeError("a recording is entered once; make another: device.record(...)")
+        await self._core.ready()
+        self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self._core.lanes.items()}
+        self._open = self._entered = True
+        for at, ref in enumerate(self._inputs):
+            if not self._takes(ref):
+                raise ref_error(ref, self.memory, f"input {at} of record")
+            self.take(ref)
+        if self.witness is not None:
+            self.witness.entered(self)
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._open = False
+        self._done.clear()  # nothing was executed
+        self._drop_libraries()
+        self._written.update(map(self._root, tuple(self._written)))
+        if self.witness is not None:
+            self.witness.left(self, error, body=error is not None)
+        if error is None:
+            await self._prepared()
+        else:
+            self._spoilt = True
+
+    if not TYPE_CHECKING:  # to checkers any attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in _OF_BATCHES:
+                raise AttributeError(
+                    f"a recording has no {name}, which a replay could not do: put what it reads "
+                    "before it, and fetch its results after replay()"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # --- collecting -----------------------------------------------------------------------
+
+    def collect(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Take a call into the program, on stand-ins for its buffers."""
+        taken = {name: self.take(value) for name, value in kwargs.items()}
+        self._collecting = True
+        try:
+            return super().collect(make, facade, tuple(map(self.take, args)), taken)
+        finally:
+            self._collecting = False
+
+    def perform(self, request: Request[T]) -> T:
+        """Recordings take calls, not requests.
+
+        Raises:
+            Unsupported: the buffers of a request are its own, so ``replay`` could not use others
+                in their place. Call the library instead: ``program.blas.gemm(a, b)``.
+        """
+        if not self._collecting:
+            raise Unsupported(
+                "a recording takes calls, not requests, whose buffers nothing could replace on "
+                "replay; call the library: program.blas.gemm(a, b)"
+            )
+        return super().perform(request)
+
+    def take(self, argument: Any) -> Any:
+        """Return a ref's stand-in in the program, whose address is read late.
+
+        An argument that the program cannot use is returned unchanged, and the call refuses it by
+        name.
+        """
+        if isinstance(argument, (list, tuple)):
+            return type(argument)(self.take(item) for item in argument)
+        if not self._takes(argument) or self._knows(argument._block.base):
+            return argument
+        placeholder = self._placeholders.get(argument)
+        if placeholder is None:
+            placeholder = self._view(argument)
+            if placeholder is None:
+                placeholder = self._stand_in(argument)
+            self._placeholders[argument] = placeholder
+        return placeholder
+
+    def stand_in(self, ref: GpuRef) -> GpuRef:
+        """A buffer that is inside an argument, as the program knows it."""
+        self._particular = True  # a kernel's tensor map is for what begins at 16 bytes
+        taken: GpuRef = self.take(ref)
+        return taken
+
+    def _knows(self, block: Block) -> bool:
+        """Return True if a block belongs to the program: made in it, or a stand-in."""
+        return block in self._made or block in self._bound or block in self._inside
+
+    def _takes(self, ref: object) -> bool:
+        """Return True if a buffer can be recorded. It may be one that another recording makes."""
+        if not isinstance(ref, GpuRef):
+            return False
+        block, memory = ref._block, self.memory
+        epoch = block.epoch
+        if epoch is None or block.memory is not memory:
+            return False
+        return memory.current(epoch) or memory.awaits(epoch)
+
+    def _view(self, argument: GpuRef) -> GpuRef | None:
+        """Return the stand-in of a view: the same part of its buffer's stand-in.
+
+        A buffer that replaces an input on replay so replaces its views, too.
+        """
+        for stand_in in self._stand_ins.get(argument._block.base, ()):
+            start = _start(argument, self._bound[stand_in])
+            if start is not None:
+                at = start + self._pads[stand_in]
+                return argument.on_block(part_of(stand_in, at) if at else stand_in)
+        return None
+
+    def _stand_in(self, argument: GpuRef) -> GpuRef:
+        block, stand_in = argument._block, self.memory.promise()
+        stand_in.sealed = block.sealed
+        if block.epoch is not None and self.memory.current(block.epoch):
+            stand_in.epoch = block.epoch  # else it has content when this program is replayed
+        # A stand-in begins at the same offset from an aligned address as its buffer, so that calls
+        # find the same alignment.
+        pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
+        stand_in.stands_for = block.base, block.offset - pad
+        others = self._stand_ins.setdefault(block.base, [])
+        for other in others[:]:
+            start = _start(self._bound[other], argument)
+            if start is not None:  # a view that was taken before it
+                others.remove(other)
+                del self._bound[other]
+                self._inside[other] = stand_in, start + pad - self._pads[other]
+        others.append(stand_in)
+        self._bound[stand_in] = argument
+        return argument.on_block(part_of(stand_in, pad) if pad else stand_in)
+
+    def _root(self, block: Block) -> Block:
+        """The stand-in that a block of the program is a part of."""
+        block = block.base
+        while block in self._inside:
+            block = self._inside[block][0]
+        return block
+
+    @property
+    def keeper(self) -> Keeper:
+        """Programs have executors of their own."""
+        return self
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """Return a handle for an object that the host drops together with the program."""
+        del lane, name, release
+        return self.memory.promise()
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """Return a buffer of the program, which gets its memory at the end of the block."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        self._core.growth.require_possible(nbytes)
+        block = self.memory.promise()
+        self._made[block] = nbytes
+        return GpuRef(block, shape, dtype, nbytes)
+
+    def submit(
+        self,
+        port: Any,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> None:
+        """Take an op into the program."""
+        del reads  # all that is bound is read, as far as other ops are concerned
+        self._check_open()
+        self._particular = self._particular or port.name != KERNELS.name
+        step = (port.executor_on(self._core.backend_description), name, message)
+        if getattr(message, "prepares", False):
+            self._prepare.append(step)
+            self._note(writes)
+        else:
+            self._add(step, writes)
+
+    def when(self, flag: GpuRef) -> AbstractContextManager[None]:
+        """Record a part that a replay executes only if a flag is set at that point.
+
+        ``with program.when(flag): ...`` records the calls in its block. On CUDA they become a
+        conditional node. Buffers that calls in the block return have memory in any case, and new
+        content only if the block was executed. Blocks can be nested.
+
+        Args:
+            flag: a bool or an integer of one element on the device; any value but zero counts as
+                set. It is read after the program's earlier ops, so a kernel can set it.
+
+        Raises:
+            TypeError: ``flag`` is not a buffer of bool or integers.
+            ValueError: it has more than one element, or is of another device.
+            GpuRefStale: it is of an older generation, or freed.
+        """
+        return self._choose("when", flag)
+
+    def loop(self, flag: GpuRef) -> AbstractContextManager[None]:
+        """Record a part that a replay repeats while a flag is set.
+
+        It is like ``when``, but the flag is read before each round, and an op in the block must
+        write it. A loop that never ends counts as an op that hangs, see ``op_deadline`` of
+        ``open_device``.
+
+        Args:
+            flag: as for ``when``.
+
+        Raises:
+            TypeError, GpuRefStale: as ``when``.
+            ValueError: as ``when``; or no op in the block writes the flag.
+            GpuRefSealed: the flag is sealed.
+        """
+        return self._choose("loop", flag)
+
+    @contextmanager
+    def _choose(self, kind: Kind, flag: GpuRef) -> Iterator[None]:
+        self._check_open()
+        check = require_readable if kind == "when" else require_writable
+        given, flag = flag, self.take(flag)
+        check(flag, self.memory, "flag")
+        if flag.dtype.kind not in "biu":
+            raise TypeError(f"a flag must be a bool or an integer, not {flag.dtype.name}")
+        if flag.size != 1:
+            raise ValueError(f"a flag must have one element, not shape {flag.shape}")
+        choice = _Choice(kind, flag)
+        self._choices.append(choice)
+        if self.witness is not None:
+            self.witness.chosen(self, kind, given)
+        try:
+            yield
+        finally:
+            self._choices.pop()
+            if self.witness is not None:
+                self.witness.section_ended(self)
+        if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
+            raise ValueError("nothing in this loop writes its flag, so it would never end")
+        self._add(choice, choice.written)
+
+    @witnessed
+    def call(
+        self, program: Recording, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
+    ) -> None:
+        """Record the replay of another program as a part of this one (a child graph).
+
+        The other program's results stay the same refs, and it can still be replayed by itself.
+
+        Args:
+            program: a program recorded on the same device.
+            *inputs: replacements of the inputs of its ``device.record``, in order.
+            replace: further replacements, by the buffers that they replace, read or written.
+
+        Raises:
+            ValueError: a buffer has another shape or device, inputs are too many, or the program is
+                of another device.
+            TypeError: a buffer has another dtype, or ``program`` is not a recording.
+            GpuRefStale: a buffer whose generation is over.
+            GpuRefSealed: a sealed buffer replaces one that is written.
+            RuntimeError: the other recording has not ended.
+        """
+        self._check_open()
+        if not isinstance(program, Recording):
+            raise TypeError(f"call takes a recorded program, not {type(program).__name__}")
+        if program._core is not self._core:
+            raise ValueError(
+                f"the program was recorded on {program._core.name}, not on {self._core.name}"
+            )
+        if program._open:
+            raise RuntimeError("call a program after its block, not inside it")
+        arguments = {
+            stand_in: self.take(ref) for stand_in, ref in program._bind(inputs, replace).items()
+        }
+        writes = [block for part in (program, *program._called) for block in part._made]
+        for stand_in, ref in arguments.items():
+            if stand_in in program._written:
+                writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
+        self._particular = self._particular or program._particular
+        self._called.update(dict.fromkeys((program, *program._called)))
+        self._add(_Call(program, arguments), writes)
+
+    def _add(self, node: _Op | _Call | _Choice, writes: Iterable[Block]) -> None:
+        (self._choices[-1].nodes if self._choices else self._nodes).append(node)
+        self._note(writes)
+
+    def _note(self, writes: Iterable[Block]) -> None:
+        writes = tuple(writes)
+        self._written.update(writes)
+        for choice in self._choices:
+            choice.written.update(writes)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            self._check_entered()
+            raise RuntimeError("this recording has ended; replay it, or record another")
+
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise RuntimeError(
+                "this recording has not begun: enter it, as in "
+                "`async with device.record(x) as program:`"
+            )
+
+    # --- replaying ------------------------------------------------------------------------
+
+    @witnessed
+    async def replay(self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None) -> None:
+        """Execute the program and wait until it has finished.
+
+        Args:
+            *inputs: replacements of the inputs of ``device.record``, in order.
+            replace: further replacements, by the buffers that they replace, read or written.
+
+        Raises:
+            ValueError: a buffer has another shape or device, inputs are too many, or several
+                buffers replace one. Also if a view is less aligned than the buffer that it
+                replaces, up to 16 bytes, unless only kernels of the program's own were recorded.
+            TypeError: a buffer has another dtype.
+            GpuRefStale: a buffer whose generation is over.
+            GpuRefSealed: a sealed buffer replaces one that is written.
+            RuntimeError: another task has replayed it, or a program that it calls, and it was not
+                recorded with ``shared=True``. Also if another recording makes a buffer and was not
+                replayed.
+            Unsupported: it has a conditional part, which the driver does not support.
+        """
+        self._check_entered()
+        if self._open:
+            raise RuntimeError("replay a program after its block, not inside it")
+        if self._spoilt:
+            raise RuntimeError("the block of this recording raised; record another")
+        bound = self._bind(inputs, replace)
+        parts = (self, *self._called)
+        while True:
+            port = await self._core.open_lane(PROGRAMS)
+            for part in parts:
+                await part._prepared()
+            if self._core.ports.get(PROGRAMS.name) is port and not any(
+                part._unprepared() for part in self._called
+            ):
+                break
+        # From here on nothing is awaited until both ops are submitted.
+        task = trio.lowlevel.current_task()
+        for part in parts:
+            part._require_own(task)
+        called = {block for part in self._called for block in part._made}
+        reads: list[Block] = []
+        writes: list[Block] = []
+        addresses: list[Any] = []
+        for stand_in, ref in bound.items():
+            written, block = stand_in in self._written, ref._place
+            if block not in called:  # what a part makes has content when it comes there
+                check = require_writable if written else require_readable
+                check(ref, self.memory, _FROM_OUTSIDE, strided=True)
+            (writes if written else reads).append(block)
+            addresses.append(block.address)
+        for part in parts:
+            writes += part._made
+            addresses.append(part._provided)
+        writes.append(self._keep())  # keeps what the host does with the program in order
+        binding = (self.memory.epoch, *addresses)
+        if binding != self._sent:
+            record = Record(self._number, *self._encode(bound))
+            self._recorded = self._core.submit(port, "program.record", record, reads, writes)
+            self._sent = binding
+            if self._core.standby is not None:
+                self._core.standby.note_recording(self._number, self)
+        record_op = self._recorded
+        assert record_op is not None
+        replay = self._core.submit(port, "program.replay", Replay(self._number), reads, writes)
+        if self._core.instruments.active:
+            self._core.instruments("op_replays", replay, self._number)
+        lives = [part._begin_replay(task) for part in parts]
+        try:
+            await replay.wait()
+        except BaseException as error:
+            if isinstance(error, Exception) or not replay.sent:  # else it is carried out
+                for part, life in zip(parts, lives, strict=True):
+                    part._replay_failed(life)
+            if record_op.error is None or not isinstance(error, Exception):
+                raise
+            if isinstance(error, (ContextPoisoned, DeviceLost)):
+                raise
+            # The replay could not begin; the error gives the reason.
+            if self._recorded is record_op:
+                self._sent = None
+            raise record_op.error from error.__cause__
+
+    def _keep(self) -> Kept:
+        if self._kept is None or self._kept.epoch is not self.memory.epoch:
+            message = Forget(self._number)
+            self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
+        return self._kept
+
+    def _bind(
+        self, inputs: tuple[GpuRef, ...], replace: Mapping[GpuRef, GpuRef] | None
+    ) -> dict[Block, GpuRef]:
+        """Return the buffers for this replay, by the stand-ins that they replace."""
+        if not inputs and not replace:
+            return self._bound
+        if len(inputs) > len(self._inputs):
+            raise ValueError(
+                f"replay got {len(inputs)} inputs, but {len(self._inputs)} were recorded"
+            )
+        bound = dict(self._bound)
+        replaced: dict[Block, GpuRef] = {}
+        for recorded, ref in (*zip(self._inputs, inputs, strict=False), *(replace or {}).items()):
+            placeholder = self._placeholders.get(recorded)
+            if placeholder is None and isinstance(recorded, GpuRef):
+                placeholder = self._view(recorded)
+            if placeholder is None:
+                raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
+            stand_in = self._root(placeholder._block)
+            whole = self._bound[stand_in]
+            same = whole.shape == recorded.shape and whole.dtype == recorded.dtype
+            if not (same and same_place(whole, recorded)):
+                raise ValueError(f"{recorded!r} is a view of {whole!r}; replace that")
+            if not self._takes(ref):
+                raise ref_error(ref, self.memory, _FROM_OUTSIDE)
+            if ref.shape != recorded.shape:
+                raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
+            if ref._strides != recorded._strides:
+                raise ValueError(f"{ref!r} has not the strides of {recorded!r}, which it replaces")
+            if ref.dtype != recorded.dtype:
+                raise TypeError(f"{ref!r} has not the dtype of {recorded!r}, which it replaces")
+            begins = min(_ALIGNMENT, alignment(recorded))
+            if self._particular and alignment(ref) % begins:
+                raise ValueError(
+                    f"{ref!r} is a view that begins {ref._block.offset} bytes into its buffer, but "
+                    f"libraries were called with one that begins at a multiple of {begins}, which "
+                    f"it replaces: copy it first"
+                )
+            before = replaced.setdefault(stand_in, ref)
+            if not same_place(before, ref):
+                raise ValueError(
+                    f"{recorded!r} is replaced twice, by {before!r} and by {ref!r}; what was given "
+                    f"twice is one buffer, so give the same one for both"
+                )
+            bound[stand_in] = ref
+        return bound
+
+    async def dot(self) -> str:
+        """The program as a graph in the DOT language (``cuGraphDebugDotPrint``).
+
+        Raises:
+            Unsupported: before the first replay in this generation there is none.
+        """
+        port = await self._core.open_lane(PROGRAMS)
+        kept = self._kept
+        if self._sent is None or kept is None or kept.epoch is not self.memory.epoch:
+            raise Unsupported("a program has no graph before its first replay")
+        message = Describe(self._number)
+        text: str = await self._core.submit(port, "program.dot", message, (kept,)).wait()
+        return text
+
+    # --- for the host ---------------------------------------------------------------------
+
+    def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
+        """Return the program's preparing steps and the nodes to replay, on the present buffers."""
+        for stand_in, ref in bound.items():
+            stand_in.address = ref._place.address + -self._pads[stand_in]
+        for part, (whole, start) in reversed(self._inside.items()):
+            part.address = whole.address + start
+        prepare = [_step(op) for op in self._prepare]
+        nodes = self._encode_nodes(self._nodes, prepare)
+        return tuple(prepare), nodes
+
+    def _encode_nodes(
+        self, nodes: list[_Op | _Call | _Choice], prepare: list[Step]
+    ) -> tuple[Node, ...]:
+        encoded: list[Node] = []
+        for node in nodes:
+            if isinstance(node, _Call):
+                first, inner = node.program._encode(node.arguments)
+                prepare += first
+                encoded.append(Section("call", inner))
+            elif isinstance(node, _Choice):
+                inner = self._encode_nodes(node.nodes, prepare)
+                address, nbytes = node.flag._block.address, node.flag.nbytes
+                encoded.append(Section(node.kind, inner, address, nbytes))
+            else:
+                encoded.append(_step(node))
+        return tuple(encoded)
+
+    def _unprepared(self) -> Block | None:
+        """A buffer of the program that has no memory in the present generation."""
+        there = (self.memory.epoch, self._life.awaited)
+        return next(
+            (b for b in self._made if b.size == 0 or b.epoch not in there or b.sealed), None
+        )
+
+    def _require_own(self, task: trio.lowlevel.Task) -> None:
+        """Refuse to overwrite results of another task, which may not have read them."""
+        if self._task is None or self._task() is task:
+            return
+        raise RuntimeError(
+            f"this recording must be replayed by one task, here {self._task_name}, not also by "
+            f"another ({task.name}): all replays write the same results, so tasks would get each "
+            f"other's; record one for each task, or record with device.record(..., shared=True) "
+            f"and hold a trio.Lock from replay() until the results are read or copied"
+        )
+
+    def _begin_replay(self, task: trio.lowlevel.Task) -> _Life:
+        """Give the program's results content for ops after the replay."""
+        if self._task is None and self._made and not self._shared:
+            self._task, self._task_name = weakref.ref(task), task.name
+        life = self._life
+        life.replays += 1
+        if life.replays == 1:
+            self._move(life.awaited, self.memory.epoch)
+        return life
+
+    def _replay_failed(self, life: _Life) -> None:
+        """Take content from the program's results, unless another replay has written them."""
+        life.replays -= 1
+        if not life.replays and life is self._life:
+            self._move(self.memory.epoch, life.awaited)
+
+    def _move(self, before: Epoch, after: Epoch) -> None:
+        """Move the blocks that the program writes from one epoch to another."""
+        for block in self._made:
+            if block.epoch is before and block in self._written and not block.sealed:
+                block.epoch = after
+
+    async def _prepared(self) -> None:
+        """Have memory for the program's buffers in the present generation."""
+        while True:
+            await self._core.ready()
+            if self._life.awaited.generation != self.memory.generation:
+                self._life = _Life(self.memory.generation)
+            block = self._unprepared()
+            if block is None:
+                return
+            if block.sealed:
+                ref = GpuRef(block, (self._made[block],), np.dtype(np.uint8), self._made[block])
+                raise sealed_error(ref, "a result of the program")
+            if block.size:  # of a generation that is over
+                block.retire()
+            results = block in self._written and not self._life.replays
+            block.epoch = self._life.awaited if results else self.memory.epoch
+            block.generation = self.memory.generation
+            block.address = LateAddress(block)
+            if self.memory.provide(block, self._made[block]):
+                self._provided += 1
+            else:
+                await self._core.growth.grow(self._made[block])
+
+
+def _start(part: GpuRef, whole: GpuRef) -> int | None:
+    """Return the offset of ``part`` in ``whole`` in bytes, or None if it is not inside."""
+    start = part._block.offset - whole._block.offset
+    if part._block.base is not whole._block.base:
+        return None
+    if whole._strides is not None:  # the memory between its elements is not its own
+        return start if same_place(part, whole) else None
+    low, high = span(part.shape, part.strides, part.dtype.itemsize)
+    if not 0 <= start + low <= start + high <= whole.nbytes:
+        return None
+    return start
+
+
+def _step(op: _Op) -> Step:
+    executor, name, message = op
+    return Step(executor, name, encode(message, name))

@@ -1,0 +1,175 @@
+"""A trio run in a thread of its own, for programs that cannot run trio themselves."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, final
+
+import trio
+
+from ..._errors import DeviceLost, said_of
+from ...actors.nursery import PlainNursery
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@final
+class PortalCall(Generic[R]):
+    """A call in progress.
+
+    Attributes:
+        future: gets the function's result or error; None if it was cancelled.
+        cancelled: whether ``cancel`` has ended it. Known once the future is done.
+    """
+
+    def __init__(self, portal: Portal[Any], function: Callable[[], Awaitable[R]]) -> None:
+        self.future: Final[Future[R | None]] = Future()
+        self.cancelled: bool = False
+        self._portal: Final = portal
+        self._function: Final = function
+        self._scope: Final = trio.CancelScope()
+
+    def cancel(self) -> None:
+        """Cancel the function, which ends as usual in trio."""
+        self._portal._soon(self._scope.cancel)
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                made = self._function()
+                if not inspect.isawaitable(made):
+                    raise TypeError(
+                        f"run takes an async function, and this one returned {said_of(made)}: "
+                        "write `async def`"
+                    )
+                value = await made
+        except Exception as error:  # noqa: BLE001 (it is the caller's)
+            self.future.set_exception(error)
+        else:
+            self.cancelled = self._scope.cancelled_caught
+            self.future.set_result(None if self.cancelled else value)
+        # Any other exception ends the run, and the portal answers then.
+        self._portal._calls.discard(self)
+
+
+@final
+class Portal(Generic[T]):
+    """Keeps a trio async context manager open in a thread, and calls functions with it.
+
+    Its methods return at once, and futures hold the results.
+
+    Attributes:
+        opened: done when functions can be called. It holds the error if opening fails.
+        ended: done when everything has ended, with the error of the block, if any.
+    """
+
+    def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
+        if not hasattr(type(manager), "__aenter__"):
+            raise TypeError(
+                f"expected what `async with` takes, such as open_device(0), not {said_of(manager)}"
+            )
+        self.opened: Final[Future[None]] = Future()
+        self.ended: Final[Future[BaseException | None]] = Future()
+        self._manager: Final = manager
+        self._scope: Final = trio.CancelScope()
+        self._lock: Final = threading.Lock()
+        # Under the lock: what the run is to do as soon as it has a token.
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._early: list[Callable[[], object]] = []
+        self._calls: set[PortalCall[Any]] = set()
+        self._stop: Final = trio.Event()
+        self._value: T
+        self._nursery: trio.Nursery
+        # A daemon, so that a program that forgets to close it can end. Hosts end by themselves.
+        threading.Thread(target=self._serve, name="trio", daemon=True).start()
+
+    def call(
+        self,
+        function: Callable[Concatenate[T, P], Awaitable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> PortalCall[R]:
+        """Call an async function with the opened object and arguments, after ``opened``."""
+        if not callable(function):
+            raise TypeError(f"expected an async function, not {said_of(function)}")
+        call = PortalCall(self, partial(function, self._value, *args, **kwargs))
+        with self._lock:
+            over = self.ended.done()
+            if not over:
+                self._calls.add(call)
+        if over:
+            call.future.set_exception(_over(self.ended.result()))
+        else:
+            self._soon(partial(self._start, call))
+        return call
+
+    def _start(self, call: PortalCall[Any]) -> None:
+        # The block may be on its way out, its nursery closed: then its end answers the call.
+        with suppress(RuntimeError):
+            self._nursery.start_soon(call._run)
+
+    def close(self) -> None:
+        """Leave the block. Functions that still run are cancelled."""
+        self._soon(self._stop.set)
+
+    def cancel(self) -> None:
+        """Cancel everything, also while it is being opened."""
+        self._soon(self._scope.cancel)
+
+    def _soon(self, action: Callable[[], object]) -> None:
+        with self._lock:
+            if self._token is None:
+                self._early.append(action)
+                return
+        with suppress(trio.RunFinishedError):  # a portal that has ended needs no calls
+            self._token.run_sync_soon(action)
+
+    def _serve(self) -> None:
+        failure: BaseException | None = None
+        try:
+            trio.run(self._main)
+        except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
+            failure = error
+        with self._lock:
+            self.ended.set_result(failure)
+            calls, self._calls = self._calls, set()
+        for call in calls:
+            call.future.set_exception(_over(failure))
+        if not self.opened.done():
+            if failure is None:
+                self.opened.set_result(None)  # cancelled, and whoever did that knows
+            else:
+                self.opened.set_exception(failure)
+
+    async def _main(self) -> None:
+        with self._lock:
+            self._token = trio.lowlevel.current_trio_token()
+        for action in self._early:
+            action()
+        with self._scope:
+            async with self._manager as self._value, PlainNursery() as self._nursery:
+                self.opened.set_result(None)
+                await self._stop.wait()
+                self._nursery.cancel_scope.cancel()
+
+
+def _over(failure: BaseException | None) -> Exception:
+    """Return the error for calls after the end."""
+    error: Exception
+    if isinstance(failure, DeviceLost):
+        error = DeviceLost(str(failure))
+    else:
+        error = RuntimeError("what was opened has been closed, and can be called no more")
+    error.__cause__ = failure
+    return error

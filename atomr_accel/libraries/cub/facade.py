@@ -1,0 +1,56 @@
+"""``device.cub``: reductions, scans, sorts and selections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from ...ops import D
+from ._elements import Elements
+from ._operators import Operator
+from ._reductions import Reductions
+from ._selection import Selections
+from ._sorting import Sorts
+from .call import CubStatistics
+
+
+@final
+class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
+    """CUB's algorithms for whole devices, on CUDA; NumPy on the CPU.
+
+    They take arrays of any shape as one row. NVRTC builds their kernels at the first call with its
+    dtypes and operators, on a separate lane. That takes some seconds, once: builds are kept on
+    disk, in ``$ATOMR_CACHE_DIR``.
+
+    An operator is a name, such as ``"plus"``; a function in CUDA C++ that ``operator`` makes known;
+    or a Python function of a small subset. The subset is one expression of its arguments and
+    numbers, with ``+ - * /``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and ``x if
+    condition else y``. It is computed in the dtype of its arguments.
+    """
+
+    traced = True
+
+    def operator(
+        self, source: str, name: str, cpu: Callable[..., object] | None = None
+    ) -> Operator:
+        """Make an operator from CUDA C++.
+
+        Args:
+            source: declares a ``__device__`` function of one or two elements. What the headers of
+                CUDA and of ``cuda/std`` have can be included.
+            name: the function's name.
+            cpu: the function for the CPU backend: a NumPy ufunc, or a Python function of NumPy
+                scalars, picklable by cloudpickle.
+
+        Returns:
+            What algorithms take as an operator. It is compiled when one is built with it.
+
+        Raises:
+            TypeError: text that is no ``str``, or ``cpu`` is not callable.
+            ValueError: the source has no such name.
+        """
+        return Operator(source, name, cpu)
+
+    def statistics(self) -> CubStatistics:
+        """Return a snapshot of the numbers of builds, and of the workspace."""
+        return self._builds.statistics()

@@ -1,0 +1,186 @@
+"""CUB on CUDA: builds of package cuda-cccl, run on one lane's streams."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...._errors import Unsupported
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.device_code import CudaSource
+from ....wire.recent import Recent
+from ..wire._spec import decode
+from ..wire.messages import Build, Count, Run
+from ._bindings import load_cub, refusal
+from ._builds import BuildStore
+from ._calls import QUERY, SOMEWHERE, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ..wire._spec import Spec
+    from ._calls import Call
+
+_STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
+_STORES_LOCK: Final = threading.Lock()
+SOURCE: Final = CudaSource(__package__, "positions.cu")
+_WAITS: Final = frozenset({"segmented_sort"})
+"""Algorithms that wait for the device while they run: they cannot be captured into a graph."""
+
+_MOST_SIZES: Final = 1024
+"""Calls that an executor knows the scratch memory of without asking."""
+
+_COUNTS: Final = {
+    **dict.fromkeys(("select", "select_flagged", "partition", "three_way_partition"), 16),
+    "unique_by_key": 8,
+}
+"""Bytes of the numbers that an algorithm writes."""
+
+
+def _store_of(context: CudaContext) -> BuildStore:
+    """The builds of a context: every stream of every lane asks for the same."""
+    with _STORES_LOCK:
+        store = _STORES.get(context)
+        if store is None:
+            store = _STORES[context] = BuildStore(context.compute_capability)
+        return store
+
+
+def _zeros(spec: Spec) -> int:
+    """Return the bytes of the last buffer that become zeros if there are no elements."""
+    if spec.algorithm == "histogram_even":
+        return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
+    return _COUNTS.get(spec.algorithm, 0)
+
+
+@final
+class CudaCub:
+    """Executes CUB's messages."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._context: Final = context
+        self._stream: Final = stream
+        self._store: Final = _store_of(context)
+        self._calls: dict[bytes, Call] = {}
+        self._scratch: dict[int, int] = {}
+        self._needed: Final[Recent[tuple[bytes, tuple[int, ...]], int]] = Recent(_MOST_SIZES)
+        self._kernels: Final = Kernels(context, stream, SOURCE)
+        self.handlers: Final = {Build: self._build, Run: self.run, Count: self._count}
+
+    @staticmethod
+    def preload() -> None:
+        """Load the bindings."""
+        load_cub()
+        preload_compiler()
+
+    def close(self) -> None:
+        """Unload kernels, and free the scratch memory."""
+        self._calls.clear()
+        self._kernels.close()
+        for pointer in self._scratch.values():
+            check("cuMemFree", driver.cuMemFree(pointer))
+        self._scratch.clear()
+
+    def _build(self, message: Build) -> tuple[int, str, float]:
+        built, origin, seconds = self._store.find(message.spec, message.sizes)
+        call = self._call(message.spec)
+        pointers = call.stand_ins()
+        values = [bytes(call.number_bytes)] * 2
+        try:
+            needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
+        except RuntimeError as error:
+            raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
+        return needed + whole(call.beside(message.sizes[0])), origin, seconds
+
+    def _call(self, encoded: bytes) -> Call:
+        call = self._calls.get(encoded)
+        if call is None:
+            call = self._calls[encoded] = self._store.call(decode(encoded))
+        return call
+
+    def run(self, message: Run) -> None:
+        """Queue an algorithm; the array lane does so, too, among its own steps."""
+        built, _, _ = self._store.find(message.spec, message.sizes)
+        call = self._call(message.spec)
+        algorithm = call.spec.algorithm
+        stream = self._stream
+        if stream.captures and algorithm in _WAITS:
+            raise Unsupported(
+                f"{algorithm} waits for the device in the middle of it, so a recording cannot "
+                "have it; call it outside, or in a batch"
+            )
+        pointer = self._context.pointer
+        pointers = [pointer(address) if address else 0 for address in message.addresses]
+        if not message.sizes[0]:
+            self._write_of_nothing(call.spec, pointers[-1], message.values)
+            return
+        count = message.sizes[0]
+        beside = whole(call.beside(count))
+        if stream.captures:
+            stream.keep(built)  # the graph launches its kernels
+        run, sizes, values = call.run, message.sizes, message.values
+        try:
+            needed = self._needed.get((message.spec, sizes))
+            if needed is None:
+                needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
+                self._needed.keep((message.spec, sizes), needed)
+            if needed + beside <= message.workspace_bytes:
+                scratch = pointer(message.workspace) if needed + beside else SOMEWHERE
+            else:
+                scratch = self._scratch_of(needed + beside)
+            given = call.before(self._launch, pointers, scratch, count)
+            run(built, given, sizes, values, (scratch + beside, needed), stream.pointer)
+        except RuntimeError as error:
+            raise refusal(f"cuda.compute {algorithm}", error) from error
+        call.after(self._launch, pointers, scratch, count)
+
+    def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
+        """Write the result of an algorithm without elements."""
+        if spec.algorithm == "reduce":
+            # CUB would copy the init without a cast, and its dtype may differ.
+            _, accumulator, out = spec.dtypes
+            first = np.frombuffer(values[0], DTYPES[accumulator], 1).astype(DTYPES[out])
+            result = first.view(np.uint8).tolist()
+        else:
+            result = [0] * _zeros(spec)
+        for byte, run in groupby(enumerate(result), itemgetter(1)):
+            places = [at for at, _ in run]
+            memset = driver.cuMemsetD8Async(
+                pointer + places[0], byte, len(places), self._stream.handle
+            )
+            check("cuMemsetD8Async", memset)
+
+    def _launch(self, kernel: str, count: int, *pointers: int) -> None:
+        """Launch one of our own kernels, for some elements."""
+        arguments = Arguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
+        self._kernels.launch(self._kernels.function(kernel), count, arguments)
+
+    def _scratch_of(self, nbytes: int) -> int:
+        """Return scratch memory for a call that has too little: in a batch, or after a rebuild.
+
+        Kept while the executor lives, because a captured graph may have it.
+        """
+        size = 1 << (nbytes - 1).bit_length()
+        scratch = self._scratch.get(size)
+        if scratch is None:
+            scratch = self._scratch[size] = int(check("cuMemAlloc", driver.cuMemAlloc(size)))
+        return scratch
+
+    def _count(self, message: Count) -> int:
+        there = ctypes.c_int64()
+        pointer = self._context.pointer(message.address)
+        stream = self._stream
+        copied = driver.cuMemcpyDtoHAsync(ctypes.addressof(there), pointer, 8, stream.handle)
+        check("cuMemcpyDtoHAsync", copied)
+        stream.synchronize()
+        return there.value

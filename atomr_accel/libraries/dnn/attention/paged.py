@@ -1,0 +1,568 @@
+"""``device.dnn.kv_cache``: keys and values of growing sequences, in pages of device memory.
+
+Which pages a sequence has is known here, in the program; a call sends the tables along. So
+a page is given out and taken back without asking the device, and sequences that begin
+alike share pages until one of them writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
+
+import numpy as np
+
+from ...._dtypes import as_dtype
+from ...._errors import OutOfMemory, Unsupported
+from ....ops import Collected, D, Request, Submission, op, require_no_alias
+from ....wire.options import whole
+from ..graph._run import LANE
+from ..wire.sequence_messages import NOTHING, Clear, Grow, Upload
+from ._facade import FlashAttention
+from ._signatures import attend_op
+from .call import (
+    HALF,
+    Appending,
+    AttentionCall,
+    AttentionPart,
+    DerivedInput,
+    alike,
+    gathered,
+    mask_of,
+    require,
+    scored,
+)
+from .checked import forward
+from .graph import AttentionSpec
+from .options import BUFFERS, AttentionOptions, checked, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import DTypeLike
+
+    from ....memory import GpuRef
+    from ....ops import Driver, Home
+    from ..graph._run import PlanCache
+
+_INT32: Final = as_dtype("int32")
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStatistics:
+    """Contents of a cache.
+
+    Attributes:
+        sequences: number of sequences.
+        tokens: rows of all sequences, each counted in its longest layer.
+        pages: number of pages.
+        used: pages in use.
+        shared: pages in use by more than one sequence.
+        copied: pages that were copied so far, because a sequence wrote to a shared page.
+        nbytes: bytes of memory, in use or not.
+    """
+
+    sequences: int
+    tokens: int
+    pages: int
+    used: int
+    shared: int
+    copied: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence.
+
+    Attributes:
+        pages: in order.
+        lengths: in each layer.
+    """
+
+    pages: list[int]
+    lengths: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """Changes that new rows need, before they are written.
+
+    Attributes:
+        layer: the layer of the rows.
+        new: number of rows for each sequence.
+        lengths: lengths of the sequences before, in that layer.
+        pages: their pages afterwards.
+        copies: pages to copy, from and to.
+        taken: number of pages taken from the free ones.
+    """
+
+    layer: int
+    new: int
+    lengths: dict[int, int]
+    pages: dict[int, list[int]]
+    copies: list[tuple[int, int]]
+    taken: int
+
+
+@final
+class PagedKVCache(AttentionPart[D]):
+    """Keys and values in pages, for sequences that grow, fork and end. Made by ``kv_cache``.
+
+    All layers of a model share the pages' numbers, and each has its own length, so layers
+    are written one after the other. After a rebuild of the device the content is gone, and
+    calls raise ``GpuRefStale``: make a new cache then. Await all calls, even inside a batch's
+    block. They cannot be part of a batch or a recording, because the program keeps the lengths
+    of sequences, and rows must be written before another call reads them.
+
+    Attributes:
+        k, v: memory, (layers, pages, page_size, kv_heads, size).
+        page_size: rows of a page.
+    """
+
+    def __init__(self, device: Home, plans: PlanCache, k: GpuRef, v: GpuRef) -> None:
+        super().__init__(device, plans)
+        self.k: Final = k
+        self.v: Final = v
+        self.page_size: Final[int] = k.shape[2]
+        self._layers: Final[int] = k.shape[0]
+        self._free: list[int] = list(reversed(range(k.shape[1])))
+        self._users: Counter[int] = Counter()
+        self._sequences: dict[int, _Sequence] = {}
+        self._numbers: Final = itertools.count()
+        self._copied: Final[Counter[int]] = Counter()
+
+    def _on(self, device: Home) -> Any:
+        if device.driver is Collected:
+            raise Unsupported(
+                "a cache's calls cannot be in a batch or a recording; await them, which may be "
+                "inside a batch's block"
+            )
+        return super()._on(device)
+
+    # --- sequences ------------------------------------------------------------------------
+
+    def new(self) -> int:
+        """Begin an empty sequence; its number."""
+        return self._add(_Sequence([], [0] * self._layers))
+
+    def fork(self, sequence: int) -> int:
+        """Begin a sequence as a copy of another one, and return its number.
+
+        Nothing is copied: pages are shared, and one that is written later is copied then.
+
+        Raises:
+            ValueError: the sequence does not exist.
+        """
+        old = self._get(sequence)
+        self._users.update(old.pages)
+        return self._add(_Sequence(list(old.pages), list(old.lengths)))
+
+    def free(self, sequence: int) -> None:
+        """End a sequence. Pages that it shares with no other sequence are free at once.
+
+        Raises:
+            ValueError: the sequence does not exist.
+        """
+        self._release(self._get(sequence).pages)
+        del self._sequences[sequence]
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Drop all rows after the first ``length``, in all layers.
+
+        Raises:
+            ValueError: the sequence does not exist, or is shorter.
+        """
+        found = self._get(sequence)
+        if not 0 <= whole(length, "length") <= min(found.lengths):
+            raise ValueError(
+                f"sequence {sequence} has {min(found.lengths)} rows in all layers; it cannot be "
+                f"cut to {length}"
+            )
+        keep = -(-length // self.page_size)
+        self._release(found.pages[keep:])
+        del found.pages[keep:]
+        found.lengths[:] = [length] * self._layers
+
+    def length(self, sequence: int, layer: int = 0) -> int:
+        """Return the number of rows of a sequence in a layer.
+
+        Raises:
+            ValueError: the sequence or the layer does not exist.
+        """
+        return self._get(sequence).lengths[self._layer(layer)]
+
+    def pages(self, sequence: int) -> tuple[int, ...]:
+        """Return the pages of a sequence, in order.
+
+        Raises:
+            ValueError: the sequence does not exist.
+        """
+        return tuple(self._get(sequence).pages)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._sequences
+
+    def statistics(self) -> KVCacheStatistics:
+        """A snapshot."""
+        pages = self.k.shape[1]
+        return KVCacheStatistics(
+            sequences=len(self._sequences),
+            tokens=sum(max(each.lengths) for each in self._sequences.values()),
+            pages=pages,
+            used=pages - len(self._free),
+            shared=sum(users > 1 for users in self._users.values()),
+            copied=self._copied.total(),
+            nbytes=self.k.nbytes + self.v.nbytes,
+        )
+
+    # --- rows -----------------------------------------------------------------------------
+
+    @op
+    def append(
+        self, sequences: Sequence[int], k: GpuRef, v: GpuRef, *, layer: int = 0
+    ) -> Request[None]:
+        """Write keys and values behind those of sequences in a layer.
+
+        Args:
+            sequences: different ones, of this cache.
+            k: shape (sequences, new, kv_heads, size), of the cache's dtype.
+            v: shape (sequences, new, kv_heads, value_size), of the cache's dtype.
+            layer: number of the layer.
+
+        Raises:
+            ValueError: no such sequences or layer, shapes that do not fit.
+            TypeError: dtypes that do not fit.
+            OutOfMemory: there are not enough free pages; nothing has happened.
+            GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
+        """
+
+        def prepare(driver: Driver) -> Submission[Any]:
+            growth, appending = self._growing(sequences, k, v, layer)
+            table, after = self._table(growth.pages.values()), self._after(growth)
+            scratch = driver.output((after.size + table.size,), _INT32)
+            lengths, rows = scratch._block, scratch[after.size :]._block
+            data = np.concatenate([after, table.ravel()]).tobytes()
+            append = appending.message(lengths.address, rows.address)
+            message = Grow((Upload(lengths.address, data),), append, NOTHING, (), None)
+            reads, writes = appending.blocks(self._device.memory)
+            require_no_alias(
+                "append",
+                [("the cache's k", self.k), ("the cache's v", self.v)],
+                [("k", k), ("v", v)],
+            )
+
+            def sent() -> None:
+                self._commit(growth)
+
+            return Submission(message, reads, [*writes, lengths], sent=sent)
+
+        return Request(LANE, "dnn.kv_append", prepare)
+
+    @attend_op
+    def attend(
+        self,
+        q: GpuRef,
+        sequences: Sequence[int],
+        k: GpuRef | None = None,
+        v: GpuRef | None = None,
+        *,
+        layer: int = 0,
+        out: GpuRef | None = None,
+        return_lse: bool = False,
+        **options: Unpack[AttentionOptions],
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
+        """Attention of queries to the rows of sequences in a layer, after writing new rows.
+
+        As ``flash_attention_with_kvcache``, in one message.
+
+        Args:
+            q: shape (sequences, queries, heads, size): the last ones of each sequence.
+            sequences: different ones, of this cache.
+            k: new keys to append, shape (sequences, new, kv_heads, size).
+            v: new values, shape (sequences, new, kv_heads, value_size). Both or none.
+            layer: number of the layer.
+            out: where to put the result. Made if absent.
+            return_lse: whether to return the logarithms of the sums of exponentials.
+            **options: see ``AttentionOptions``; no ``bias`` and no dropout.
+
+        Returns:
+            Shape (sequences, queries, heads, value_size); with ``return_lse`` also float32
+            (sequences, heads, queries).
+
+        Raises:
+            ValueError: no such sequences or layer, shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            OutOfMemory: there are not enough free pages, or no room for the result; nothing has
+                happened.
+            GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
+            Unsupported: cuDNN does not have this combination.
+        """
+        chosen = checked("attend", options, without=_WITHOUT)
+        if (k is None) != (v is None):
+            raise ValueError("k and v belong together: new keys and new values")
+        memory = self._device.memory
+        growing: list[_Growth] = []
+
+        def make() -> AttentionCall:
+            require(q, memory, "q", (self.k.dtype,))
+            appending = None
+            growing.clear()
+            if k is not None and v is not None:
+                growth, appending = self._growing(sequences, k, v, layer)
+                growing.append(growth)
+            else:
+                growth = self._grown(sequences, 0, layer)
+            after = self._after(growth)
+            if after.min() < 1:
+                raise ValueError("there is a sequence without any rows to attend to")
+            call = self._call(q, self._table(growth.pages.values()), after, growth.layer)
+            call.appending = appending
+            spec = scored(call, chosen, memory, batch=len(after), backward=False).spec
+            spec = spec._replace(scale=chosen.scale(spec.size))
+            call.spec = mask_of(spec, chosen, same=False, bounded=False)
+            shape = (*q.shape[:3], self.v.shape[-1])
+            return forward(gathered(call), shape, return_lse=return_lse)
+
+        def sent() -> None:
+            for growth in growing:
+                self._commit(growth)
+
+        at = self._layer(layer)
+        _, buffers = split(options)
+        given = (q, self.k[at], self.v[at], k, v, *buffers)
+        return self._attend("dnn.kv_attend", None, _ATTENDED, given, (out,), make, sent=sent)
+
+    def _call(self, q: GpuRef, table: Any, after: Any, layer: int) -> AttentionCall:
+        if len(q.shape) != 4 or 0 in q.shape or q.shape[0] != len(after):
+            raise ValueError(
+                f"q must have shape ({len(after)}, queries, heads, size) without zeros, "
+                f"not {q.shape}"
+            )
+        batch, queries, heads, size = q.shape
+        k, v = self.k[layer], self.v[layer]
+        if size != k.shape[-1] or heads % k.shape[2]:
+            raise ValueError(
+                f"q has {heads} heads of size {size}, but the cache {k.shape[2]} of {k.shape[-1]}; "
+                "sizes must be the same, and heads a multiple"
+            )
+        spec = AttentionSpec(
+            *(q.dtype.name, batch, heads, k.shape[2], queries, table.shape[1] * self.page_size),
+            *(size, v.shape[-1]),
+            page=self.page_size,
+            pages=k.shape[0],
+            columns=table.shape[1],
+            lengths=True,
+        )
+        call = AttentionCall(spec, {"q": q, "k": k, "v": v})
+        call.derived["seq_len_q"] = alike(batch, queries)
+        call.derived["seq_len_kv"] = DerivedInput("", batch, data=after.tobytes())
+        call.derived["table"] = DerivedInput("", table.size, data=table.tobytes())
+        return call
+
+    # --- bookkeeping ----------------------------------------------------------------------
+
+    def _growing(
+        self, sequences: Sequence[int], k: GpuRef, v: GpuRef, layer: int
+    ) -> tuple[_Growth, Appending]:
+        """Check new rows, and return the changes that they need and how to write them."""
+        memory, dtype = self._device.memory, (self.k.dtype,)
+        new = k.shape[1] if len(getattr(k, "shape", ())) == 4 else 1
+        growth = self._grown(sequences, max(1, new), layer)
+        rows = (len(growth.lengths), max(1, new))
+        require(k, memory, "k", dtype, (*rows, *self.k.shape[3:]))
+        require(v, memory, "v", dtype, (*rows, *self.v.shape[3:]))
+        appending = Appending(
+            k,
+            v,
+            self.k[growth.layer],
+            self.v[growth.layer],
+            columns=_columns(growth.pages.values()),
+            copies=tuple(growth.copies),
+            k_layers=self.k,
+            v_layers=self.v,
+        )
+        return growth, appending
+
+    def _grown(self, sequences: Sequence[int], new: int, layer: int) -> _Growth:
+        """Return the changes that new rows need, without applying them.
+
+        Raises:
+            ValueError: a sequence or the layer does not exist, or sequences repeat.
+            OutOfMemory: there are not enough pages.
+        """
+        at = self._layer(layer)
+        found = [self._get(each) for each in sequences]
+        if not found or len(set(sequences)) != len(found):
+            raise ValueError(f"sequences must be different ones, and at least one, not {sequences}")
+        free = list(self._free)
+        pages: dict[int, list[int]] = {}
+        copies: list[tuple[int, int]] = []
+        users = Counter(self._users)
+        short = 0
+        for number, sequence in zip(sequences, found, strict=True):
+            own = pages[number] = list(sequence.pages)
+            length = sequence.lengths[at]
+            end = -(-(length + new) // self.page_size) if new else 0
+            for place in range(length // self.page_size, end):
+                shared = place < len(own) and users[own[place]] > 1
+                if place < len(own) and not shared:
+                    continue
+                if not free:
+                    short += 1
+                elif shared:
+                    users[own[place]] -= 1
+                    copies.append((own[place], free[-1]))
+                    own[place] = free.pop()
+                else:
+                    own.append(free.pop())
+        if short:
+            raise self._full(short)
+        lengths = {number: each.lengths[at] for number, each in zip(sequences, found, strict=True)}
+        return _Growth(at, new, lengths, pages, copies, len(self._free) - len(free))
+
+    def _full(self, short: int) -> OutOfMemory:
+        pages, free = self.k.shape[1], len(self._free)
+        nbytes = (self.k.nbytes + self.v.nbytes) // pages
+        return OutOfMemory(
+            f"the cache has {free} of its {pages} pages free, which is {short} too few; free or "
+            "trim sequences first",
+            requested=(short + free) * nbytes,
+            free=free * nbytes,
+            in_use=(pages - free) * nbytes,
+            largest_free=free * nbytes,
+        )
+
+    def _commit(self, growth: _Growth) -> None:
+        """Apply the changes that ``_grown`` has found, because its message is being sent."""
+        del self._free[len(self._free) - growth.taken :]
+        for number, pages in growth.pages.items():
+            sequence = self._sequences[number]
+            self._users.update(pages)
+            self._release(sequence.pages)
+            sequence.pages = pages
+            sequence.lengths[growth.layer] += growth.new
+        self._copied[growth.layer] += len(growth.copies)
+
+    def _table(self, pages: Iterable[list[int]]) -> Any:
+        lists = list(pages)
+        table = np.zeros((len(lists), _columns(lists)), np.int32)
+        for row, each in zip(table, lists, strict=True):
+            row[: len(each)] = each
+        return table
+
+    @staticmethod
+    def _after(growth: _Growth) -> Any:
+        """The lengths of sequences with their new rows."""
+        return np.array([*growth.lengths.values()], np.int32) + np.int32(growth.new)
+
+    def _release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._users[page] -= 1
+            if not self._users[page]:
+                del self._users[page]
+                self._free.append(page)
+
+    def _add(self, sequence: _Sequence) -> int:
+        number = next(self._numbers)
+        self._sequences[number] = sequence
+        return number
+
+    def _get(self, sequence: int) -> _Sequence:
+        found = self._sequences.get(sequence)
+        if found is None:
+            raise ValueError(f"there is no sequence {sequence!r} in this cache; it has {len(self)}")
+        return found
+
+    def _layer(self, layer: int) -> int:
+        if not 0 <= whole(layer, "layer") < self._layers:
+            raise ValueError(f"there is no layer {layer}; the cache has {self._layers}")
+        return layer
+
+
+class Caches(FlashAttention[D]):
+    """Caches of keys and values."""
+
+    @op
+    def kv_cache(
+        self,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        size: int,
+        *,
+        value_size: int | None = None,
+        layers: int = 1,
+        dtype: DTypeLike = "bfloat16",
+    ) -> Request[PagedKVCache[D]]:
+        """Memory for keys and values of many sequences, in pages.
+
+        Args:
+            pages: number of pages.
+            page_size: rows of a page; a power of two, for cuDNN.
+            kv_heads: heads of keys and values.
+            size: size of a key.
+            value_size: size of a value; by default that of a key.
+            layers: number of layers of the model that uses it.
+            dtype: float16 or bfloat16.
+
+        Returns:
+            An empty cache; its memory is filled with zeros.
+
+        Raises:
+            ValueError: sizes that are not positive, or no power of two.
+            TypeError: another dtype.
+            OutOfMemory: no room for it.
+        """
+        values = size if value_size is None else value_size
+        sizes = {
+            "pages": pages,
+            "page_size": page_size,
+            "kv_heads": kv_heads,
+            "size": size,
+            "value_size": values,
+            "layers": layers,
+        }
+        for name, number in sizes.items():
+            whole(number, name, 1)
+        if page_size & (page_size - 1):
+            raise ValueError(f"page_size must be a power of two, not {page_size}")
+        kind = as_dtype(dtype)
+        if kind not in HALF:
+            raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
+        device, plans = self._device, self._plans
+
+        def zeros(driver: Driver, width: int) -> tuple[Clear, GpuRef]:
+            ref = driver.output((layers, pages, page_size, kv_heads, width), kind)
+            return Clear(ref._block.address, ref.nbytes), ref
+
+        def prepare_k(driver: Driver) -> Submission[GpuRef]:
+            message, k = zeros(driver, size)
+            return Submission(message, (), (k._block,), k)
+
+        def prepare(driver: Driver) -> Submission[PagedKVCache[D]]:
+            k = driver.perform(Request(LANE, "dnn.kv_cache", prepare_k))
+            message, v = zeros(driver, values)
+
+            def finish(_answer: object) -> PagedKVCache[D]:
+                assert k is not None  # only in a batch, where nothing is finished
+                return PagedKVCache(device, plans, k, v)
+
+            return Submission(message, (), (v._block,), finish=finish)
+
+        return Request(LANE, "dnn.kv_cache", prepare)
+
+
+_ATTENDED: Final = ("q", "k", "v", "new_k", "new_v", *BUFFERS)
+_WITHOUT: Final = ("bias", "dropout_p", "seed", "offset", "deterministic")
+
+
+def _columns(pages: Iterable[list[int]]) -> int:
+    """Columns of a table: a power of two, so that growing needs few plans."""
+    most = max(1, *(len(each) for each in pages), 1)
+    return 1 << (most - 1).bit_length()

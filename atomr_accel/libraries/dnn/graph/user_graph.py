@@ -1,0 +1,525 @@
+"""Graphs of users' own: ``device.dnn.graph()``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+
+from ....ops import (
+    D,
+    Facade,
+    Request,
+    Submission,
+    op,
+    require_made_on,
+    require_no_race,
+    require_readable,
+)
+from ....wire.options import flag, real
+from ..wire._element_types import FLOATS, INTEGERS, fitting
+from ..wire._graph import strides_of
+from ..wire._messages import PrepareGraph
+from ..wire._nodes import NODES
+from ._builder import Builder, Symbol
+from ._operations import Operations
+from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
+from ._signatures import build_op, run_op
+from .layout import paddings, physical, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import DTypeLike
+
+    from ....memory import GpuRef, MemoryMap
+    from ....ops import Driver, Home
+    from ..wire._graph import Tensor
+    from ._run import PlanCache
+    from ._signatures import OneOrMore
+    from .layout import Padding, Steps
+
+R = TypeVar("R")
+
+
+@final
+class Node:
+    """A tensor of a graph that is being made.
+
+    Numbers and nodes can be added, subtracted, multiplied and divided with the usual
+    operators; ``@`` is the matrix product.
+
+    Attributes:
+        graph: the graph.
+        shape: dimensions, (batch, channels, ...) for images whatever their layout.
+        dtype: name of the dtype that it has as an output, if none is given.
+    """
+
+    __slots__ = ("graph", "symbol")
+
+    def __init__(self, graph: Graph[Any], symbol: Symbol) -> None:
+        self.graph: Final = graph
+        self.symbol: Final = symbol
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return self.symbol.shape
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype."""
+        return self.symbol.dtype
+
+    def __add__(self, other: Node | float) -> Node:
+        return self.graph.add(self, other)
+
+    def __sub__(self, other: Node | float) -> Node:
+        return self.graph.sub(self, other)
+
+    def __mul__(self, other: Node | float) -> Node:
+        return self.graph.mul(self, other)
+
+    def __truediv__(self, other: Node | float) -> Node:
+        return self.graph.div(self, other)
+
+    def __matmul__(self, other: Node) -> Node:
+        return self.graph.matmul(self, other)
+
+    def __neg__(self) -> Node:
+        return self.graph.neg(self)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"<Node {self.dtype} {self.shape}>"
+
+
+@final
+class Graph(Facade[D], Operations):
+    """A user-defined graph; made by ``device.dnn.graph()``.
+
+    Every operation of the table in the documentation is a method: inputs in their order,
+    attributes by name. Some also have shorter names: ``conv`` is ``conv_fprop``.
+
+        graph = device.dnn.graph()
+        x = graph.tensor((8, 64, 56, 56), "bfloat16", channels_last=True, name="x")
+        w = graph.tensor((64, 64, 3, 3), "bfloat16", channels_last=True, name="w")
+        y = graph.relu(graph.conv(x, w, padding=1) * 0.5)
+        plan = await graph.build(y)
+        result = await plan(x=images, w=filters)
+
+    Tensors between inputs and outputs need no memory if cuDNN fuses the graph into one kernel.
+    Otherwise the graph is run in as few parts as possible.
+    """
+
+    def __init__(self, device: Home, plans: PlanCache) -> None:
+        self._device = device
+        self._plans = plans
+        self._builder = Builder()
+        self._inputs: dict[str, Symbol] = {}
+        self._strided: set[str] = set()
+        self._scalars: dict[int, str | float] = {}
+        self._outputs: list[tuple[str, Symbol]] = []
+        self._built: set[str] = set()  # names of outputs that build has made
+
+    def tensor(
+        self,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        *,
+        name: str | None = None,
+        channels_last: bool = False,
+        strides: Sequence[int] | None = None,
+    ) -> Node:
+        """A buffer that the graph reads.
+
+        Args:
+            shape: dimensions; (batch, channels, ...) for images, whatever their layout.
+            dtype: element type.
+            name: how it is called when the plan is run; by default ``"input0"`` and so on.
+            channels_last: it lies in memory as (batch, ..., channels), and so does the
+                buffer that is given for it; so do results that are made like it.
+            strides: elements from one index to the next along each dimension, for a buffer
+                of any shape that is large enough; by default there are no gaps. Results lie
+                as ``channels_last`` says, without gaps.
+
+        Raises:
+            ValueError: dimensions or strides that do not fit, a name that is taken.
+            TypeError: no dtype.
+            Unsupported: a dtype that graphs do not have.
+        """
+        called = name or f"input{len(self._inputs)}"
+        self._require_free(called, self._inputs)
+        symbol = self._builder.tensor(tuple(shape), dtype, strides, last=channels_last)
+        self._inputs[called] = symbol
+        if strides is not None:
+            self._strided.add(called)
+        return Node(self, symbol)
+
+    def scalar(self, name: str, dtype: DTypeLike = "float32", *, ndim: int = 4) -> Node:
+        """A number that is given when the plan is run.
+
+        Args:
+            name: how it is called then.
+            dtype: its type.
+            ndim: dimensions of the tensors that it is combined with.
+
+        Raises:
+            ValueError: a name that is taken.
+        """
+        symbol = self._builder.scalar(dtype, ndim)
+        if name in self._scalars.values() or name in self._inputs:
+            raise ValueError(f"there is a {name} already")
+        self._scalars[symbol.id] = name
+        return Node(self, symbol)
+
+    def conv(
+        self,
+        x: Node,
+        w: Node,
+        *,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+    ) -> Node:
+        """Cross-correlation, with arguments as ``device.dnn.conv`` takes them.
+
+        Args:
+            x: images (N, C, ...).
+            w: filters (K, C / groups, ...).
+            stride: steps of the filter.
+            padding: zeros around the images.
+            dilation: steps between the taps of a filter.
+
+        Raises:
+            ValueError: what does not fit.
+        """
+        taps = w.shape[2:]
+        strides = steps(stride, len(taps), "stride")
+        dilations = steps(dilation, len(taps), "dilation")
+        before, after = paddings(padding, taps, strides, dilations)
+        return self.conv_fprop(
+            x,
+            w,
+            pre_padding=before,
+            post_padding=after,
+            stride=strides,
+            dilation=dilations,
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, op: str) -> Callable[..., Any]:
+            row = NODES.get(op)
+            if row is None:
+                raise AttributeError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
+            names = (*row.inputs, *row.optional)
+
+            def make(*inputs: Any, **given: Any) -> Any:
+                if len(inputs) > len(names):
+                    raise TypeError(f"{op} takes at most {len(names)} tensors, not {len(inputs)}")
+                return self.node(op, **dict(zip(names, inputs, strict=False)), **given)
+
+            return make
+
+    def node(self, op: str, **given: Any) -> Node | tuple[Node, ...]:
+        """Add an operation.
+
+        Args:
+            op: its name in the table of operations.
+            given: inputs and attributes by name; a number may stand for an input.
+
+        Returns:
+            Its output, or a tuple of them.
+
+        Raises:
+            ValueError, TypeError: what the operation does not take.
+            Unsupported: dtypes that it does not compute with.
+        """
+        row = NODES.get(op)
+        if row is None:
+            raise ValueError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
+        inputs = {*row.inputs, *row.optional}
+        nodes = [value for name, value in given.items() if name in inputs and type(value) is Node]
+        ndim = len(nodes[0].shape) if nodes else 4
+        dtypes = {node.dtype for node in nodes}
+        wide = "float64" if "float64" in dtypes else "float32"
+        # A whole number beside integers is one of them.
+        integer = "" if dtypes & FLOATS else next(iter(dtypes & INTEGERS), "")
+        found = self._builder.node(
+            op,
+            **{
+                name: self._operand(
+                    op, name, value, integer if isinstance(value, int) and integer else wide, ndim
+                )
+                if name in inputs
+                else value
+                for name, value in given.items()
+            },
+        )
+        made = tuple(Node(self, symbol) for symbol in found.values())
+        return made[0] if len(made) == 1 else made
+
+    def output(
+        self, node: Node, *, name: str | None = None, dtype: DTypeLike | None = None
+    ) -> None:
+        """Make a tensor an output, which is written to memory.
+
+        Args:
+            node: result of an operation.
+            name: argument of the plan for a buffer to write it to; by default ``"output0"`` and
+                so on.
+            dtype: element type; by default that of the tensor.
+
+        Raises:
+            ValueError: ``node`` is not a result of an operation, or ``name`` is taken.
+            Unsupported: the output cannot have this dtype.
+        """
+        symbol = self._operand("output", "node", node, "", 0)
+        called = name or f"output{len(self._outputs)}"
+        self._require_free(called, dict(self._outputs))
+        for other, known in self._outputs:
+            if known.id == symbol.id:
+                raise ValueError(f"this tensor is an output already, called {other!r}")
+        # The caller gets an array without gaps, wherever the inputs have some.
+        self._builder.output(symbol, dtype, strides_of(symbol.shape, last=symbol.tensor.last))
+        self._outputs.append((called, symbol))
+
+    @build_op
+    def build(self, *outputs: Node, autotune: bool | None = None) -> Request[Plan[D, OneOrMore]]:
+        """Make a plan.
+
+        Args:
+            *outputs: results of the plan, in this order; by default the tensors that ``output``
+                was called with. They become outputs if they are not yet. From them type checkers
+                know whether the result is a buffer or a tuple.
+            autotune: try all plans at the first run and keep the fastest; by default as
+                ``device.dnn.autotune`` says.
+
+        Returns:
+            The plan, which runs the graph.
+
+        Raises:
+            ValueError: the graph has no operations or no outputs, or an output of ``output``
+                is not among ``outputs``.
+            TypeError: an output is not a tensor of a graph.
+            Unsupported: cuDNN does not take one of its operations; with its reason.
+            LibraryError: cuDNN failed.
+        """
+        if outputs:
+            self._require_outputs(outputs)
+        device, plans = self._device, self._plans
+        require_no_race(device, autotune=bool(autotune))
+        graph = EncodedGraph(self._builder.finish(tf32=plans.tf32))
+        tuned = plans.autotune if autotune is None else flag(autotune, "autotune")
+        plan: Plan[D, OneOrMore] = Plan(
+            *(device, plans, graph, self._inputs, self._scalars, self._outputs, self._strided),
+            tuned=tuned,
+        )
+
+        def finish(answer: tuple[int, str]) -> Plan[D, OneOrMore]:
+            if plans.find(graph.encoded, tuned=False) is None:
+                plans.keep(device, graph.encoded, answer, tuned=False)
+            return plan
+
+        def prepare(_driver: Driver) -> Submission[Plan[D, OneOrMore]]:
+            message = PrepareGraph(graph.encoded, tuned=False)
+            return Submission(message, (), (), finish=finish)
+
+        # The host makes a plan now, so that what cuDNN refuses is known.
+        return Request(PLANNER, "dnn.plan", prepare)
+
+    def _require_outputs(self, nodes: tuple[Node, ...]) -> None:
+        """Make these tensors outputs, and check that there are no others."""
+        symbols = [self._operand("build", "an output", node, "", 0) for node in nodes]
+        for symbol in symbols:
+            self._builder.require_computed(symbol)
+        wanted = [symbol.id for symbol in symbols]
+        if len(set(wanted)) != len(wanted):
+            raise ValueError("build: every output can be given once")
+        known = {symbol.id: name for name, symbol in self._outputs}
+        if others := [name for id_, name in known.items() if id_ not in wanted]:
+            raise ValueError(
+                f"build is given {len(wanted)} outputs, but the graph has others, by "
+                f"{'an earlier build' if self._built.intersection(others) else 'output'}: "
+                f"{', '.join(others)}; give these, too, or none"
+            )
+        for node in nodes:
+            if node.symbol.id not in known:
+                self.output(node)
+                self._built.add(self._outputs[-1][0])
+        self._outputs.sort(key=lambda output: wanted.index(output[1].id))
+
+    def _operand(self, op: str, name: str, value: Any, dtype: str, ndim: int) -> Any:
+        if type(value) is Node:
+            if value.graph is not self:
+                raise ValueError(f"{op}: {name} belongs to another graph")
+            return value.symbol
+        if value is None:
+            return None
+        if isinstance(value, (int, float)) and dtype:
+            number = fitting(value, dtype, f"{op}: {name}") if dtype in INTEGERS else float(value)
+            symbol = self._builder.scalar(dtype, ndim)
+            self._scalars[symbol.id] = number
+            return symbol
+        raise TypeError(f"{op}: {name} must be a tensor of the graph, not {value!r}")
+
+    def _require_free(self, name: str, taken: dict[str, Symbol]) -> None:
+        if not name.isidentifier() or name in taken or name in self._scalars.values():
+            raise ValueError(f"{name!r} is taken, or is no name")
+
+
+@final
+class Plan(DnnPart[D], Generic[D, R]):
+    """A graph that can be run: ``await plan(x=..., w=...)``.
+
+    Its second type parameter is the type of its result: a buffer, or a tuple of buffers. It is
+    their union if ``build`` was called without outputs, because a type checker cannot count calls
+    of ``output``.
+
+    Attributes:
+        inputs: the names of its inputs.
+        outputs: the names of its outputs, in the order of results.
+        scalars: the names of its numbers.
+    """
+
+    def __init__(
+        self,
+        device: Home,
+        plans: PlanCache,
+        graph: EncodedGraph,
+        inputs: dict[str, Symbol],
+        scalars: dict[int, str | float],
+        outputs: list[tuple[str, Symbol]],
+        strided: set[str],
+        *,
+        tuned: bool,
+    ) -> None:
+        super().__init__(device, plans)
+        self._graph = graph
+        tensors, used = graph.tensors, graph.used
+        self._reads: Final = {
+            name: symbol.id for name, symbol in inputs.items() if symbol.id in used
+        }
+        writes = {name: symbol.id for name, symbol in outputs}
+        self._numbers: Final = [scalars[id_] for id_ in graph.scalars]
+        self._integers: Final = {
+            name: tensors[id_].dtype
+            for id_, name in zip(graph.scalars, self._numbers, strict=True)
+            if isinstance(name, str) and tensors[id_].dtype in INTEGERS
+        }
+        self._shapes: Final = {
+            name: None if name in strided else _outside(tensors[id_])
+            for name, id_ in self._reads.items()
+        }
+        self._call: Final = GraphCall(
+            graph,
+            [(id_, name) for name, id_ in self._reads.items()],
+            [Output(id_, _outside(tensors[id_]), name) for name, id_ in writes.items()],
+        )
+        self._tuned = tuned
+        self.inputs: Final = tuple(self._reads)
+        self.outputs: Final = tuple(writes)
+        self.scalars: Final = tuple(each for each in self._numbers if isinstance(each, str))
+        self._needed: Final = frozenset((*self.inputs, *self.scalars))
+        self._known: Final = self._needed.union(self.outputs)
+
+    @op
+    def __call__(self, /, **given: GpuRef | float) -> Request[R]:
+        """Run the graph.
+
+        Args:
+            given: a buffer for each input, a number for each scalar, and for outputs
+                buffers to write to, all by name.
+
+        Returns:
+            The outputs in their order; a single one by itself.
+
+        Raises:
+            TypeError: something is missing, or not known; a dtype that does not fit.
+            ValueError: a shape that does not fit, aliasing.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: no room for a result.
+        """
+        return self._run_by(self, given)
+
+    def _run_by(self, part: DnnPart[Any], given: dict[str, Any]) -> Request[R]:
+        """A request to run the graph, of another part of the library or of the plan itself."""
+        known, needed = self._known, self._needed
+        if (unknown := given.keys() - known) or (missing := needed - given.keys()):
+            what = f"unknown: {', '.join(sorted(unknown))}" if unknown else ""
+            what = what or f"missing: {', '.join(sorted(missing))}"
+            raise TypeError(f"{what}; the plan takes {', '.join(sorted(known))}")
+
+        def make() -> GraphCall:
+            self._check(part._device.memory, given)
+            return self._call
+
+        refs = [given[name] for name in self.inputs]
+        outs = [given.get(name) for name in self.outputs]
+        numbers = tuple(
+            [self._number(each, given) if isinstance(each, str) else each for each in self._numbers]
+        )
+        return part._request(
+            "dnn.graph", self._call, refs, outs, make, numbers=numbers, tune=self._tuned
+        )
+
+    def _number(self, name: str, given: dict[str, Any]) -> float:
+        dtype = self._integers.get(name)
+        if dtype is None:
+            return real(given[name], name, finite=False)
+        return fitting(given[name], dtype, name)
+
+    def _check(self, memory: MemoryMap, given: dict[str, Any]) -> None:
+        """Hold inputs against the graph."""
+        tensors = self._graph.tensors
+        for name, id_ in self._reads.items():
+            ref = given[name]
+            require_readable(ref, memory, name)
+            if ref.dtype.name != tensors[id_].dtype:
+                raise TypeError(
+                    f"{name} has dtype {ref.dtype.name}, but the graph has {tensors[id_].dtype}"
+                )
+            shape = self._shapes[name]
+            if (ref.shape != shape) if shape is not None else ref.size < tensors[id_].extent:
+                wanted = shape or f"any shape, with at least {tensors[id_].extent} elements"
+                raise ValueError(f"{name} has shape {ref.shape}, but the graph has {wanted}")
+
+    def __repr__(self) -> str:
+        return f"<Plan ({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
+
+
+def _outside(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of the buffer of a tensor without gaps."""
+    return physical(tensor.shape, last=tensor.last and len(tensor.shape) > 1)
+
+
+class Graphs(DnnPart[D]):
+    """Graphs of users' own."""
+
+    def graph(self) -> Graph[D]:
+        """A new graph, to be filled with tensors and operations."""
+        return Graph(self._device, self._plans)
+
+    @run_op
+    def run(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> Request[R]:
+        """Run a plan inside a batch, where ``await plan(...)`` is not possible.
+
+        Args:
+            plan: result of ``graph.build()``.
+            **given: a buffer for each input, a number for each scalar, and for outputs buffers
+                to write to, all by name.
+
+        Returns:
+            The outputs in their order; a single one by itself.
+
+        Raises:
+            TypeError: something is missing, or not known; a dtype that does not fit.
+            ValueError: a shape that does not fit, aliasing.
+            GpuRefStale: a ref is of an older generation, or was freed.
+            OutOfMemory: no room for a result.
+        """
+        home = getattr(plan, "_device", None)
+        if home is None or home.memory is not self._device.memory:
+            require_made_on(plan, self._device)
+        return plan._run_by(self, given)

@@ -1,0 +1,248 @@
+"""CUDA arrays: memory in the order in which texture units read it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from ..._dtypes import NAMES
+from ..._errors import GpuRefStale, Unsupported
+from ...ops import D, Facade, Request, Submission, name_of, op, require_readable, require_writable
+from ._texels import Texels, check_extent, texels
+from .lanes import KERNELS
+from .wire.messages import CopyArray, FreeArray, MakeArray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...memory import Block, GpuRef
+    from ...ops import Driver, Home
+
+_numbers: Final = itertools.count(1)
+"""Numbers of CUDA arrays, unique in all hosts."""
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A CUDA array in one host.
+
+    Attributes:
+        kept: has it released in the end; ops name it as read or written.
+        made: whether it is there for sure.
+    """
+
+    kept: Block
+    made: bool = False
+
+
+@final
+class ArrayMemory:
+    """A CUDA array in the host, shared by all copies of its handle.
+
+    Args:
+        ref: its source; kept only if it is sealed, since other buffers do not survive a fault.
+        layout: the source as texels.
+        surface: whether surfaces may be made of it.
+
+    Attributes:
+        number: the host's number of it.
+        shape, dtype: shape and dtype of ``ref``.
+        layout: as given.
+        surface: as given.
+    """
+
+    def __init__(self, ref: GpuRef, layout: Texels, *, surface: bool) -> None:
+        self.number: Final = next(_numbers)
+        self.shape: Final = ref.shape
+        self.dtype: Final = ref.dtype
+        self.layout: Final = layout
+        self.surface: Final = surface
+        self._home = ref._block.memory
+        self._freed = False
+        self._source = ref if ref.sealed else None
+        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+
+    def make(self, driver: Driver, ref: GpuRef) -> Submission[None]:
+        """Prepare to make the array in the host of a device, with the content of ``ref``."""
+        block = require_readable(ref, driver.memory, "the array")
+        keeper: Any = driver.memory.owner
+        copy = self._copies.get(keeper)
+        if copy is None or copy.kept.epoch is not driver.memory.epoch:
+            release = FreeArray(self.number)
+            copy = _Copy(keeper.keep(KERNELS.name, "free a CUDA array", release))
+            self._copies[keeper] = copy
+        layout = self.layout
+        message = MakeArray(
+            self.number,
+            block.address,
+            self.shape,
+            NAMES[self.dtype],
+            layout.extent,
+            layout.format,
+            layout.channels,
+            self.surface,
+        )
+
+        def done() -> None:
+            copy.made = True
+
+        return Submission(message, (block,), (copy.kept,), done=done)
+
+    def there(self, driver: Driver) -> Block:
+        """Return the block that stands for the array. Rebuild the array after a fault if possible.
+
+        Raises:
+            ValueError: it is of another device.
+            GpuRefStale: it was freed; or a fault ended it together with its source; or this is a
+                recording, which cannot rebuild it.
+        """
+        keeper, source = driver.memory.owner, self._source
+        what = f"a CUDA array of {NAMES[self.dtype]}{[*self.shape]}"
+        if self._freed:
+            raise GpuRefStale(f"{what} was freed")
+        copy = self._copies.get(keeper)
+        if copy is None or copy.kept.epoch is not driver.memory.epoch or not copy.made:
+            if copy is None and source is None and self._home is not driver.memory:
+                raise ValueError(
+                    f"{what} lives on {name_of(self._home, driver.memory)}, but the op runs on "
+                    f"{driver.memory.device}: make one there"
+                )
+            if source is None or driver.keeper is not keeper:
+                raise GpuRefStale(
+                    f"{what} is gone: the generation "
+                    "of its device has ended. One that is made of a sealed buffer is made again "
+                    "when it is next used outside of a recording"
+                )
+            key = "nvrtc.cuda_array", self.number
+            driver.perform(Request(KERNELS, key[0], partial(self.make, ref=source), key))
+            copy = self._copies[keeper]
+        return copy.kept
+
+    def free(self, driver: Driver) -> Submission[None]:
+        """Prepare to free the array: in this host after earlier ops, in others when they learn it.
+
+        Raises:
+            Unsupported: the call is part of a recording.
+            GpuRefStale: the array was already freed, or is of an older generation.
+        """
+        if driver.keeper is not driver.memory.owner:
+            raise Unsupported(
+                "a CUDA array is freed by itself, and not when a recording is replayed"
+            )
+        kept = self.there(driver)
+        self._freed = True
+        self._source = None
+        self._copies.clear()
+        return Submission(FreeArray(self.number), (), (kept,))
+
+
+@final
+class CudaArray(Facade[D]):
+    """Memory in the order in which texture units read it (``cuArray3DCreate``).
+
+    Made by ``device.nvrtc.cuda_array``. A ``Texture`` of it may have any filter and address mode,
+    and up to three axes; a ``Surface`` lets kernels write to it. After a fault it is rebuilt
+    automatically if it was made of a sealed buffer. Otherwise it is stale, like any buffer.
+
+    Attributes:
+        shape: shape of its source; more than one channel are the last axis.
+        dtype: dtype of a channel.
+        channels: number of channels of a texel: 1, 2 or 4.
+        surface: whether surfaces may be made of it.
+    """
+
+    def __init__(self, device: Home, memory: ArrayMemory) -> None:
+        self._device = device
+        self._memory = memory
+        self.shape: Final[tuple[int, ...]] = memory.shape
+        self.dtype: Final[np.dtype[np.generic]] = memory.dtype
+        self.channels: Final[int] = memory.layout.channels
+        self.surface: Final[bool] = memory.surface
+
+    def __repr__(self) -> str:
+        return f"<CudaArray {NAMES[self.dtype]}{[*self.shape]}, {self.channels} channels>"
+
+    @op
+    def copy_from(self, ref: GpuRef) -> Request[None]:
+        """Replace the content (``cuMemcpy3DAsync``).
+
+        Args:
+            ref: contiguous, of the array's shape and dtype.
+
+        Raises:
+            TypeError: ``ref`` is not a buffer.
+            ValueError: ``ref`` is of another shape or dtype.
+            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
+        """
+        return self._copy(ref, to_array=True)
+
+    @op
+    def copy_to(self, ref: GpuRef) -> Request[None]:
+        """Copy the content to a buffer (``cuMemcpy3DAsync``).
+
+        Args:
+            ref: contiguous, of the array's shape and dtype.
+
+        Raises:
+            TypeError: ``ref`` is not a buffer.
+            ValueError: ``ref`` is of another shape or dtype.
+            GpuRefSealed: ``ref`` is sealed.
+            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
+        """
+        return self._copy(ref, to_array=False)
+
+    @op
+    def free(self) -> Request[None]:
+        """Give its memory back now, after its last op (``cuArrayDestroy``).
+
+        Dropping the array does the same, with a later op. Textures and surfaces of it are refused
+        from now on.
+
+        Raises:
+            GpuRefStale: it was freed before, or is of an older generation.
+            Unsupported: in a recording.
+        """
+        return Request(KERNELS, "CudaArray.free", self._memory.free)
+
+    def _copy(self, ref: GpuRef, *, to_array: bool) -> Request[None]:
+        memory, name = self._memory, f"CudaArray.copy_{'from' if to_array else 'to'}"
+
+        def prepare(driver: Driver) -> Submission[None]:
+            check = require_readable if to_array else require_writable
+            block = check(ref, driver.memory, "ref")
+            if ref.shape != self.shape or ref.dtype != self.dtype:
+                raise ValueError(
+                    f"{name} takes {NAMES[self.dtype]}{[*self.shape]}, not "
+                    f"{NAMES[ref.dtype]}{[*ref.shape]}"
+                )
+            kept = driver.obtain(memory.there)
+            message = CopyArray(memory.number, block.address, to_array)
+            if to_array:
+                return Submission(message, (block,), (kept,))
+            return Submission(message, (kept,), (block,))
+
+        return Request(KERNELS, name, prepare)
+
+
+def array_of(device: Home, ref: GpuRef, channels: int, *, surface: bool) -> Request[CudaArray[D]]:
+    """The request of a CUDA array.
+
+    Raises:
+        TypeError, ValueError, Unsupported: as ``Nvrtc.cuda_array``.
+    """
+    layout = texels(ref, channels, "a CUDA array")
+    check_extent(layout.extent)
+    if not isinstance(surface, bool):
+        raise TypeError(f"surface must be True or False, not {surface!r}")
+    memory = ArrayMemory(ref, layout, surface=surface)
+
+    def prepare(driver: Driver) -> Submission[CudaArray[D]]:
+        made: Any = memory.make(driver, ref)
+        return msgspec.structs.replace(made, finish=lambda _answer: CudaArray(device, memory))
+
+    return Request(KERNELS, "nvrtc.cuda_array", prepare)

@@ -1,0 +1,310 @@
+"""Kernels that programs launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ..._errors import Unsupported
+from ...memory import GpuRef
+from ...ops import D, Facade, Request, Submission, op
+from .lanes import KERNELS
+from .launching import Dim, LaunchWish, geometry
+from .signature import Parameter, Position
+from .structures import StructValue
+from .tensor_map import TensorMap
+from .texture import Surface, Texture
+from .wire.messages import (
+    Array,
+    DescribeFunction,
+    Entry,
+    KernelAttributes,
+    Launch,
+    Occupancy,
+    Scalar,
+    Structure,
+    SuggestBlock,
+    SurfaceObject,
+    TextureObject,
+    TiledMap,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...memory import Block
+    from ...ops import Driver, Home
+    from ._resident import Resident
+
+
+Argument = GpuRef | complex | np.generic | StructValue | TensorMap | Texture | Surface
+"""An argument of a kernel: a buffer for a pointer, a number for a value (``complex`` includes
+float, int and bool), a struct by value, a tensor map, a texture, a surface."""
+
+
+_Sent = Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject
+
+
+@final
+class Kernel(Facade[D]):
+    """A compiled kernel. Made by ``device.nvrtc.compile`` and ``Module.kernel``.
+
+    Attributes:
+        name: as given to ``compile``.
+        parameters: parameters of ``launch``, or None if the source does not determine them.
+        log: the compiler's warnings.
+        twin: the function that stands for it on the CPU backend, or None.
+    """
+
+    traced = True
+
+    def __init__(
+        self,
+        device: Home,
+        resident: Resident,
+        at: int,
+        name: str,
+        parameters: tuple[Parameter, ...] | None,
+        *,
+        entry: Entry,
+        log: str,
+        twin: Callable[..., object] | None,
+    ) -> None:
+        self._device = device
+        self._resident = resident
+        self._at = at
+        self._entry = entry
+        self._runs = twin is not None or not device.capabilities.python_kernels
+        sizes = entry.parameters
+        if parameters is not None and sizes is not None and len(sizes) != len(parameters):
+            parameters = None  # a macro is among them, or what is taken for one is none
+        self._positions = None if parameters is None else _positions(parameters, sizes)
+        self._op_name = f"kernel {name}"
+        self.name: Final = name
+        self.parameters: Final = parameters
+        self.log: Final = log
+        self.twin: Final = twin
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(p.text for p in self.parameters) if self.parameters else "..."
+        return f"<Kernel {self.name}({arguments})>"
+
+    @op
+    def launch(
+        self,
+        grid: Dim | None,
+        block: Dim,
+        *args: Argument,
+        shared: int = 0,
+        elements: Dim | None = None,
+        cluster: Dim | None = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+        priority: int | None = None,
+    ) -> Request[None]:
+        """Launch the kernel and wait until it has finished.
+
+        Vendor function: ``cuLaunchKernel``, or ``cuLaunchKernelEx`` for options that need it.
+
+        Args:
+            grid: blocks in x, y, z; one number or up to three. None if ``elements`` is given.
+            block: threads of a block in x, y, z.
+            *args: refs for pointers, numbers for values, structs by value. Numbers become the
+                declared type where they fit it.
+            shared: bytes of dynamic shared memory. The launch opts in to more than 48 KiB itself.
+            elements: smallest number of threads, in x, y, z, from which the grid is computed. If
+                it is 0 along an axis, nothing is launched.
+            cluster: blocks of a cluster in x, y, z, from compute capability 9.0 on: up to 8, or 16
+                on devices that support it.
+            cooperative: all blocks run at once and may wait for each other
+                (``cooperative_groups::this_grid().sync()``).
+            programmatic: the kernel may begin before the previous one in the queue has ended
+                (programmatic dependent launch). It must wait for that one itself, by
+                ``cudaGridDependencySynchronize()``; otherwise it may read data that is not yet
+                written.
+            priority: priority among kernels that wait for the device; lower goes first, about -5
+                to 0.
+
+        Raises:
+            TypeError: the wrong number or types of arguments.
+            ValueError: dimensions, clusters or shared memory beyond the limits of all devices, of
+                this one, or of the kernel; a ref of another device.
+            OverflowError: a number that does not fit its parameter.
+            GpuRefSealed: a sealed ref for a pointer that is not ``const``.
+            GpuRefStale: a ref of an older generation, or one that was freed.
+            LibraryError: the driver refuses, such as a cooperative launch of more blocks than
+                the device holds.
+            Unsupported: on the CPU backend, a kernel without ``cpu=``; clusters on a device
+                without them.
+        """
+        wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
+        return self._launch(grid, block, args, wish)
+
+    @op
+    def attributes(self) -> Request[KernelAttributes]:
+        """Get the resources that the kernel uses (``cuFuncGetAttribute``).
+
+        Returns:
+            Registers, shared and local memory, and the limits of a launch.
+
+        Raises:
+            Unsupported: the device is the CPU backend.
+        """
+        return self._ask("attributes", DescribeFunction(self._resident.number, self._at))
+
+    @op
+    def occupancy(self, block: Dim, *, shared: int = 0, cluster: Dim | None = None) -> Request[int]:
+        """Get the number of blocks or clusters that the device can run at a time.
+
+        Vendor function: ``cuOccupancyMaxActiveBlocksPerMultiprocessor``, or with a cluster
+        ``cuOccupancyMaxActiveClusters``.
+
+        Args:
+            block: threads of a block.
+            shared: bytes of dynamic shared memory.
+            cluster: blocks of a cluster.
+
+        Returns:
+            Blocks of one multiprocessor; with a cluster, clusters of the device.
+
+        Raises:
+            TypeError, ValueError: as ``launch``.
+            Unsupported: the device is the CPU backend; or has no clusters, and one is given.
+        """
+        wish = LaunchWish(shared, cluster=cluster)
+        grid = 1 if cluster is None else cluster
+        shape = geometry(grid, block, wish, self._entry, self._device.info)
+        asked = None if cluster is None else self._entry.cluster
+        if shape.options is not None:
+            asked = shape.options.cluster
+        message = Occupancy(self._resident.number, self._at, shape.block, shape.shared, asked)
+        return self._ask("occupancy", message)
+
+    @op
+    def suggest_block(self, *, shared: int = 0) -> Request[tuple[int, int]]:
+        """A launch that fills the device (``cuOccupancyMaxPotentialBlockSize``).
+
+        Args:
+            shared: bytes of dynamic shared memory.
+
+        Returns:
+            Blocks and threads of a block.
+
+        Raises:
+            TypeError, ValueError: as ``launch``.
+            Unsupported: on the CPU backend.
+        """
+        size = geometry(1, 1, LaunchWish(shared), Entry(""), self._device.info).shared
+        return self._ask("suggest_block", SuggestBlock(self._resident.number, self._at, size))
+
+    def _ask(self, what: str, message: Any) -> Request[Any]:
+        """The request of something that the driver knows."""
+        resident = self._resident
+
+        def prepare(driver: Driver) -> Submission[Any]:
+            if driver.home.capabilities.python_kernels:
+                raise Unsupported(
+                    f"{what} of kernel {self.name!r}: on the CPU backend a Python function stands "
+                    "for it, which has none; ask a CUDA device"
+                )
+            kept = driver.obtain(resident.loaded)
+            return Submission(message, (kept,), (), finish=_itself)
+
+        return Request(KERNELS, f"{what} of {self.name}", prepare)
+
+    def _launch(
+        self, grid: Dim | None, block: Dim, args: tuple[Argument, ...], wish: LaunchWish
+    ) -> Request[None]:
+        """The request of ``launch``, its arguments in tuples."""
+        resident = self._resident
+
+        def prepare(driver: Driver) -> Submission[None]:
+            shape = geometry(grid, block, wish, self._entry, driver.home.info)
+            if not self._runs:
+                raise Unsupported(
+                    f"kernel {self.name!r} has no Python function, so it cannot run on the CPU "
+                    f"backend; give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
+                )
+            arguments, reads, writes = self._arguments(args, driver)
+            if shape.grid is None:
+                return Submission(None, (), ())
+            reads.append(driver.obtain(resident.loaded))
+            if resident.variables:
+                for variable, memory in resident.used(driver):
+                    (reads if variable.constant else writes).append(memory)
+            message = Launch(
+                resident.number,
+                self._at,
+                shape.grid,
+                shape.block,
+                shape.shared,
+                arguments,
+                shape.options,
+            )
+            if not resident.prints:
+                return Submission(message, reads, writes)
+            device: Any = driver.memory.owner
+            return Submission(message, reads, writes, done=device.tell_output)
+
+        return Request(KERNELS, self._op_name, prepare)
+
+    def _arguments(
+        self, args: tuple[Argument, ...], driver: Driver
+    ) -> tuple[tuple[_Sent, ...], list[Block], list[Block]]:
+        positions = self._positions
+        if positions is None:
+            unknown = tuple(
+                Parameter("?", isinstance(arg, GpuRef), isinstance(arg, GpuRef), None)
+                for arg in args
+            )
+            sizes = self._entry.parameters
+            if sizes is not None and len(sizes) != len(args):
+                raise TypeError(f"kernel {self.name} takes {len(sizes)} arguments, not {len(args)}")
+            positions = _positions(unknown, sizes)
+        if len(args) != len(positions):
+            raise TypeError(
+                f"kernel {self.name} takes {len(positions)} arguments "
+                f"({', '.join(each.parameter.text for each in positions)}), not {len(args)}"
+            )
+        reads: list[Block] = []
+        writes: list[Block] = []
+        arguments = tuple(
+            [
+                position.array(arg, driver.memory, reads, writes)
+                if position.pointer
+                else position.value(arg, driver, reads, writes)
+                for position, arg in zip(positions, args, strict=True)
+            ]
+        )
+        return arguments, reads, writes
+
+
+def launching(
+    kernel: Kernel[Any],
+    grid: Dim | None,
+    block: Dim,
+    *args: Argument,
+    shared: int = 0,
+    elements: Dim | None = None,
+    cluster: Dim | None = None,
+    cooperative: bool = False,
+    programmatic: bool = False,
+    priority: int | None = None,
+) -> Request[None]:
+    """The request of ``kernel.launch``."""
+    wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
+    return kernel._launch(grid, block, args, wish)
+
+
+def _itself(answer: Any) -> Any:
+    return answer
+
+
+def _positions(
+    parameters: tuple[Parameter, ...], sizes: tuple[tuple[int, int], ...] | None
+) -> tuple[Position, ...]:
+    return tuple(
+        Position(at, parameter, None if sizes is None else sizes[at])
+        for at, parameter in enumerate(parameters)
+    )

@@ -1,0 +1,74 @@
+"""Calls of the Python functions that replace kernels, in hosts and in comparisons."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from .messages import Structure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from .messages import Scalar
+
+Dim3 = tuple[int, int, int]
+
+
+class TwinFunction(NamedTuple):
+    """A Python function that replaces a kernel.
+
+    Attributes:
+        function: the function.
+        leading: whether it takes grid and block first.
+        named: its other parameters, by name: ``"grid"`` and ``"block"``, and variables.
+    """
+
+    function: Callable[..., object]
+    leading: bool
+    named: frozenset[str]
+
+    def call(
+        self, grid: Dim3, block: Dim3, arguments: Sequence[Any], variables: Mapping[str, Any]
+    ) -> None:
+        """Call the function with the arguments that it takes."""
+        given = {"grid": grid, "block": block, **variables}
+        named = {name: given[name] for name in self.named}
+        leading = (grid, block) if self.leading else ()
+        self.function(*leading, *arguments, **named)
+
+
+def twin_function(function: Callable[..., object], variables: Iterable[str]) -> TwinFunction:
+    """Read from a function's signature how to call it.
+
+    Args:
+        function: the function that replaces a kernel.
+        variables: the names of the module's variables.
+    """
+    names = _parameter_names(function)
+    leading = names[:2] == ["grid", "block"]
+    named = {*variables} & {*names}
+    if not leading and {"grid", "block"} <= {*names}:
+        named |= {"grid", "block"}
+    return TwinFunction(function, leading, frozenset(named))
+
+
+def value_of(argument: Scalar | Structure) -> np.generic:
+    """Convert a number or a struct to the argument of a Python function."""
+    if isinstance(argument, Structure):
+        dtype = np.lib.format.descr_to_dtype(ast.literal_eval(argument.fields))
+    else:
+        dtype = DTYPES[argument.dtype]
+    value: np.generic = np.frombuffer(argument.data, dtype)[0]
+    return value
+
+
+def _parameter_names(function: Callable[..., object]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some builtins do not tell
+        return []

@@ -1,0 +1,266 @@
+"""Checks, scratch memory and calls of several steps for all parts of ``device.sparse``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from ..._dtypes import NAMES
+from ..._errors import Unsupported, said_of
+from ...memory import GpuRef, NotContiguous, ref_error
+from ...ops import ARRAY_LANE as ARRAYS
+from ...ops import (
+    D,
+    Described,
+    Facade,
+    LaneSpec,
+    Request,
+    Submission,
+    Workspaces,
+    WorkspaceStatistics,
+    require_dtype,
+    require_readable,
+    require_writable,
+)
+from ...wire.recent import Recent
+from ..array.steps import Describing, Steps
+from ._ell import EllRef
+from .array import SparseRef
+from .wire._messages import Call, Dense, Matrix, Measure, Spec, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from ...memory import Block, Epoch
+    from ...ops import Driver, Home
+    from ..array.facade import ArrayFunctions
+    from ..cub.facade import Cub
+    from .wire._messages import Scalar
+
+T = TypeVar("T")
+
+_EXECUTORS: Final = {
+    "cpu": "atomr_accel.libraries.sparse.host._cpu:CpuSparse",
+    "cuda": "atomr_accel.libraries.sparse.host._cuda:CudaSparse",
+}
+LANE: Final = LaneSpec("sparse", _EXECUTORS)
+WAITING: Final = LaneSpec("sparse-waits", _EXECUTORS, blocks=True)
+"""Runs what waits for the device in the middle of it."""
+
+SINGLE_OR_DOUBLE: Final = ("float32", "float64", "complex64", "complex128")
+FLOATS: Final = ("float16", "bfloat16", *SINGLE_OR_DOUBLE)
+
+_SMALL: Final = 16 << 20
+_MOST_MEASURED: Final = 1024
+
+
+class Measured(NamedTuple):
+    """Bytes of scratch memory that a call needs, as the host of that generation reported them."""
+
+    epoch: Epoch | None
+    nbytes: int
+
+
+class SparsePart(Facade[D]):
+    """Base of the parts of ``device.sparse``."""
+
+    def __init__(self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
+        self._device = self._home = device
+        describing = Describing(device)
+        self._array: ArrayFunctions[Described] = array._on(describing)
+        self._cub: Cub[Described] = cub._on(describing)
+        self._workspaces = Workspaces(LANE.max_streams, _SMALL)
+        self._measured: Recent[bytes, Measured] = Recent(_MOST_MEASURED)
+        self._told: WeakKeyDictionary[Home, set[bytes]] = WeakKeyDictionary()
+
+    def statistics(self) -> WorkspaceStatistics:
+        """Return the workspaces of the device."""
+        return self._workspaces.statistics(self._device)
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def _steps(self, name: str, build: Callable[[Steps], T]) -> Request[T]:
+        """A request of several steps of ``device.array``."""
+
+        def prepare(driver: Driver) -> Submission[T]:
+            steps = Steps(driver, self._cub)
+            return steps.result(build(steps))
+
+        return Request(ARRAYS, f"sparse.{name}", prepare)
+
+    def _call(
+        self,
+        driver: Driver,
+        spec: Spec,
+        operands: Sequence[Block],
+        written: Sequence[Block],
+        result: T,
+        *,
+        alpha: Scalar = 1.0,
+        beta: Scalar = 0.0,
+    ) -> Submission[T]:
+        """Return the submission of a call, with the scratch memory that it needs."""
+        encoded = encode(spec)
+        work = self._measure(driver, encoded)
+        workspace = self._workspaces.obtain(driver, work) if work else None
+        message = Call(
+            encoded,
+            tuple(block.address for block in operands),
+            alpha,
+            beta,
+            workspace.address if workspace is not None else 0,
+            work,
+        )
+        writes = [*written, *([] if workspace is None else [workspace])]
+        return Submission(message, tuple(operands), tuple(writes), result)
+
+    def _measure(self, driver: Driver, encoded: bytes) -> int:
+        """Bytes of scratch memory; 0 where a batch has no answer yet."""
+        epoch = driver.memory.epoch
+        known = self._measured.get(encoded)
+        if known is not None and known.epoch is epoch:
+            return known.nbytes
+        message = Measure(encoded)
+        measure: Request[int] = Request(
+            LANE, "sparse.measure", lambda _driver: Submission(message, (), ()), encoded
+        )
+        home = driver.home
+        if home is self._home:
+            answer = driver.perform(measure)
+            assert answer is not None
+        else:
+            # It has no answer before it ends, so the executor has memory of its own for it.
+            told = self._told.setdefault(home, set())
+            if encoded not in told:
+                told.add(encoded)
+                driver.perform(measure)
+            measured = self._measured  # not self, which would keep the batch that it is part of
+            driver.depends(lambda: measured.get(encoded) is None)
+            return 0
+        self._measured.keep(encoded, Measured(epoch, answer))
+        return answer
+
+    # --- operands -----------------------------------------------------------------------------
+
+    def _matrix(
+        self,
+        driver: Driver,
+        a: SparseRef | EllRef,
+        name: str,
+        formats: Sequence[str],
+        dtypes: Sequence[str] = SINGLE_OR_DOUBLE,
+    ) -> tuple[Matrix, list[Block]]:
+        """Return the description of a sparse operand, and the blocks of its parts.
+
+        Raises:
+            TypeError: not a sparse matrix, or a format or dtype that the call does not take.
+            GpuRefStale: a part is of an older generation, or freed.
+        """
+        if type(a) is not EllRef or a.format not in formats:
+            require_sparse(a, name)
+        if a.format not in formats:
+            one = formats[0]
+            raise TypeError(
+                f"{name} is {a.format}, which this call does not take, only {_any_of(formats)}; "
+                f"convert it: await device.sparse.to{one}(...)"
+            )
+        dtype = NAMES[a.data.dtype]
+        if dtype not in dtypes:
+            raise TypeError(f"{name} is {dtype}; this call takes {_any_of(dtypes)}")
+        names = ("major", "indices", "data")
+        blocks = [
+            require_readable(driver.stand_in(part), driver.memory, f"{name}.{what}")
+            for part, what in zip(a.parts, names[-len(a.parts) :], strict=True)
+        ]
+        if isinstance(a, EllRef):
+            return _ell(a, dtype), [*blocks[: 3 - len(blocks)], *blocks]
+        nnz = a.data.shape[0]
+        matrix = Matrix(a.format, a.shape, nnz, NAMES[a.indices.dtype], dtype, a.blocksize)
+        return matrix, blocks
+
+    def _vector(self, driver: Driver, x: GpuRef, a: SparseRef, name: str) -> Block:
+        """A dense operand of the matrix's dtype, without gaps."""
+        block = require_readable(x, driver.memory, name)
+        require_dtype(x, a.dtype, name, "the matrix")
+        return block
+
+    def _require_ref(self, ref: object, name: str) -> None:
+        """Require a dense ref.
+
+        Raises:
+            TypeError: another object.
+        """
+        if not isinstance(ref, GpuRef):
+            raise ref_error(ref, self._device.memory, name)
+
+    def _refuse_unsteady(self, what: str, instead: str) -> None:
+        """Refuse what adds up in an order that depends on time, where nothing may.
+
+        Raises:
+            Unsupported: the device was opened as deterministic.
+        """
+        if self._device.deterministic:
+            raise Unsupported(
+                f"{what}: cuSPARSE adds up in an order that depends on time, and the device was "
+                f"opened with deterministic=True; {instead}"
+            )
+
+
+def _ell(a: EllRef, dtype: str) -> Matrix:
+    """A matrix with rows of equal length."""
+    index = NAMES[a.indices.dtype]
+    if a.format == "blocked-ell":
+        return Matrix(a.format, a.shape, a.indices.size, index, dtype, (a.size, a.size))
+    return Matrix(a.format, a.shape, a.nnz, index, dtype, (a.size, 1), a.data.size)
+
+
+def require_sparse(a: object, name: str) -> None:
+    """Require a sparse matrix of a device.
+
+    Raises:
+        TypeError: another object.
+    """
+    if type(a) is not SparseRef:
+        raise TypeError(
+            f"{name} must be a SparseRef, as device.sparse makes them, not {said_of(a)}"
+        )
+
+
+def laid(ref: GpuRef, name: str) -> Dense:
+    """Return the layout of a dense operand.
+
+    Raises:
+        ValueError: it has neither one dimension nor two.
+        NotContiguous: rows and columns both have gaps.
+    """
+    if ref.ndim == 1 and ref.contiguous:
+        return Dense(ref.shape)
+    if ref.ndim == 2:
+        rows, columns = ref.shape
+        down, across = (step // ref.dtype.itemsize for step in ref.strides)
+        if ref.contiguous:
+            return Dense(ref.shape, by_rows=True, ld=max(columns, 1))
+        if across == 1 and down >= columns:
+            return Dense(ref.shape, by_rows=True, ld=down)
+        if down == 1 and across >= rows:
+            return Dense(ref.shape, by_rows=False, ld=across)
+    elif ref.ndim != 1:
+        raise ValueError(f"{name} must have one or two dimensions, not shape {ref.shape}")
+    raise NotContiguous(f"neither rows nor columns of {name} are without gaps: {ref!r}")
+
+
+def place(ref: GpuRef, driver: Driver, name: str, *, writable: bool = False) -> Block:
+    """The block of a dense operand that may lie by columns."""
+    check: Callable[..., Block] = require_writable if writable else require_readable
+    return check(ref, driver.memory, name, strided=True)
+
+
+def taken_as(operation: int, dtype: np.dtype[Any]) -> int:
+    """Return the transposition for the vendor, which has no conjugate transpose of real numbers."""
+    return operation if dtype.kind == "c" else min(operation, 1)
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + f" or {names[-1]}" if len(names) > 1 else names[0]
