@@ -66,7 +66,7 @@ def test_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ENDING: Final = """
 import socket, time
-from atomr_accel.host import _host
+from atomr_accel.host import host as _host
 
 class Context:
     def make_current(self): pass
