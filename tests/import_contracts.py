@@ -1,4 +1,4 @@
-"""Contracts of import-linter: the wall between the program and its hosts, and no circles.
+"""Contracts of import-linter: the wall, no private modules of other folders, and no circles.
 
 A module's folder says where it runs. In a ``host`` or ``executors`` folder: in hosts alone. In a
 ``wire`` folder: on both sides. The packages around such folders run on both sides, too, because
@@ -91,6 +91,57 @@ class WallContract(Contract):
         """Print the imports that are not allowed."""
         for line in check.metadata["broken"]:
             output.print_error(line)
+
+
+class PrivateContract(Contract):
+    """Modules of a folder import no private modules of another one.
+
+    A folder is one of the package's, or one of its libraries'. What lies around a folder, such as
+    the package itself, may import its private modules.
+
+    Options:
+        ignore_imports: the exceptions.
+    """
+
+    type_name = "private"
+
+    ignore_imports: Any = fields.SetField(subfield=fields.ImportExpressionField(), required=False)
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """Look at every import of a module whose name, or whose folder's, begins with _."""
+        removal = contract_utils.remove_ignored_imports_and_report(
+            graph=graph,
+            ignore_imports=self.ignore_imports,
+            unmatched_alerting=contract_utils.AlertLevel.ERROR,
+        )
+        broken = sorted(self._broken(graph))
+        return ContractCheck(
+            kept=not broken,
+            warnings=list(removal.warnings),
+            ignored_import_count=removal.ignored_import_count,
+            metadata={"broken": broken},
+        )
+
+    def _broken(self, graph: ImportGraph) -> Iterator[str]:
+        for imported in graph.modules:
+            _, *below = imported.split(".")
+            if graph.is_module_squashed(imported) or not any(x.startswith("_") for x in below[1:]):
+                continue  # modules beside the folders, such as _errors, are for all of them
+            folder = _folder_of(imported)
+            for importer in graph.find_modules_that_directly_import(imported):
+                if folder != _folder_of(importer) and not folder.startswith(f"{importer}."):
+                    (detail, *_) = graph.get_import_details(importer=importer, imported=imported)
+                    yield f"{importer}:{detail['line_number']} imports {imported}"
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Print the imports that are not allowed."""
+        for line in check.metadata["broken"]:
+            output.print_error(line)
+
+
+def _folder_of(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[: 3 if parts[1:2] == ["libraries"] and len(parts) > 3 else 2])
 
 
 class CirclesContract(Contract):

@@ -8,7 +8,7 @@ pytest.importorskip("importlinter")  # of no use to a GPU
 
 from grimp import ImportGraph
 
-from .import_contracts import CirclesContract, WallContract
+from .import_contracts import CirclesContract, PrivateContract, WallContract
 
 PACKAGES = ("p", "p.host", "p.wire", "p.lib", "p.lib.host", "p.lib.wire")
 MODULES = ("p.base", "p.device", "p.host.worker", "p.wire.messages")
@@ -89,3 +89,30 @@ def test_circles_are_found_but_where_they_may_be() -> None:
     allowed = CirclesContract("circles", {}, {"except_within": ["p.lib"]})
     assert allowed.check(made, verbose=False).kept
     assert CirclesContract("circles", {}, {}).check(graph(), verbose=False).kept
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "kept"),
+    [
+        ("p.device.core", "p.lanes._port", False),
+        ("p.device.core", "p.libraries.blas._checks", False),
+        ("p.libraries.fft.facade", "p.libraries.blas._checks", False),
+        ("p.device.core", "p.lanes.port", True),
+        ("p.lanes.port", "p.lanes._port", True),
+        ("p.libraries.blas.facade", "p.libraries.blas._checks", True),
+        ("p.libraries", "p.libraries.blas._checks", True),
+        ("p", "p.lanes._port", True),
+        ("p.device.core", "p._errors", True),
+    ],
+)
+def test_private_modules_are_those_of_their_folder(
+    importer: str, imported: str, kept: bool
+) -> None:
+    made = ImportGraph()
+    for name in (importer, imported):
+        made.add_module(name)
+    line = f"import {imported}"
+    made.add_import(importer=importer, imported=imported, line_number=1, line_contents=line)
+    check = PrivateContract("private", {}, {}).check(made, verbose=False)
+    assert check.kept is kept
+    assert check.metadata["broken"] == ([] if kept else [f"{importer}:1 imports {imported}"])

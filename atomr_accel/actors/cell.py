@@ -285,16 +285,19 @@ class Cell(Node):
 
     @property
     def kind(self) -> str:
+        """Name of the actor's class."""
         return self._type.__name__
 
     @property
     def state(self) -> ChildState:
+        """State that its supervisor sees."""
         if self.ended or self.parent.supervisor is None:
             return ChildState.ENDED
         return self.parent.supervisor._state_of(self.name)
 
     @property
     def nursery(self) -> trio.Nursery:
+        """Nursery of the actor's tasks."""
         if self._nursery is None:
             raise RuntimeError(
                 f"{self.path} has no nursery at present: it is there from `started` until the "

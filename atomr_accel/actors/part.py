@@ -75,10 +75,12 @@ class Part(Cell):
 
     @property
     def kind(self) -> str:
+        """Kind of the part, for display."""
         return self._kind
 
     @property
     def state(self) -> ChildState:
+        """State of the part."""
         if self._run is None:
             return ChildState.ENDED if self.ended else ChildState.RUNNING
         return super().state

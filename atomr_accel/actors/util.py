@@ -18,6 +18,7 @@ class NoPublicConstructor(type):
     """
 
     def __call__(cls, *_args: object, **_kwargs: object) -> NoReturn:
+        """Raise a TypeError that names the function to call instead."""
         made_by = getattr(cls, "_made_by", "the function that returns one")
         raise TypeError(f"{cls.__qualname__} has no public constructor; use {made_by}")
 

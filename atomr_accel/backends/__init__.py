@@ -11,17 +11,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ..wire import (
-    Copy,
-    DeviceInfo,
-    Fill,
-    Peer,
-    Probe,
-    Protect,
-    StickyFault,
-    StreamPlan,
-    Unprotect,
-)
 from ..wire.interface import Executor, Fusion, HostContext, Later, Stopwatch, Stream
 
 if TYPE_CHECKING:
@@ -30,21 +19,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "Capabilities",
-    "Copy",
-    "DeviceInfo",
     "Executor",
-    "Fill",
     "Fusion",
     "HostContext",
     "Later",
-    "Peer",
-    "Probe",
-    "Protect",
-    "StickyFault",
     "Stopwatch",
     "Stream",
-    "StreamPlan",
-    "Unprotect",
 ]
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, Literal
 
-from .._errors import DeviceUnavailable
+from .._errors import DeviceUnavailable, said_of
 from . import Backend
 
 if TYPE_CHECKING:
@@ -27,6 +27,28 @@ BUILT_IN: Final = {
 """``module:attribute`` of this package's backends, the same as its entry points."""
 
 
+_ADDED: Final[dict[str, Backend]] = {}
+
+
+def add_backend(backend: Backend) -> None:
+    """Add a backend to this process, as an entry point adds it to every process.
+
+    Use it in a notebook, in a test, or in a program without a package of its own.
+
+    Args:
+        backend: the backend; an earlier one of the same name that was added so is replaced.
+
+    Raises:
+        TypeError: it is not a ``Backend``.
+        ValueError: this package has a backend of that name.
+    """
+    if not isinstance(backend, Backend):
+        raise TypeError(f"add_backend takes a Backend, not {said_of(backend)}")
+    if backend.name in BUILT_IN or backend.name == "auto":
+        raise ValueError(f"a backend must have a name of its own, not {backend.name!r}")
+    _ADDED[backend.name] = backend
+
+
 def find_backend(name: str) -> Backend:
     """Return the backend of that name.
 
@@ -38,6 +60,8 @@ def find_backend(name: str) -> Backend:
     if name in BUILT_IN:
         backend: Backend = resolve_name(BUILT_IN[name])
         return backend
+    if name in _ADDED:
+        return _ADDED[name]
     others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name in others:
         return _load(others[name])

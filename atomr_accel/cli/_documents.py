@@ -207,7 +207,7 @@ class LibraryRow(Part, frozen=True, kw_only=True):
         package: the package that brings it, or its entry point.
         lanes: its lanes.
         backends: the backends that it has executors for.
-        extras: the extras that install what it needs.
+        extras: the extras that it needs.
     """
 
     name: str

@@ -29,7 +29,7 @@ from ..actors.nursery import PlainNursery
 from ..actors.system import opened
 from ..backends.registry import find_backend
 from ..lanes import find_sanitizer, uninterrupted
-from ..libraries.registry import catalogue
+from ..libraries.registry import Catalogue, catalogue
 from ..memory import MemoryScope
 from ._actors import DeviceActor
 from ._device import Device
@@ -47,7 +47,7 @@ from ._settings import (
 )
 from ._standby import Standby
 from .batches.batch import Batch
-from .batches.collector import offer_libraries
+from .batches.collector import offer_library, offered
 from .batches.record import Recording
 from .core import DeviceCore
 from .data._pinned import Pinned
@@ -432,7 +432,7 @@ async def _open_in(
         deterministic=given["deterministic"],
         sanitized=given["sanitizer"] is not None,
     )
-    _load_libraries()
+    _offer(catalogue())
     unavailable: DeviceUnavailable | None = None
     try:
         for candidate in _candidates(given["backend"]):
@@ -523,22 +523,21 @@ uninterrupted(MemoryScope)  # its module does not import trio
 
 
 @functools.cache
-def _load_libraries() -> None:
-    """Look up the libraries of this process, and give batches and recordings all of them.
+def _offer(known: Catalogue) -> None:
+    """Give batches and recordings all libraries of this process.
 
     Raises:
         ValueError: a library has the name of something else that devices have.
     """
-    known = catalogue()
     places = (Device, Requests, Batch, Recording, DeviceCore)
     taken = {"memory", "requests", *(name for place in places for name in dir(place))}
-    for name in known.facades:
+    for name in known.facades.keys() - offered:
         if name in taken:
             raise ValueError(
                 f"the library {name!r} of {known.brought_by[name]} must have another name: devices "
                 "or batches have an attribute of that name"
             )
-    offer_libraries()
+        offer_library(name)
 
 
 def _candidates(backend: str) -> list[Backend]:

@@ -58,6 +58,7 @@ def reduced_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
 
 
 def kept_of(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
+    """Return the shape that a reduction over axes leaves."""
     if keepdims:
         return tuple(1 if at in axes else extent for at, extent in enumerate(shape))
     return tuple(extent for at, extent in enumerate(shape) if at not in axes)

@@ -298,6 +298,7 @@ def _not_here(x: Operand, name: str) -> TypeError:
 
 
 def no_out(name: str) -> TypeError:
+    """Return the error about an ``out=`` of an expression."""
     return TypeError(
         f"{name}(..., out=...) makes an expression, which computes nothing yet; leave out= away "
         "and give it to what computes: await device.evaluate(expression, out=ref)"
@@ -460,6 +461,7 @@ def cast(x: Operand, dtype: np.dtype[Any]) -> Operand:
 
 
 def converted(value: Operand | Number, dtype: np.dtype[Any]) -> Operand:
+    """Return an operand or a number with a dtype."""
     return cast(value, dtype) if isinstance(value, Operand) else constant(value, dtype)
 
 

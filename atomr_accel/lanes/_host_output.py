@@ -1,7 +1,7 @@
 """Output of host processes on descriptors 1 and 2, above all the output of kernels.
 
 The driver offers no other place for that output. Text that functions of ``device.run`` print with
-Python's ``print`` goes to the program's own output instead (``host._host``).
+Python's ``print`` goes to the program's own output instead (``host.host``).
 """
 
 from __future__ import annotations

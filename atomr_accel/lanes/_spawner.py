@@ -2,7 +2,7 @@
 
 One for the whole program, because the kernel ends a host when the *thread* that started it
 ends: this one lasts as long as the program does. It has SIGINT blocked, and so has a host from
-its first instruction on, until it has said that it wants none (``host._host.main``): a
+its first instruction on, until it has said that it wants none (``host.host.main``): a
 terminal's Ctrl-C is for the program. Hosts stay in the program's process group and session,
 because Ctrl-Z is for both, and ``fg`` as well.
 """

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, final
 
-from .._errors import DeviceUnavailable
+from .._errors import DeviceUnavailable, said_of
 from ..expressions import ELSEWHERE
 from ..lanes import uninterrupted
 from ..ops import Facade, Library
@@ -19,6 +19,10 @@ from .names import BUILT_IN, GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_RESERVED: Final = ("memory", "programs", "results", "run")
+"""Names of lanes that each device has."""
 
 
 @final
@@ -60,10 +64,10 @@ class Catalogue:
         self.all[name] = library
         self.brought_by[name] = where
         for lane in library.lanes:
-            if lane.name in self.lanes:
+            if lane.name in {*self.lanes, *_RESERVED}:
                 raise ValueError(
                     f"the lane {lane.name!r} of {where} must have a name of its own; another "
-                    "library has one of that name"
+                    "lane of devices has that one"
                 )
             self.lanes.append(lane.name)
             if library.facade is not None:
@@ -141,6 +145,30 @@ def catalogue() -> Catalogue:
         if _known is None:
             _known = Catalogue(described())
         return _known
+
+
+def add_library(library: Library) -> None:
+    """Add a library to this process, as an entry point adds it to every process.
+
+    Devices that are opened from now on have it. Use it in a notebook, in a test, or in a program
+    without a package of its own.
+
+    Args:
+        library: the library.
+
+    Raises:
+        DeviceUnavailable: its facade, or a class of its objects, cannot be loaded.
+        TypeError: it is not a ``Library``.
+        ValueError: a library has that name, or has a lane of the same name.
+    """
+    global _known  # noqa: PLW0603
+    if not isinstance(library, Library):
+        raise TypeError(f"add_library takes a Library, not {said_of(library)}")
+    known = catalogue()
+    present = [(known.brought_by[name], each) for name, each in known.all.items()]
+    extended = Catalogue([*present, (f"library {library.name!r} of this program", library)])
+    with _lock:
+        _known = extended
 
 
 def _resolved(reference: str, where: str) -> Any:

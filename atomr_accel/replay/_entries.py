@@ -133,7 +133,7 @@ class Slice(_Value, frozen=True, tag="slice"):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One value of an expression; as ``libraries.array._graph.Value``."""
+    """One value of an expression; as ``libraries.array.graph.Value``."""
 
     kind: str
     name: str

@@ -11,16 +11,16 @@ place                         state                                  action
 ============================  =====================================  ============================
 ``lanes/_port``               its ops; fails what comes later        all
 ``device/_lifecycle``         who follows, who waits at the gate     ``watch``, ``opening a lane``
-``device/_context``           lanes that are being started           ``opening a lane``
+``device/context``           lanes that are being started           ``opening a lane``
 ``device/_growth``            the context that makes a slab          ``put sealed``, ``growing``
 ``device/_retry``             the generation of an attempt           ``retry``
 ``device/_event``             the op of a point, its number          ``event``
 ``device/_run``               states, tickets, results that lie      ``run``, ``run large``,
                               in the host                            ``run with a state``
 ``device/_actors``            requests that wait for their turn      ``ask``
-``device/batches/_batch``     ports, epoch, deferred ops             ``batch``, ``batch put off``
-``device/batches/_record``    blocks of its program, sent messages   ``recording``
-``device/data/_transfer``     checks of each chunk; slabs that are   ``put``, ``put sealed``,
+``device/batches/batch``     ports, epoch, deferred ops             ``batch``, ``batch put off``
+``device/batches/record``    blocks of its program, sent messages   ``recording``
+``device/data/transfer``     checks of each chunk; slabs that are   ``put``, ``put sealed``,
                               open for writing                       ``get``, ``seal``
 ``device/data/_bulk``         chunks on their way                    ``put large``, ``get large``
 ``device/data/_pinned``       which host has mapped an arena         ``pinned``

@@ -58,7 +58,7 @@ def listening(
     monkeypatch: pytest.MonkeyPatch, prototypes: dict[str, str]
 ) -> tuple[VendorLibrary, Listener]:
     listener = Listener(prototypes)
-    monkeypatch.setattr(_vendor, "_load", lambda _name: listener)
+    monkeypatch.setattr(_vendor, "_load", lambda _name, _extra: listener)
     return VendorLibrary("a library", prototypes, {1: "FAILED"}), listener
 
 
@@ -121,7 +121,7 @@ def test_no_function_of_a_table_takes_what_it_would_cut_off(
 def test_a_status_that_tells_of_a_lack_of_memory_is_out_of_memory(
     function: str, name: str, short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_vendor, "_load", lambda _name: Listener())
+    monkeypatch.setattr(_vendor, "_load", lambda _name, _extra: Listener())
     error = VendorLibrary("a library", {}, {7: name}).error(function, 7)
     assert isinstance(error, OutOfMemory if short else LibraryError)
     assert str(error) == f"{function} returned {name} (7)"
@@ -132,7 +132,7 @@ def test_every_status_of_a_table_that_names_a_failed_allocation_is_out_of_memory
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = getattr(TABLES[name].tables, "STATUS_NAMES", {})
-    monkeypatch.setattr(_vendor, "_load", lambda _name: Listener())
+    monkeypatch.setattr(_vendor, "_load", lambda _name, _extra: Listener())
     library = VendorLibrary(name, {}, names)
     for status, text in names.items():
         error = library.error("call", status)

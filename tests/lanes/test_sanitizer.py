@@ -66,7 +66,7 @@ def test_sanitizer_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch)
 
 ENDING: Final = """
 import socket, time
-from atomr_accel.host import _host
+from atomr_accel.host import host as _host
 
 class Context:
     def make_current(self): pass

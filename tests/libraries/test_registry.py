@@ -98,10 +98,16 @@ def test_a_broken_entry_point_is_named(
 async def test_a_library_named_like_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     known = catalogue(BLAS, replace(LIBRARY, name="batch"))
     monkeypatch.setattr(_open, "catalogue", lambda: known)
-    _open._load_libraries.cache_clear()
-    try:
-        with pytest.raises(ValueError, match="'batch' of package 1 must have another name"):
-            async with open_device(0, backend="cpu", isolation="thread"):
-                pytest.fail("opened")
-    finally:
-        _open._load_libraries.cache_clear()
+    with pytest.raises(ValueError, match="'batch' of package 1 must have another name"):
+        async with open_device(0, backend="cpu", isolation="thread"):
+            pytest.fail("opened")
+
+
+def test_a_program_adds_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_known", registry.catalogue())
+    registry.add_library(LIBRARY)
+    assert registry.catalogue().facades["one"] is One
+    with pytest.raises(ValueError, match="two packages bring a library 'one'"):
+        registry.add_library(LIBRARY)
+    with pytest.raises(TypeError, match="takes a Library, not"):
+        registry.add_library(One)  # type: ignore[arg-type]

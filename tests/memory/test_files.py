@@ -48,7 +48,7 @@ def test_memory_is_mapped_in_one_place_only() -> None:
         and (ast.unparse(node.func) == "mmap.mmap")
     ]
     # The other one maps nothing to look at: it sees whether there is room for a stack.
-    assert sorted(calls) == ["wire/_address.py", "wire/_threads.py"]
+    assert sorted(calls) == ["wire/_address.py", "wire/threads.py"]
 
 
 @pytest.mark.parametrize("sealed", [True, False])

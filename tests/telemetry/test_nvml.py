@@ -62,7 +62,7 @@ async def watching(fake: FakeNvml, *, interval: float = NEVER) -> AsyncIterator[
         yield nvml
 
 
-FUNCTIONS = Path(telemetry.__file__).parent / "_nvml_library.py"
+FUNCTIONS = Path(telemetry.__file__).parent / "nvml_library.py"
 
 
 @program

@@ -281,8 +281,11 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         self._call(launching, kernel, (grid, block, *args), wish)
 
 
-def offer_libraries() -> None:
-    """Give collectors an attribute for each library that is known."""
-    for name in catalogue().facades:
-        if name not in vars(Collector):
-            setattr(Collector, name, _Shared(name))
+offered: Final[set[str]] = set()
+"""The libraries that collectors have as attributes."""
+
+
+def offer_library(name: str) -> None:
+    """Give collectors an attribute for a library."""
+    offered.add(name)
+    setattr(Collector, name, _Shared(name))

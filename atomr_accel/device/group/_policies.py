@@ -1,7 +1,7 @@
 """Policies for devices: by memory, by the location of data, and by key.
 
 `RoundRobin`, `LeastLoaded` and `PowerOfTwo` choose between anything that has requests
-(``actors/_policies``).
+(``actors/policies``).
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import NAMES
 from ...expressions import Operand
 from ...memory import GpuRef
-from ...ops import D, Request, op_like
-from ...ops import _copies as array
+from ...ops import ARRAY_LANE, D, Request, op_like
 from ...wire.options import flag, whole
 from ..array.steps import target_of
 from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
@@ -232,7 +231,7 @@ def _lane(x: object, out: object) -> LaneSpec:
     """Return the lane of the last step: a transform's own, or that of arrays for a copy."""
     if not isinstance(out, GpuRef) or not isinstance(x, Operand) or x.dtype.name not in PRECISION:
         return LANE
-    return LANE if _direct(computed_in("", x.dtype), out) else array.ARRAY_LANE
+    return LANE if _direct(computed_in("", x.dtype), out) else ARRAY_LANE
 
 
 def _along(

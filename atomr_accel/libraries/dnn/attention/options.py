@@ -87,10 +87,12 @@ class Options:
 
     @property
     def left(self) -> int | None:
+        """Number of keys before a query that it sees; None for all."""
         return None if self.window[0] < 0 else self.window[0]
 
     @property
     def right(self) -> int | None:
+        """Number of keys after a query that it sees; None for all."""
         if self.causal:
             return 0
         return None if self.window[1] < 0 else self.window[1]
